@@ -1,0 +1,57 @@
+# Two words do everything: `make run` starts Farhand, `make test` proves it.
+# Needs Python 3.11 or newer, make, and the package index.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+ARGS   ?=
+
+.PHONY: run test check format lint types rooms siege bench clean help
+
+help:             ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+run: $(VENV)/.run-ready   ## install into an isolated environment and start the gateway with this machine as a node
+	$(BIN)/farhand up $(ARGS)
+
+test: $(VENV)/.dev-ready  ## all tests (the siege runs in their short form)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: format lint types rooms test   ## what CI runs: format, lint, strict types, room order, tests
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev-ready
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev-ready
+	$(BIN)/mypy
+
+rooms: $(VENV)/.dev-ready
+	$(BIN)/lint-imports
+
+siege: $(VENV)/.dev-ready ## the long runs of kills and faults
+	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 $(ARGS)
+
+bench: $(VENV)/.bench-ready   ## measure beside the peers, one interleaved run
+	$(BIN)/python -m benchmarks.relay $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/bin/python:
+	sh scripts/make-venv $(PYTHON) $(VENV)
+
+$(VENV)/.run-ready: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.run-ready
+
+$(VENV)/.bench-ready: $(VENV)/.dev-ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	sh scripts/install-debian wrk
+	@touch $@

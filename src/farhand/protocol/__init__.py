@@ -1,0 +1,1 @@
+"""The nouns that cross a process border, and their codec. Pure: no sockets, no clocks, no files."""
