@@ -1,1 +1,1 @@
-
+"""Doors: each route parses, calls one method of the hub, renders."""

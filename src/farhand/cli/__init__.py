@@ -1,1 +1,86 @@
+"""The command `farhand`: thin clients of the HTTP interface, plus `up`, `gateway` and `node`."""
 
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any, Final
+
+import click
+
+from farhand import __version__
+from farhand.protocol.errors import FarhandError
+
+# Each command's module is imported only when the command is used: `farhand --help` must not pay for the gateway.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "up": ("farhand.cli.serve:up", "Start the gateway, and lend this machine to it."),
+    "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
+    "node": ("farhand.cli.serve:node", "Lend this machine to a gateway."),
+    "call": ("farhand.cli.calls:call", "Call one tool."),
+    "tools": ("farhand.cli.listing:tools", "List the tools that can be called."),
+    "nodes": ("farhand.cli.listing:nodes", "List the machines that joined."),
+    "calls": ("farhand.cli.calls:calls", "List what ran and what runs; show or cancel one call."),
+    "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
+    "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
+    "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),
+}
+
+
+class Commands(click.Group):
+    """Commands found by name and imported when needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="farhand", message="%(prog)s %(version)s")
+def farhand() -> None:
+    """Hands for an AI agent on every machine you own.
+
+    Start with `farhand up`, then try `farhand tools` and `farhand call`.
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command. Mistakes end with one line, or one JSON document with --json, and never a stack trace."""
+    arguments = sys.argv[1:] if args is None else args
+    as_json = "--json" in arguments
+    try:
+        status = farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
+    except click.exceptions.Abort:
+        _fail("interrupted", "interrupted", as_json, 130)
+    except click.UsageError as error:
+        hint = f"\nTry `{error.ctx.command_path} --help`." if error.ctx and not as_json else ""
+        _fail("usage", error.format_message() + hint, as_json, 2)
+    except click.ClickException as error:
+        _fail("usage", error.format_message(), as_json, error.exit_code)
+    except FarhandError as error:
+        _fail(getattr(error, "code", "failed"), str(error), as_json, 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(141) from None
+    except KeyboardInterrupt:
+        _fail("interrupted", "interrupted", as_json, 130)
+    else:
+        raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _fail(code: Any, message: str, as_json: bool, status: int) -> None:
+    if as_json:
+        print(json.dumps({"error": {"code": str(code), "message": message}}))
+    else:
+        print(f"farhand: {message}", file=sys.stderr)
+    raise SystemExit(status)

@@ -1,1 +1,1 @@
-
+"""The node program: lends this machine to a gateway."""

@@ -1,14 +1,14 @@
 """Failures that cross a process border.
 
-    FarhandError
-    ├── ProtocolError            a peer sent something that is not a message
-    └── ToolError                a tool call ended badly; carries one of the six kinds
-        ├── InvalidArgs          invalid_args
-        ├── NotAllowed           not_allowed
-        ├── Timeout              timeout
-        ├── Failed               failed
-        ├── Cancelled            cancelled
-        └── NotFound             not_found
+FarhandError
+├── ProtocolError            a peer sent something that is not a message
+└── ToolError                a tool call ended badly; carries one of the six kinds
+    ├── InvalidArgs          invalid_args
+    ├── NotAllowed           not_allowed
+    ├── Timeout              timeout
+    ├── Failed               failed
+    ├── Cancelled            cancelled
+    └── NotFound             not_found
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Measurements of Farhand beside its peers; see README.md in this folder."""

@@ -1,0 +1,177 @@
+"""What Farhand costs before anybody calls it: CPU until ready, memory when idle.
+
+    .venv/bin/python -m benchmarks.footprint [--starts N] [--json]
+
+A gateway is started in an empty home, the way its first user starts it, and asked for /readyz until it
+answers; its CPU time is read at that moment. Then a plug-in joins, both rest, and their memory is read. Byte
+code counts as compiled, as it is after an installation: one start that is not counted writes it into a folder
+of its own.
+"""
+
+import argparse
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.processes import (
+    BenchmarkError,
+    cpu_seconds,
+    free_port,
+    memory_megabytes,
+    plain_environment,
+    running,
+    stop_on_signals,
+)
+from benchmarks.targets import gateway_command, node_command
+
+REST_SECONDS = 3.0
+READY_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Goal:
+    figure: str
+    text: str
+    unit: str
+    below: float
+
+
+GOALS = (
+    Goal("ready_cpu_s", "gateway, start to ready, CPU", "s", 0.6),
+    Goal("gateway_rss_mb", "gateway idle, resident", "MB", 80),
+    Goal("node_rss_mb", "plug-in node idle, resident", "MB", 35),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.footprint", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--starts", type=int, default=5, help="how often the start is measured (5)")
+    parser.add_argument("--json", action="store_true", help="one JSON document with every start")
+    arguments = parser.parse_args()
+    stop_on_signals()
+    try:
+        report = run(arguments.starts)
+    except BenchmarkError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"failed: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+    return 0
+
+
+def run(starts: int) -> dict:
+    with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name:
+        folder = Path(name)
+        environment = plain_environment() | {"PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        start_once(folder / "uncounted", environment, rest=True)
+        seen = [start_once(folder / f"start-{number}", environment, rest=False) for number in range(starts)]
+        idle = start_once(folder / "idle", environment, rest=True)
+    figures = {name: median(each[name] for each in seen) for name in seen[0]} | idle
+    goals = [
+        {"text": goal.text, "figure": goal.figure, "value": value, "unit": goal.unit, "below": goal.below}
+        | {"met": value < goal.below}
+        for goal in GOALS
+        for value in [figures[goal.figure]]
+    ]
+    return {"starts": seen, "figures": figures, "goals": goals}
+
+
+def start_once(folder: Path, environment: dict[str, str], *, rest: bool) -> dict[str, float]:
+    """Figures of one start; with `rest` a plug-in joins and the memory of both is read instead."""
+    folder.mkdir()
+    port = free_port()
+    environment = environment | {"FARHAND_HOME": str(folder / "home"), "SA_NODE_TOKEN": secrets.token_hex(16)}
+    with ExitStack() as stack:
+        began = time.monotonic()
+        gateway = stack.enter_context(
+            running(gateway_command(sys.executable, port), folder / "gateway.log", None, environment)
+        )
+        wait_until_ready(gateway, port, folder / "gateway.log")
+        if not rest:
+            return {"ready_cpu_s": cpu_seconds(gateway.pid), "ready_wall_s": time.monotonic() - began}
+        node = stack.enter_context(
+            running(node_command(sys.executable, port), folder / "node.log", None, environment)
+        )
+        wait_until_joined(port, folder)
+        before, began = cpu_seconds(gateway.pid), time.monotonic()
+        time.sleep(REST_SECONDS)
+        gateway_memory, node_memory = memory_megabytes(gateway.pid), memory_megabytes(node.pid)
+        return {
+            "gateway_rss_mb": gateway_memory["rss"],
+            "gateway_pss_mb": gateway_memory["pss"],
+            "node_rss_mb": node_memory["rss"],
+            "node_pss_mb": node_memory["pss"],
+            "gateway_idle_cpu": (cpu_seconds(gateway.pid) - before) / (time.monotonic() - began),
+        }
+
+
+def wait_until_ready(gateway: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while _get(port, "/readyz") is None:
+        if gateway.poll() is not None or time.monotonic() > deadline:
+            raise BenchmarkError(
+                f"the gateway did not become ready:\n{log.read_text(errors='replace')[-3000:]}"
+            )
+        time.sleep(0.002)
+
+
+def wait_until_joined(port: int, folder: Path) -> None:
+    token = (folder / "home" / "token").read_text().strip()
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        answer = _get(port, "/v1/nodes", token)
+        nodes = json.loads(answer)["nodes"] if answer else []
+        if any(node["node_id"] == "bench" and node["online"] for node in nodes):
+            return
+        if time.monotonic() > deadline:
+            log = (folder / "node.log").read_text(errors="replace")
+            raise BenchmarkError(f"the node did not join:\n{log[-3000:]}")
+        time.sleep(0.05)
+
+
+def _get(port: int, path: str, token: str = "") -> bytes | None:
+    """The body of a 200 answer; `None` for anything else, no answer included."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=5) as answer:
+            return answer.read() if answer.status == 200 else None
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return None
+
+
+def as_text(report: dict) -> str:
+    figures = report["figures"]
+    lines = []
+    for goal in report["goals"]:
+        value = f"{goal['value']:.2f} {goal['unit']}"
+        needed = f"< {goal['below']} {goal['unit']}"
+        lines.append(f"{goal['text']:<32}{value:>12}   {needed:<10}{'met' if goal['met'] else 'MISSED'}")
+    lines += [
+        "",
+        f"wall time to ready {figures['ready_wall_s']:.2f} s; CPU of the idle gateway with one node "
+        f"{figures['gateway_idle_cpu']:.2%} of a core",
+        f"proportional memory (shared pages divided): gateway {figures['gateway_pss_mb']:.1f} MB, "
+        f"node {figures['node_pss_mb']:.1f} MB",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

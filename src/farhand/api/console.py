@@ -1,0 +1,43 @@
+"""Signing a browser in, and the page it then sees."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from farhand.api.guard import COOKIE, Sessions
+from farhand.api.http import Problem, Reply, Request
+from farhand.api.router import Route
+from farhand.gateway.credentials import Scope
+
+_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'"
+_HEADERS = [(b"content-security-policy", _POLICY), (b"referrer-policy", b"no-referrer")]
+_FILES = {
+    "/": ("index.html", b"text/html; charset=utf-8"),
+    "/console.js": ("console.js", b"text/javascript; charset=utf-8"),
+    "/console.css": ("console.css", b"text/css; charset=utf-8"),
+}
+
+
+def console_routes(sessions: Sessions) -> list[Route]:
+    async def sign_in(request: Request) -> Reply:
+        """Trade the one-time code of the sign-in link for a cookie no script can read."""
+        session = sessions.redeem(request.query("code") or "")
+        if session is None:
+            raise Problem(401, "unauthorized", "this sign-in link was used before or is too old; get a new one")
+        cookie = f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
+        headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), *_HEADERS]
+        return Reply(b"", status=303, content_type=b"text/plain", headers=headers)
+
+    async def link(_request: Request) -> Reply:
+        return Reply(b'{"path":"/signin?code=%b"}' % sessions.new_code().encode(), status=201)
+
+    async def page(request: Request) -> Reply:
+        name, content_type = _FILES[request.path]
+        body = resources.files("farhand.console").joinpath(name).read_bytes()
+        return Reply(body, content_type=content_type, headers=list(_HEADERS))
+
+    return [
+        Route("GET", "/signin", None, sign_in),
+        Route("POST", "/v1/signin", Scope.ADMIN, link),
+        *(Route("GET", path, None, page) for path in _FILES),
+    ]

@@ -1,0 +1,243 @@
+"""The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
+
+Host -> Origin -> size -> throttle -> credential -> scope -> route
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farhand.api.http import MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
+from farhand.api.router import Route, Router
+from farhand.api.throttle import Throttle
+from farhand.gateway.credentials import OWNER, Credential, Credentials
+
+log = logging.getLogger("farhand.guard")
+
+COOKIE = "farhand_session"
+NOBODY = Credential("nobody", frozenset())
+
+
+class GuardSettings(msgspec.Struct, frozen=True):
+    """Names under which this gateway may be addressed besides loopback and IP addresses, and pages that may call it."""
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
+class Sessions:
+    """Browsers that signed in with a one-time code. They live as long as the gateway runs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._codes: dict[str, float] = {}
+        self._sessions: OrderedDict[str, None] = OrderedDict()
+
+    def new_code(self, seconds: float = 600.0) -> str:
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = self._clock() + seconds
+        return code
+
+    def redeem(self, code: str) -> str | None:
+        """The cookie for a code that is fresh and unused."""
+        expires = self._codes.pop(code, None)
+        if expires is None or expires < self._clock():
+            return None
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = None
+        while len(self._sessions) > 64:
+            self._sessions.popitem(last=False)
+        return session
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+
+class Guard:
+    """An ASGI application around the router and the node socket (which returns False for a wrong token)."""
+
+    def __init__(
+        self,
+        router: Router,
+        node_socket: Callable[[Scope, Receive, Send], Awaitable[bool]],
+        credentials: Credentials,
+        sessions: Sessions,
+        settings: GuardSettings,
+    ) -> None:
+        self._router = router
+        self._node_socket = node_socket
+        self._credentials = credentials
+        self._sessions = sessions
+        self._settings = settings
+        self._known_hosts: set[bytes] = set()
+        self._throttle = Throttle()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = secrets.token_hex(8)
+        method: str = scope["method"]
+        try:
+            headers = self._admit(scope)
+            if int(headers.get(b"content-length", b"0") or b"0") > MAX_BODY_BYTES:
+                raise too_large()
+            route, params = self._router.find(method, scope["path"])
+            credential = NOBODY
+            if route is None or route.scope is not None:
+                credential = self._authenticate(scope, headers, method)
+            if route is None:
+                raise self._router.missing(method, scope["path"])
+            if route.scope is not None and not credential.may(route.scope):
+                raise Problem(403, "forbidden", f"this credential lacks the scope {route.scope.value!r}")
+            request = Request(scope, receive, headers, credential, request_id)
+            request.params = params
+            reply = await self._serve(route, request)
+            request_id = request.id
+        except Problem as problem:
+            reply = problem.reply()
+        await respond(reply, send, request_id, head=method == "HEAD")
+
+    async def _serve(self, route: Route, request: Request) -> Reply:
+        try:
+            return await route.handler(request)
+        except Problem:
+            raise
+        except Exception:
+            log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
+            raise Problem(500, "internal", f"the gateway failed; its log has request {request.id}") from None
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._admit(scope)
+            if scope["path"] != "/v1/nodes/ws":
+                raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
+            self._throttle.check(scope)
+        except Problem as problem:
+            await refuse_upgrade(receive, send, problem.reply())
+            return
+        if not await self._node_socket(scope, receive, send):
+            self._throttle.failed(scope)
+
+    # -- the checks -------------------------------------------------------------------------------------
+
+    def _admit(self, scope: Scope) -> dict[bytes, bytes]:
+        """The headers of a request that is addressed to us, by us. Raises Problem."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        host = headers.get(b"host", b"")
+        if host not in self._known_hosts:
+            self._check_host(scope, host)
+        origin = headers.get(b"origin")
+        if origin is not None and not self._own_origin(scope, origin, host):
+            raise Problem(403, "origin_not_allowed", f"pages of {_shown(origin)} may not use this gateway")
+        return headers
+
+    def _check_host(self, scope: Scope, host: bytes) -> None:
+        # A page can make a name of its own point at this machine, but not make the browser send another Host.
+        # Addresses cannot be rebound, so they are always fine.
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise Problem(400, "invalid_request", "a request has one Host header")
+        name = _host_name(host.decode("latin-1"))
+        if not (_is_address(name) or name == "localhost" or name in self._settings.hosts):
+            raise Problem(
+                403,
+                "host_not_allowed",
+                f"this gateway is not known as {_shown(host)}; add the name to [gateway] hosts to allow it",
+            )
+        if len(self._known_hosts) < 64:
+            self._known_hosts.add(host)
+
+    def _own_origin(self, scope: Scope, origin: bytes, host: bytes) -> bool:
+        text = origin.decode("latin-1").rstrip("/")
+        if text in self._settings.origins:
+            return True
+        parts = urlsplit(text)
+        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        return parts.scheme == scheme and parts.netloc.encode("latin-1") == host and bool(parts.netloc)
+
+    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes], method: str) -> Credential:
+        secret = _secret(headers)
+        if secret is not None:
+            self._throttle.check(scope)
+            credential = self._credentials.recognise(secret)
+            if credential is not None:
+                self._throttle.succeeded(scope)
+                return credential
+            self._throttle.failed(scope)
+            if not self._credentials.open:
+                raise _unauthorized("this token is not known here")
+        session = _cookie(headers, COOKIE)
+        if session is not None and session in self._sessions:
+            _require_json(headers, method)
+            return OWNER
+        if self._credentials.open:
+            _require_json(headers, method)
+            return OWNER
+        raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+
+
+async def refuse_upgrade(receive: Receive, send: Send, reply: Reply) -> None:
+    """Answer a WebSocket upgrade with a plain HTTP response."""
+    await receive()
+    headers = [(b"content-type", reply.content_type), *reply.headers]
+    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": reply.body})
+
+
+def _secret(headers: dict[bytes, bytes]) -> str | None:
+    authorization = headers.get(b"authorization")
+    if authorization is not None:
+        scheme, _, secret = authorization.decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer":
+            return secret.strip()
+    key = headers.get(b"x-api-key")
+    return None if key is None else key.decode("latin-1").strip()
+
+
+def _cookie(headers: dict[bytes, bytes], name: str) -> str | None:
+    for part in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return None
+
+
+def _require_json(headers: dict[bytes, bytes], method: str) -> None:
+    # A form on any page can send these without asking; it cannot send this content type.
+    if method not in ("GET", "HEAD", "DELETE") and not headers.get(b"content-type", b"").startswith(
+        b"application/json"
+    ):
+        raise Problem(415, "unsupported_media_type", "send Content-Type: application/json")
+
+
+def _unauthorized(message: str) -> Problem:
+    return Problem(401, "unauthorized", message, headers=[(b"www-authenticate", b"Bearer")])
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode("latin-1")[:100])

@@ -1,0 +1,164 @@
+"""The little that lies between ASGI and a route: a request, a reply, and an error that is a reply."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from farhand.gateway.credentials import Credential
+from farhand.protocol.errors import FarhandError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class Problem(FarhandError):
+    """A request that cannot be served: becomes `{"error":{"code","message","details"?}}`."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        details: Any = None,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.details = details
+        self.headers = headers or []
+
+    def reply(self) -> Reply:
+        error: dict[str, Any] = {"code": self.code, "message": str(self)}
+        if self.details is not None:
+            error["details"] = self.details
+        return Reply(msgspec.json.encode({"error": error}), status=self.status, headers=self.headers)
+
+
+class Reply:
+    """What a route answers: bytes, or pieces as they come."""
+
+    __slots__ = ("body", "content_type", "headers", "pieces", "status")
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        *,
+        status: int = 200,
+        content_type: bytes = JSON,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        pieces: AsyncIterator[bytes] | None = None,
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers or []
+        self.pieces = pieces
+
+
+def json_reply(value: Any, status: int = 200) -> Reply:
+    return Reply(msgspec.json.encode(value), status=status)
+
+
+class Request:
+    """One HTTP request whose sender is known."""
+
+    __slots__ = ("_receive", "credential", "headers", "id", "params", "path", "query_string", "state")
+
+    def __init__(
+        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], credential: Credential, request_id: str
+    ) -> None:
+        self._receive = receive
+        self.path: str = scope["path"]
+        self.query_string: bytes = scope["query_string"]
+        self.headers = headers
+        self.credential = credential
+        self.id = request_id
+        self.params: dict[str, str] = {}
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def query(self, name: str) -> str | None:
+        values = parse_qs(self.query_string.decode("latin-1"), keep_blank_values=True).get(name)
+        return values[-1] if values else None
+
+    def query_int(self, name: str, default: int, low: int, high: int) -> int:
+        """Raises Problem when the value is no whole number in the range."""
+        text = self.query(name)
+        if text is None:
+            return default
+        if not text.lstrip("-").isdecimal() or not low <= int(text) <= high:
+            raise Problem(400, "invalid_request", f"{name} must be a whole number from {low} to {high}, not {text!r}")
+        return int(text)
+
+    async def body(self) -> bytes:
+        """The whole body. Raises Problem when it is too long, or the client left before its end."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "incomplete_request", "the client left before the end of its request")
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            if len(body) > MAX_BODY_BYTES:
+                raise too_large()
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body"):
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Problem(400, "incomplete_request", "the client left before the end of its request")
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise too_large()
+        return b"".join(parts)
+
+    async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
+        """The body read by `decoder`. Raises Problem naming what is wrong."""
+        body = await self.body()
+        try:
+            if not body.isascii():
+                body.decode()
+            return decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            text = "the body is empty" if not body.strip() else str(error).replace("`", "'")
+            raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+
+    async def gone(self) -> None:
+        """Returns once the client has left. To be asked only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def too_large() -> Problem:
+    return Problem(413, "too_large", f"a request body has at most {MAX_BODY_BYTES} bytes")
+
+
+async def respond(reply: Reply, send: Send, request_id: str, *, head: bool = False) -> None:
+    headers = [
+        (b"content-type", reply.content_type),
+        (b"x-request-id", request_id.encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        *reply.headers,
+    ]
+    if reply.pieces is None:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if reply.pieces is not None and not head:
+        async for piece in reply.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    await send({"type": "http.response.body", "body": b"" if head else reply.body})

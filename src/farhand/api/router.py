@@ -1,0 +1,74 @@
+"""The table of routes. A route names the scope it needs; None means that anybody may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from farhand.api.http import Problem, Reply, Request
+from farhand.gateway.credentials import Scope
+
+Handler = Callable[[Request], Awaitable[Reply]]
+
+
+class Route(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    """Segments in braces are parameters."""
+    scope: Scope | None
+    handler: Handler
+
+
+class Router:
+    """Finds the route of a request; fixed paths by one look-up, the others segment by segment."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
+        self._fixed: dict[tuple[str, str], Route] = {}
+        self._patterns: list[tuple[list[str], Route]] = []
+        for route in self.routes:
+            if "{" in route.path:
+                self._patterns.append((route.path.split("/"), route))
+            else:
+                self._fixed[route.method, route.path] = route
+
+    def find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
+        if method == "HEAD":
+            method = "GET"
+        fixed = self._fixed.get((method, path))
+        if fixed is not None:
+            return fixed, {}
+        segments = path.split("/")
+        for pattern, route in self._patterns:
+            if route.method == method and (params := _match(pattern, segments)) is not None:
+                return route, params
+        return None, {}
+
+    def missing(self, method: str, path: str) -> Problem:
+        """404, or 405 where the path exists for another method."""
+        segments = path.split("/")
+        methods = {route.method for route in self.routes if _match(route.path.split("/"), segments) is not None}
+        if not methods:
+            return Problem(404, "not_found", f"there is nothing at {path[:200]}")
+        allowed = ", ".join(sorted(methods))
+        return Problem(
+            405,
+            "method_not_allowed",
+            f"{path[:200]} takes {allowed}, not {method}",
+            headers=[(b"allow", allowed.encode())],
+        )
+
+
+def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(segments):
+        return None
+    params = {}
+    for expected, actual in zip(pattern, segments, strict=True):
+        if expected.startswith("{"):
+            if not actual:
+                return None
+            params[expected[1:-1]] = actual
+        elif expected != actual:
+            return None
+    return params

@@ -1,0 +1,361 @@
+"""The HTTP routes of the hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand import __version__
+from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.router import Route
+from farhand.gateway.credentials import CALLER_SCOPES, Scope
+from farhand.gateway.gate import (
+    MAX_IDEMPOTENCY_KEY,
+    MAX_TIMEOUT_MS,
+    IdempotencyConflict,
+    OpenCall,
+    Outcome,
+    new_call_id,
+)
+from farhand.gateway.hub import Hub
+from farhand.protocol.calls import NULL, ToolCall, ToolFailure
+from farhand.protocol.errors import FarhandError
+from farhand.store.calls import CallRecord, CallState
+from farhand.store.database import StoreError
+from farhand.store.events import Event
+from farhand.store.tokens import Token
+
+WATCH_SECONDS = 0.05
+"""A call that takes longer is raced against its client's leaving; shorter ones are not worth a task."""
+
+CALL_FILTERS = ("tool", "node_id", "state", "session_key")
+
+
+class InvokeRequest(msgspec.Struct):
+    tool: str
+    args: msgspec.Raw = NULL
+    session_key: str | None = None
+    agent_id: str | None = None
+    timeout_ms: int | None = None
+    background: bool = False
+
+
+class RouteTaken(msgspec.Struct, omit_defaults=True):
+    kind: str
+    node_id: str | None = None
+    capability: str | None = None
+
+
+class InvokeAnswer(msgspec.Struct):
+    request_id: str
+    ok: bool
+    route: RouteTaken
+    result: msgspec.Raw | UnsetType
+    error: ToolFailure | UnsetType
+    duration_ms: int
+    state: str
+
+
+class TokenRequest(msgspec.Struct):
+    node_id: str | None = None
+    label: str = ""
+    scopes: list[Scope] | None = None
+
+
+_invoke_decoder = msgspec.json.Decoder(InvokeRequest)
+_token_decoder = msgspec.json.Decoder(TokenRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def routes(hub: Hub) -> list[Route]:
+    doors = Doors(hub)
+    return [
+        Route("GET", "/healthz", None, doors.healthz),
+        Route("GET", "/readyz", None, doors.readyz),
+        Route("GET", "/version", None, doors.version),
+        Route("GET", "/v1/health", Scope.READ, doors.health),
+        Route("GET", "/v1/nodes", Scope.READ, doors.nodes),
+        Route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, doors.forget_node),
+        Route("GET", "/v1/nodes/ws", None, doors.not_an_upgrade),
+        Route("GET", "/v1/tools", Scope.READ, doors.tools),
+        Route("POST", "/v1/tools/invoke", Scope.TOOLS_EXEC, doors.invoke),
+        Route("GET", "/v1/calls", Scope.READ, doors.calls),
+        Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call),
+        Route("DELETE", "/v1/calls/{call_id}", Scope.TOOLS_EXEC, doors.cancel),
+        Route("GET", "/v1/events", Scope.READ, doors.events),
+        Route("GET", "/v1/tokens", Scope.ADMIN, doors.tokens),
+        Route("POST", "/v1/tokens", Scope.ADMIN, doors.create_token),
+        Route("DELETE", "/v1/tokens/{token_id}", Scope.ADMIN, doors.revoke_token),
+    ]
+
+
+class Doors:
+    """One method for each route."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    # -- health -----------------------------------------------------------------------------------------
+
+    async def healthz(self, _request: Request) -> Reply:
+        return json_reply({"ok": True})
+
+    async def readyz(self, _request: Request) -> Reply:
+        healthy = self._hub.healthy
+        return json_reply({"ok": healthy}, 200 if healthy else 503)
+
+    async def version(self, _request: Request) -> Reply:
+        return json_reply({"version": __version__})
+
+    async def health(self, _request: Request) -> Reply:
+        nodes = self._hub.roster.nodes.values()
+        return json_reply(
+            {
+                "status": "ok" if self._hub.healthy else "failing",
+                "version": __version__,
+                "gateway_id": self._hub.gateway_id,
+                "nodes": {"known": len(nodes), "online": sum(node.online for node in nodes)},
+                "calls": {"open": len(self._hub.gate.open_records())},
+            }
+        )
+
+    # -- nodes and tools --------------------------------------------------------------------------------
+
+    async def not_an_upgrade(self, _request: Request) -> Reply:
+        raise Problem(400, "upgrade_required", "this is the node socket: connect to it with a WebSocket")
+
+    async def nodes(self, _request: Request) -> Reply:
+        nodes = [
+            {
+                "node_id": node_id,
+                "name": node.card.name,
+                "node_type": node.card.node_type,
+                "version": node.card.version,
+                "tags": node.card.tags,
+                "capabilities": node.card.capabilities,
+                "tools": [spec.name for spec in node.card.tools],
+                "role": node.card.role,
+                "online": node.online,
+                "connected_at": node.connected_at,
+                "last_seen": node.last_seen,
+                "running": node.running,
+                "runtime": node.card.runtime,
+            }
+            for node_id, node in sorted(self._hub.roster.nodes.items())
+        ]
+        return json_reply({"nodes": nodes, "count": len(nodes)})
+
+    async def forget_node(self, request: Request) -> Reply:
+        node_id = request.params["node_id"]
+        try:
+            known = await self._hub.forget(node_id)
+        except FarhandError as error:
+            raise Problem(409, "conflict", str(error)) from None
+        if not known:
+            raise Problem(404, "not_found", f"there is no node {node_id!r}")
+        return json_reply({"forgotten": node_id})
+
+    async def tools(self, _request: Request) -> Reply:
+        return json_reply({"tools": self._hub.catalog.offers()})
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    async def invoke(self, request: Request) -> Reply:
+        wanted: InvokeRequest = await request.json(_invoke_decoder)
+        if not wanted.tool:
+            raise Problem(400, "invalid_request", "tool must name a tool; `GET /v1/tools` lists them")
+        if wanted.timeout_ms is not None and not 1 <= wanted.timeout_ms <= MAX_TIMEOUT_MS:
+            raise Problem(
+                400, "invalid_request", f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted.timeout_ms}"
+            )
+        key = request.header(b"idempotency-key")
+        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        call = ToolCall(
+            id=new_call_id(),
+            tool=wanted.tool,
+            args=wanted.args,
+            session_key=wanted.session_key,
+            agent_id=wanted.agent_id,
+            timeout_ms=wanted.timeout_ms,
+        )
+        request.id = call.id
+        gate = self._hub.gate
+        try:
+            opened = await gate.begin(
+                call, credential=request.credential.id, background=wanted.background, idempotency_key=key
+            )
+        except IdempotencyConflict as error:
+            raise Problem(409, "idempotency_conflict", str(error)) from None
+        except StoreError as error:
+            raise Problem(503, "not_recorded", f"the call was not run: {error}") from None
+        outcome = opened if isinstance(opened, Outcome) else await self._watched(request, opened)
+        request.id = outcome.record.id
+        return Reply(_encode(_answer(outcome)))
+
+    async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
+        """The end of a call, unless its client leaves first: then nobody waits for it any more."""
+        gate = self._hub.gate
+        waiting = opened.future
+        done, _ = await asyncio.wait({waiting}, timeout=WATCH_SECONDS) if not waiting.done() else ({waiting}, None)
+        if not done:
+            gone = asyncio.ensure_future(request.gone())
+            either: set[asyncio.Future[Any]] = {waiting, gone}
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not gone.done():
+                    gone.cancel()
+            if not waiting.done():
+                gate.abandon(opened)
+        return await gate.wait(opened)
+
+    async def calls(self, request: Request) -> Reply:
+        limit = request.query_int("limit", 50, 1, 1000)
+        filters = {name: value for name in CALL_FILTERS if (value := request.query(name)) is not None}
+        state = filters.get("state")
+        if state is not None and state not in {known.value for known in CallState}:
+            known_states = ", ".join(known.value for known in CallState)
+            raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
+        records = await self._hub.calls(filters, limit, request.query("before"))
+        return json_reply({"calls": [_call_view(record) for record in records], "count": len(records)})
+
+    async def call(self, request: Request) -> Reply:
+        record = await self._hub.gate.find(request.params["call_id"])
+        if record is None:
+            raise _no_call(request)
+        return json_reply(_call_view(record))
+
+    async def cancel(self, request: Request) -> Reply:
+        record = await self._hub.gate.cancel(request.params["call_id"])
+        if record is None:
+            raise _no_call(request)
+        return json_reply(_call_view(record))
+
+    # -- the journal ------------------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Reply:
+        last = request.header(b"last-event-id") or request.query("last_event_id")
+        if last is not None and not last.isdecimal():
+            raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
+        follow = request.query("follow") not in ("0", "false", "no")
+        pages = self._hub.events(None if last is None else int(last), follow=follow)
+        return Reply(content_type=b"text/event-stream; charset=utf-8", pieces=_until_gone(request, _stream(pages)))
+
+    # -- tokens -----------------------------------------------------------------------------------------
+
+    async def tokens(self, _request: Request) -> Reply:
+        return json_reply({"tokens": [_token_view(token) for token in await self._hub.tokens()]})
+
+    async def create_token(self, request: Request) -> Reply:
+        wanted: TokenRequest = await request.json(_token_decoder)
+        scopes = [scope.value for scope in (CALLER_SCOPES if wanted.scopes is None else wanted.scopes)]
+        if not scopes:
+            raise Problem(400, "invalid_request", "a token needs at least one scope")
+        try:
+            token, secret = await self._hub.create_token(node_id=wanted.node_id, label=wanted.label, scopes=scopes)
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+        return json_reply({**_token_view(token), "token": secret}, 201)
+
+    async def revoke_token(self, request: Request) -> Reply:
+        token_id = request.params["token_id"]
+        if not await self._hub.revoke_token(token_id):
+            raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
+        return json_reply({"revoked": token_id})
+
+
+def _answer(outcome: Outcome) -> InvokeAnswer:
+    record = outcome.record
+    route = RouteTaken(record.route, record.node_id, record.capability)
+    result: msgspec.Raw | UnsetType = UNSET
+    error: ToolFailure | UnsetType = UNSET
+    running = record.state is CallState.RUNNING
+    if not running:
+        ended = outcome.result
+        if ended.error is None:
+            result = ended.result
+        else:
+            error = ended.error
+    return InvokeAnswer(
+        request_id=record.id,
+        ok=running or error is UNSET,
+        route=route,
+        result=result,
+        error=error,
+        duration_ms=round(record.duration_ms or 0),
+        state=record.state.value,
+    )
+
+
+def _call_view(record: CallRecord) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "request_id": record.id,
+        "id": record.id,
+        "tool": record.tool,
+        "state": record.state.value,
+        "route": RouteTaken(record.route, record.node_id, record.capability),
+        "args": record.args,
+        "session_key": record.session_key,
+        "agent_id": record.agent_id,
+        "background": record.background,
+        "created_at": record.created_at,
+        "deadline_at": record.deadline_at,
+        "ended_at": record.ended_at,
+        "duration_ms": None if record.duration_ms is None else round(record.duration_ms),
+    }
+    if record.state is CallState.OK:
+        view["result"] = NULL if record.result is None else record.result
+    elif record.error_kind is not None:
+        view["error"] = {"kind": record.error_kind, "message": record.error_message}
+    return view
+
+
+def _token_view(token: Token) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "label": token.label,
+        "node_id": token.node_id,
+        "scopes": token.scopes.split(),
+        "created_at": token.created_at,
+        "revoked_at": token.revoked_at,
+    }
+
+
+def _no_call(request: Request) -> Problem:
+    return Problem(404, "not_found", f"there is no call {request.params['call_id'][:100]!r}")
+
+
+async def _stream(pages: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+    yield b": farhand journal\n\n"
+    async for page in pages:
+        if not page:
+            yield b": still here\n\n"
+            continue
+        yield b"".join(
+            b"id: %d\nevent: %b\ndata: %b\n\n" % (event.id, event.kind.encode(), _encode(event)) for event in page
+        )
+
+
+async def _until_gone(request: Request, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """`pieces`, until they end or the client leaves."""
+    gone = asyncio.ensure_future(request.gone())
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(pieces, None))
+            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                following.cancel()
+                await asyncio.wait({following})
+                return
+            piece = following.result()
+            if piece is None:
+                return
+            yield piece
+    finally:
+        gone.cancel()
+        await pieces.aclose()

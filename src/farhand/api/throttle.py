@@ -1,0 +1,68 @@
+"""Too many wrong tokens from one address lock it out for a while."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from farhand.api.http import Problem, Scope
+
+FAILURES_ALLOWED = 10
+FAILURE_WINDOW_SECONDS = 60.0
+LOCK_SECONDS = 300.0
+ADDRESSES_KEPT = 4096
+
+
+class Throttle:
+    """Counts failures by address. A program on this machine that talks to us directly is exempt: it could as well
+    read the token; a page in a browser, or somebody behind a proxy, is not."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+
+    def check(self, scope: Scope) -> None:
+        """Raises Problem 429 while the address is locked."""
+        address = _address(scope)
+        failures = self._failures.get(address)
+        if failures is None or len(failures) < FAILURES_ALLOWED or _direct_loopback(scope, address):
+            return
+        wait = failures[-1] + LOCK_SECONDS - self._clock()
+        if wait > 0:
+            raise Problem(
+                429,
+                "too_many_failures",
+                f"too many wrong tokens from this address; try again in {wait:.0f} s",
+                headers=[(b"retry-after", b"%d" % (int(wait) + 1))],
+            )
+
+    def failed(self, scope: Scope) -> None:
+        address = _address(scope)
+        if _direct_loopback(scope, address):
+            return
+        now = self._clock()
+        recent = [at for at in self._failures.get(address, []) if now - at < FAILURE_WINDOW_SECONDS]
+        self._failures[address] = [*recent, now][-FAILURES_ALLOWED:]
+        self._failures.move_to_end(address)
+        while len(self._failures) > ADDRESSES_KEPT:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, scope: Scope) -> None:
+        if self._failures:
+            self._failures.pop(_address(scope), None)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def _direct_loopback(scope: Scope, address: str) -> bool:
+    if any(name in (b"origin", b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
+        return False
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,206 @@
+"""The gateway process: puts the parts together, serves, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import re
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from farhand.api.console import console_routes
+from farhand.api.guard import Guard, GuardSettings, Sessions
+from farhand.api.node_socket import NodeSocket
+from farhand.api.router import Router
+from farhand.api.routes import routes
+from farhand.config import Config, ConfigError
+from farhand.gateway.hub import Hub
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.version import MAX_FRAME_BYTES
+
+log = logging.getLogger("farhand")
+
+DRAIN_SECONDS = 10.0
+GATEWAY_FILE = "gateway.json"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a running gateway is found; written to the home while it serves."""
+
+    url: str
+    pid: int
+
+
+class Gateway:
+    """One gateway on one home folder."""
+
+    def __init__(self, home: Path, config: Config, *, open: bool = False) -> None:  # noqa: A002
+        """Raises ConfigError for an exposure that is never meant."""
+        section = config.gateway
+        if open and not _is_loopback(section.host):
+            raise ConfigError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
+        if bool(section.tls_cert) != bool(section.tls_key):
+            raise ConfigError("TLS needs both tls_cert and tls_key")
+        self._home = home
+        self._section = section
+        self._open = open
+        self._hub: Hub | None = None
+        self._server: _Server | None = None
+        self.sessions = Sessions()
+        self.url = ""
+
+    async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
+        """Serve until SIGTERM or SIGINT. Calls `ready` once requests are answered. Raises FarhandError."""
+        with _only_one(self._home):
+            listener = _listen(self._section.host, self._section.port)
+            hub = self._hub = await Hub.open(self._home, environ, open=self._open)
+            try:
+                await self._serve(hub, listener, ready)
+            finally:
+                listener.close()
+                (self._home / GATEWAY_FILE).unlink(missing_ok=True)
+                await hub.close()
+
+    @property
+    def hub(self) -> Hub:
+        assert self._hub is not None, "the gateway is not running"
+        return self._hub
+
+    async def _serve(self, hub: Hub, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
+        section = self._section
+        names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
+        settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
+        router = Router([*routes(hub), *console_routes(self.sessions)])
+        guard = Guard(router, NodeSocket(hub), hub.credentials, self.sessions, settings)
+        try:
+            server = self._server = _Server(
+                uvicorn.Config(
+                    guard,
+                    http="httptools",
+                    ws="websockets-sansio",
+                    lifespan="off",
+                    access_log=False,
+                    log_config=None,
+                    server_header=False,
+                    ws_max_size=MAX_FRAME_BYTES,
+                    ws_ping_interval=None,
+                    ws_per_message_deflate=False,
+                    timeout_graceful_shutdown=2,
+                    ssl_certfile=section.tls_cert or None,
+                    ssl_keyfile=section.tls_key or None,
+                ),
+                lambda: self._ready(listener, ready),
+            )
+            server.config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await server.serve(sockets=[listener])
+
+    def _ready(self, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
+        host, port = listener.getsockname()[:2]
+        scheme = "https" if self._section.tls_cert else "http"
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        self.url = f"{scheme}://{shown}:{port}"
+        path = self._home / GATEWAY_FILE
+        path.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
+        path.chmod(0o600)
+        ready(self)
+
+    def stop(self) -> None:
+        """Take no new calls, let the open ones finish for a while, then close. The second time: close now."""
+        server = self._server
+        if server is None or server.should_exit:
+            return
+        if self.hub.gate.closing:
+            server.should_exit = True
+            return
+        self._draining = asyncio.ensure_future(self._drain(server))
+
+    async def _drain(self, server: _Server) -> None:
+        await self.hub.gate.drain(DRAIN_SECONDS)
+        server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, leaving signals to us and telling when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def set_up_logging(level: str) -> None:
+    """Log lines to standard error, secrets masked. Raises ConfigError for an unknown level."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ConfigError(f"[log] level: {level!r} is none of debug, info, warning, error")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    # Both libraries put whole addresses, a token in the query included, into their lines.
+    for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows"):
+        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+
+
+class _MaskedFormatter(logging.Formatter):
+    _SECRETS = re.compile(r"((?:token|bearer|code)[=. ]|fh[onc]_)[\w.~%+-]+", re.IGNORECASE)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._SECRETS.sub(r"\1***", super().format(record))
+
+
+@contextlib.contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Hold the home folder. Raises FarhandError while another gateway does."""
+    with (home / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FarhandError(f"a gateway is already running on {home}; `farhand doctor` shows it") from None
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FarhandError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The web page. It speaks only the public HTTP interface."""

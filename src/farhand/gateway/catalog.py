@@ -1,0 +1,116 @@
+"""Which tool a name means, and whether arguments fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+
+from farhand.gateway.roster import Node, Roster
+from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.names import join_tool, split_tool
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a call goes: the node, the name it knows the tool by, and what is known of that tool."""
+
+    node: Node
+    tool: str
+    capability: str | None
+    spec: ToolSpec | None
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A tool as callers see it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    host: str
+
+
+class Catalog:
+    """Finds tools among the connected nodes and checks arguments against their schemas."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._validators: dict[int, tuple[ToolSpec, Any]] = {}
+
+    def find(self, name: str) -> Target:
+        """Raises NotFound for a name nobody serves, Failed for a node that is known but offline."""
+        named = split_tool(name)
+        if named is not None:
+            return self._on_node(*named)
+        served = self._roster.serving(name)
+        if served is None:
+            raise NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
+        node, capability = served
+        return Target(node, name, capability, node.specs.get(name.casefold()))
+
+    def _on_node(self, node_id: str, tool: str) -> Target:
+        node = self._roster.nodes.get(node_id)
+        if node is None:
+            raise NotFound(f"there is no node {node_id!r}; `farhand nodes` lists the known ones")
+        if node.connection is None:
+            raise Failed(f"node {node_id!r} is offline; the call did not run")
+        spec = node.specs.get(tool.casefold())
+        if spec is not None:
+            return Target(node, spec.name, spec.capability, spec)
+        found = self._roster.serving_on(node, tool)
+        if found is None:
+            raise NotFound(f"node {node_id!r} has no tool {tool!r}")
+        return Target(node, tool, found, None)
+
+    def check(self, target: Target, call: ToolCall) -> None:
+        """Raises InvalidArgs naming the parameter at fault."""
+        if target.spec is None or not target.spec.parameters:
+            return
+        validator = self._validator(target.spec)
+        if validator is None:
+            return
+        arguments = msgspec.json.decode(call.args)
+        error = next(validator.iter_errors({} if arguments is None else arguments), None)
+        if error is not None:
+            place = ".".join(str(part) for part in error.instance_path)
+            raise InvalidArgs((f"parameter '{place}': " if place else "arguments: ") + error.message[:500])
+
+    def offers(self) -> list[Offer]:
+        """Every tool of every connected node, under the name that calls it."""
+        offers: dict[str, Offer] = {}
+        for node_id in sorted(self._roster.nodes):
+            node = self._roster.nodes[node_id]
+            if node.connection is None:
+                continue
+            for spec in node.card.tools:
+                # A plug-in's tool is one name for all nodes that have it; the others belong to their machine.
+                name = spec.name if spec.capability is None else join_tool(node_id, spec.name)
+                parameters = spec.parameters or {"type": "object", "properties": {}}
+                offers.setdefault(name, Offer(name, spec.description, parameters, node_id))
+        return list(offers.values())
+
+    def _validator(self, spec: ToolSpec) -> Any:
+        # Specs live as long as a node's card, so their identity is a safe and cheap key while we hold them.
+        known = self._validators.get(id(spec))
+        if known is not None and known[0] is spec:
+            return known[1]
+        if len(self._validators) > 10_000:
+            self._validators.clear()
+        validator = _compile(spec.parameters)
+        self._validators[id(spec)] = (spec, validator)
+        return validator
+
+
+def _compile(schema: dict[str, Any]) -> Any:
+    """A validator that fetches nothing and whose patterns cannot run away; None for a schema that is none."""
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except ValueError:
+        return None
+
+
+def _fetch_nothing(uri: str) -> Any:
+    raise ValueError(f"a tool's schema may not refer to {uri}")

@@ -1,0 +1,133 @@
+"""Who is asking: tokens of people and programs, and tokens of nodes."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from farhand.store.tokens import Token, token_hash
+
+
+class Scope(StrEnum):
+    """What a credential may do. `admin` includes all others."""
+
+    READ = "read"
+    CHAT = "chat"
+    TOOLS_READ = "tools.read"
+    TOOLS_WRITE = "tools.write"
+    TOOLS_EXEC = "tools.exec"
+    APPROVE = "approve"
+    PAIR = "pair"
+    ADMIN = "admin"
+
+
+CALLER_SCOPES = (Scope.READ, Scope.CHAT, Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
+"""What a token is given when its maker does not say."""
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """A caller that was recognised. Its rights come from what is stored, never from what it says."""
+
+    id: str
+    scopes: frozenset[str]
+
+    def may(self, scope: Scope) -> bool:
+        return scope.value in self.scopes or Scope.ADMIN.value in self.scopes
+
+
+OWNER = Credential("owner", frozenset({Scope.ADMIN.value}))
+
+
+class NodeGrant(msgspec.Struct, frozen=True):
+    """A node may connect; with `node_id`, as that node only."""
+
+    node_id: str | None = None
+
+
+class NodeTokens(msgspec.Struct, frozen=True):
+    """The plug-in guide's environment: one shared token, or one for each node."""
+
+    shared: str | None = None
+    by_node: tuple[tuple[str, str], ...] = ()
+    capabilities: dict[str, list[str]] = {}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> NodeTokens:
+        """`SA_NODE_TOKENS` wins over `SA_NODE_TOKEN`; ids may contain colons, so pairs are split at the last one."""
+        pairs = tuple(_pairs(environ.get("SA_NODE_TOKENS", "")))
+        caps = {node: prefixes.split("+") for node, prefixes in _pairs(environ.get("SA_NODE_CAPS", ""))}
+        named = "SA_NODE_TOKENS" in environ
+        return cls(None if named else environ.get("SA_NODE_TOKEN") or None, pairs, caps)
+
+
+class Credentials:
+    """Recognises tokens by their hashes. `open`: no credentials needed (loopback only, the guard sees to that)."""
+
+    def __init__(self, owner: str, tokens: Iterable[Token], environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
+        self.open = open
+        self._owner = token_hash(owner)
+        self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
+        self._shared = None if environment.shared is None else token_hash(environment.shared)
+        self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
+
+    def recognise(self, secret: str) -> Credential | None:
+        """The caller behind a token."""
+        digest = token_hash(secret)
+        if hmac.compare_digest(digest, self._owner):
+            return OWNER
+        token = self._tokens.get(digest)
+        if token is None or token.node_id is not None:
+            return None
+        return Credential(token.id, frozenset(token.scopes.split()))
+
+    def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
+        """The node behind a token; `claimed` is the id it says it has, which a token of another id refutes."""
+        if self.open:
+            return NodeGrant()
+        if not secret:
+            return None
+        digest = token_hash(secret)
+        for node_id, known in self._by_node:
+            if hmac.compare_digest(digest, known) and claimed in ("", node_id):
+                return NodeGrant(node_id)
+        if self._shared is not None and hmac.compare_digest(digest, self._shared):
+            return NodeGrant()
+        token = self._tokens.get(digest)
+        if token is None or token.node_id is None or claimed not in ("", token.node_id):
+            return None
+        return NodeGrant(token.node_id)
+
+    @property
+    def nodes_can_join(self) -> bool:
+        return (
+            self.open
+            or self._shared is not None
+            or bool(self._by_node)
+            or any(token.node_id is not None for token in self._tokens.values())
+        )
+
+    def add(self, token: Token) -> None:
+        self._tokens[token.hash] = token
+
+    def remove(self, token_id: str) -> Token | None:
+        for digest, token in self._tokens.items():
+            if token.id == token_id:
+                del self._tokens[digest]
+                return token
+        return None
+
+
+def new_secret(prefix: str) -> str:
+    """256 random bits that say what they are, so that a scanner or a person can tell."""
+    return f"{prefix}_{secrets.token_urlsafe(32)}"
+
+
+def _pairs(text: str) -> Iterable[tuple[str, str]]:
+    for entry in text.split(","):
+        key, separator, value = entry.strip().rpartition(":")
+        if separator and key and value:
+            yield key, value

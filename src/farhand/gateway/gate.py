@@ -1,0 +1,539 @@
+"""The gate: every call, from any door, is found, checked, written down, run, and written down again.
+
+A call with effects is on disk before its frame leaves and its end is on disk before anyone is told. While it runs it
+is an `OpenCall`; it leaves that state through `_end` alone, and in exactly one of the six final states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import apsw
+import msgspec
+from msgspec import UNSET
+
+from farhand.gateway.catalog import Catalog, Target
+from farhand.gateway.roster import Connection, Node, Roster
+from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResponse, encode
+from farhand.store import calls
+from farhand.store.calls import CallRecord, CallState
+from farhand.store.database import Database, StoreError
+
+log = logging.getLogger("farhand.gate")
+
+DEFAULT_TIMEOUT_MS = 300_000
+MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
+MAX_RUNNING_PER_NODE = 256
+MAX_OPEN_CALLS = 10_000
+CONFIRM_SECONDS = 3.0
+"""How long a node that was told to stop may take to say what it ended."""
+ACK_SECONDS = 0.05
+MAX_IDEMPOTENCY_KEY = 256
+
+NO_ERROR_GIVEN = "unknown node error"
+
+
+class IdempotencyConflict(FarhandError):
+    """An idempotency key came back with another request."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the caller of a call is told."""
+
+    record: CallRecord
+    repeated: bool = False
+    """True when an earlier request with the same idempotency key made this call."""
+
+    @property
+    def result(self) -> ToolResult:
+        record = self.record
+        if record.state is CallState.OK:
+            return ToolResult(ok=True, result=NULL if record.result is None else record.result)
+        return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
+
+
+class OpenCall:
+    """A call that has not ended."""
+
+    __slots__ = (
+        "deadline",
+        "future",
+        "node",
+        "read_only",
+        "record",
+        "request",
+        "sent",
+        "started",
+        "stopping",
+        "waiters",
+    )
+
+    def __init__(self, record: CallRecord, node: Node | None, request: bytes, read_only: bool) -> None:
+        self.record = record
+        self.node = node
+        self.request = request
+        self.read_only = read_only
+        self.future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        self.deadline: asyncio.TimerHandle | None = None
+        self.sent = False
+        self.started = time.perf_counter()
+        self.stopping: tuple[CallState, str] | None = None
+        self.waiters = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for it, or was promised it."""
+        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None
+
+
+class Gate:
+    """Runs calls. `recover` comes before the first of them; `close` after the last."""
+
+    def __init__(self, database: Database, roster: Roster, catalog: Catalog) -> None:
+        self._database = database
+        self._roster = roster
+        self._catalog = catalog
+        self._open: dict[str, OpenCall] = {}
+        self._acks: dict[Connection, list[str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # -- calling ----------------------------------------------------------------------------------------
+
+    async def invoke(
+        self, call: ToolCall, *, credential: str, background: bool = False, idempotency_key: str | None = None
+    ) -> Outcome:
+        """Run one call and return how it ended; in the background, return once it is written down.
+
+        Raises IdempotencyConflict when the key stands for another request, StoreError when the call could not be
+        written down (it did not run). Whatever goes wrong later is an outcome, not an exception. A caller that is
+        cancelled while waiting leaves the call to `abandon`.
+        """
+        opened = await self.begin(call, credential=credential, background=background, idempotency_key=idempotency_key)
+        return opened if isinstance(opened, Outcome) else await self.wait(opened)
+
+    async def begin(
+        self, call: ToolCall, *, credential: str, background: bool = False, idempotency_key: str | None = None
+    ) -> Outcome | OpenCall:
+        """As `invoke`, up to the point where the call is on its way: an open call to `wait` for, or its outcome."""
+        now = self._roster.clock()
+        target: Target | None = None
+        refusal: ToolError | None = None
+        try:
+            if self._closing:
+                raise Failed("the gateway is stopping; the call did not run")
+            target = self._catalog.find(call.tool)
+            timeout_ms = _timeout(call, target)
+            self._catalog.check(target, call)
+            if len(self._open) >= MAX_OPEN_CALLS or target.node.running >= MAX_RUNNING_PER_NODE:
+                raise Failed(
+                    f"busy: node {target.node.card.node_id!r} has {target.node.running} calls open, the gateway "
+                    f"{len(self._open)}; the call did not run, try again later"
+                )
+            request = _request(call, target, timeout_ms)
+        except ToolError as error:
+            refusal, timeout_ms, request = error, 0, b""
+
+        record = CallRecord(
+            id=call.id,
+            tool=call.tool,
+            args=call.args,
+            session_key=call.session_key,
+            agent_id=call.agent_id,
+            credential=credential,
+            route="node" if target else "unknown",
+            node_id=target.node.card.node_id if target else None,
+            capability=target.capability if target else None,
+            node_boot=target.node.connection.boot if target and target.node.connection else None,
+            background=background,
+            idempotency_key=idempotency_key,
+            created_at=now,
+            deadline_at=now + timeout_ms,
+        )
+        if refusal is not None:
+            record = _ended(record, CallState.ERROR, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
+        opened: OpenCall | None = None
+        if target is not None and refusal is None:
+            read_only = target.spec is not None and target.spec.read_only
+            opened = OpenCall(record, target.node, request, read_only)
+            opened.waiters += not background
+            self._admit(opened, timeout_ms / 1000)
+        try:
+            first = await self._write_down(record, opened, call, idempotency_key)
+        except BaseException:
+            if opened is not None:
+                self._forget(opened)
+            raise
+        if first != call.id:
+            if opened is not None:
+                self._forget(opened)
+            return await self._repeat(first, background)
+        if opened is None:
+            return Outcome(record)
+        await self._send(opened)
+        return Outcome(opened.record) if background else opened
+
+    async def wait(self, opened: OpenCall) -> Outcome:
+        """How an open call ended. The waiter counts until `abandon`."""
+        return Outcome(await asyncio.shield(opened.future))
+
+    def abandon(self, opened: OpenCall) -> None:
+        """A waiter hung up. When nobody else wants the call, it is cancelled on its node."""
+        opened.waiters -= 1
+        if not opened.wanted:
+            self._stop(opened, CallState.CANCELLED, "the caller hung up")
+
+    async def cancel(self, call_id: str, reason: str = "cancelled on request") -> CallRecord | None:
+        """Cancel an open call and return its end; a call that is over already is returned as it ended."""
+        opened = self._open.get(call_id)
+        if opened is None:
+            return await self.find(call_id)
+        self._stop(opened, CallState.CANCELLED, reason)
+        return await asyncio.shield(opened.future)
+
+    async def find(self, call_id: str) -> CallRecord | None:
+        opened = self._open.get(call_id)
+        if opened is not None:
+            return opened.record
+        return await self._database.read(lambda connection: calls.find(connection, call_id))
+
+    def open_records(self) -> list[CallRecord]:
+        return [opened.record for opened in self._open.values()]
+
+    # -- writing down -----------------------------------------------------------------------------------
+
+    async def _write_down(self, record: CallRecord, opened: OpenCall | None, call: ToolCall, key: str | None) -> str:
+        """The id of the call this request stands for: its own, unless its idempotency key was used before."""
+        durable = opened is not None and not opened.read_only
+        if key is None:
+            written = self._database.write(lambda connection: calls.begin(connection, record), durable=durable)
+            if durable or written.done():
+                await written
+            else:
+                written.add_done_callback(_report)
+            return record.id
+        body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
+
+        def claim(connection: apsw.Connection) -> tuple[str, bytes]:
+            first, first_body = calls.claim(connection, record.credential, key, body, record.id, record.created_at)
+            if first == record.id:
+                calls.begin(connection, record)
+            return first, first_body
+
+        first, first_body = await self._database.write(claim)
+        if first_body != body:
+            raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
+        return first
+
+    async def _repeat(self, call_id: str, background: bool) -> Outcome:
+        opened = self._open.get(call_id)
+        if opened is not None and not background:
+            return Outcome(await asyncio.shield(opened.future), repeated=True)
+        record = await self.find(call_id)
+        if record is None:
+            raise StoreError(f"call {call_id} is not in the record")
+        return Outcome(record, repeated=True)
+
+    # -- on its way -------------------------------------------------------------------------------------
+
+    def _admit(self, opened: OpenCall, seconds: float) -> None:
+        self._open[opened.record.id] = opened
+        if opened.node is not None:
+            opened.node.running += 1
+        opened.deadline = asyncio.get_running_loop().call_later(seconds, self._expire, opened)
+
+    def _forget(self, opened: OpenCall) -> None:
+        if self._open.pop(opened.record.id, None) is not None:
+            if opened.node is not None:
+                opened.node.running -= 1
+            if opened.deadline is not None:
+                opened.deadline.cancel()
+
+    async def _send(self, opened: OpenCall) -> None:
+        if opened.record.ended_at is not None:
+            return
+        connection = opened.node.connection if opened.node else None
+        if connection is None or connection.boot != opened.record.node_boot:
+            self._end(opened, CallState.ERROR, _failed("the node left before the call was sent; it did not run"))
+            return
+        if len(opened.request) > connection.max_request_bytes:
+            self._end(
+                opened,
+                CallState.ERROR,
+                ToolResult.failed(
+                    "invalid_args",
+                    f"the request has {len(opened.request)} bytes, node {connection.node_id!r} takes at most "
+                    f"{connection.max_request_bytes}",
+                ),
+            )
+            return
+        opened.sent = True
+        await connection.link.send(opened.request)
+
+    def answered(self, connection: Connection, response: ToolResponse) -> None:
+        """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
+        opened = self._open.get(response.request_id)
+        if opened is None or opened.future.done():
+            self._acknowledge(connection, response.request_id)  # told before; let the node forget it
+            return
+        if opened.record.node_id != connection.node_id or not connection.current:
+            log.warning("node %s answered call %s, which is not its own", connection.node_id, response.request_id)
+            return
+        if response.ok:
+            result = NULL if response.result is UNSET else response.result
+            self._end(opened, CallState.OK, ToolResult(ok=True, result=result), connection)
+            return
+        error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)
+        if opened.stopping is not None and error.kind == ErrorKind.CANCELLED:
+            state, reason = opened.stopping
+            self._end(opened, state, _stopped(state, f"{reason}; node: {error.message}"), connection)
+            return
+        self._end(opened, CallState.ERROR, ToolResult(ok=False, error=error), connection)
+
+    # -- stopping ---------------------------------------------------------------------------------------
+
+    def _expire(self, opened: OpenCall) -> None:
+        opened.deadline = None
+        node = opened.node
+        if opened.sent and (node is None or not node.online):
+            where = f"node {opened.record.node_id!r}"
+            self._end(opened, CallState.UNKNOWN, _unknown(f"{where} did not come back before the deadline"))
+            return
+        seconds = (opened.record.deadline_at - opened.record.created_at) / 1000
+        self._stop(opened, CallState.TIMEOUT, f"the call did not end within {seconds:g} s")
+
+    def _stop(self, opened: OpenCall, state: CallState, reason: str) -> None:
+        """Tell the node to stop, and give it a moment to say what it ended."""
+        if opened.stopping is not None or opened.future.done():
+            return
+        opened.stopping = (state, reason)
+        connection = opened.node.connection if opened.node else None
+        if not opened.sent:
+            self._end(opened, state, _stopped(state, f"{reason}; it did not run"))
+        elif connection is None:
+            self._end(opened, state, _stopped(state, f"{reason}; its node is offline and is told when it returns"))
+        elif not connection.can_cancel:
+            self._end(opened, state, _stopped(state, f"{reason}; its node cannot be told and may still finish it"))
+        else:
+            self.spawn(connection.link.send(encode(ToolCancel(opened.record.id, reason))))
+            if opened.deadline is not None:
+                opened.deadline.cancel()
+            opened.deadline = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._unconfirmed, opened)
+
+    def _unconfirmed(self, opened: OpenCall) -> None:
+        if opened.stopping is not None:
+            state, reason = opened.stopping
+            self._end(opened, state, _stopped(state, f"{reason}; the node was told and has not confirmed"))
+
+    # -- nodes come and go ------------------------------------------------------------------------------
+
+    def node_left(self, connection: Connection) -> None:
+        """A node's only socket is gone: calls of a node that can resume wait for it, the others end here."""
+        if connection.resume is not None:
+            return
+        for opened in self._of(connection.node_id):
+            if opened.sent:
+                self._end(opened, CallState.UNKNOWN, _unknown(f"node {connection.node_id!r} disconnected"))
+
+    def node_joined(self, connection: Connection) -> None:
+        """Settle with a node that is back: send what never reached it, stop what nobody waits for any more."""
+        resume = connection.resume
+        known = {*resume.running, *resume.finished} if resume else set()
+        for opened in self._of(connection.node_id):
+            if not opened.sent or opened.record.ended_at is not None:
+                continue  # still being written down; it is sent after that
+            if opened.record.id in known:
+                if opened.stopping is not None:
+                    self.spawn(connection.link.send(encode(ToolCancel(opened.record.id, opened.stopping[1]))))
+            elif opened.record.node_boot is None or opened.record.node_boot != connection.boot:
+                self._end(
+                    opened,
+                    CallState.UNKNOWN,
+                    _unknown(f"node {connection.node_id!r} was restarted while the call was open"),
+                )
+            elif opened.wanted:
+                self.spawn(self._send(opened))
+            else:
+                self._end(
+                    opened,
+                    CallState.ERROR,
+                    _failed("the call never reached its node and nobody waits; it did not run"),
+                )
+        if resume:
+            for call_id in resume.running:
+                if call_id not in self._open:
+                    self.spawn(connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call"))))
+
+    async def recover(self) -> int:
+        """Take up the calls that were open when the gateway last stopped; returns how many still are."""
+        now = self._roster.clock()
+        for record in await self._database.read(calls.open_calls):
+            opened = OpenCall(record, self._roster.nodes.get(record.node_id or ""), _resend(record), read_only=False)
+            opened.sent = True
+            opened.started -= max(0, now - record.created_at) / 1000
+            self._admit(opened, max(0.0, (record.deadline_at - now) / 1000))
+            if record.node_boot is None:
+                where = f"node {record.node_id!r}"
+                self._end(opened, CallState.UNKNOWN, _unknown(f"the gateway stopped while {where} ran the call"))
+        return sum(not opened.future.done() for opened in self._open.values())
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new calls and give those somebody waits for some time to end."""
+        self._closing = True
+        waiting = [opened.future for opened in self._open.values() if opened.waiters]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+
+    async def close(self) -> None:
+        """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
+        self._closing = True
+        for opened in self._open.values():
+            if opened.deadline is not None:
+                opened.deadline.cancel()
+            if not opened.future.done() and opened.record.ended_at is None:
+                left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
+                opened.future.set_result(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _of(self, node_id: str) -> list[OpenCall]:
+        return [opened for opened in self._open.values() if opened.record.node_id == node_id]
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    def _end(
+        self, opened: OpenCall, state: CallState, result: ToolResult, connection: Connection | None = None
+    ) -> None:
+        """Write the end down; once it is on disk, tell the waiters and let the node forget the call."""
+        if opened.record.ended_at is not None:
+            return
+        duration = (time.perf_counter() - opened.started) * 1000
+        opened.record = record = _ended(opened.record, state, result, self._roster.clock(), duration)
+        if opened.deadline is not None:
+            opened.deadline.cancel()
+        if opened.node is not None:
+            opened.node.running -= 1
+            opened.node = None
+
+        def written(future: asyncio.Future[bool]) -> None:
+            self._open.pop(record.id, None)
+            error = None if future.cancelled() else future.exception()
+            told = record
+            if error is not None:
+                log.error("the end of call %s could not be written down: %s", record.id, error)
+                lost = _unknown(f"the call ended, but its end could not be written down: {error}")
+                told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, duration)
+            elif connection is not None:
+                self._acknowledge(connection, record.id)
+            if not opened.future.done():
+                opened.future.set_result(told)
+
+        self._database.write(
+            lambda connection: calls.finish(connection, record), durable=not opened.read_only
+        ).add_done_callback(written)
+
+    def _acknowledge(self, connection: Connection, call_id: str) -> None:
+        # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
+        if connection.resume is None:
+            return
+        waiting = self._acks.get(connection)
+        if waiting is not None:
+            waiting.append(call_id)
+            return
+        self._acks[connection] = [call_id]
+        asyncio.get_running_loop().call_later(ACK_SECONDS, self._send_acks, connection)
+
+    def _send_acks(self, connection: Connection) -> None:
+        call_ids = self._acks.pop(connection)
+        if connection.current:
+            self.spawn(connection.link.send(encode(ToolAck(call_ids))))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something nobody waits for; `close` cancels what is not done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def new_call_id() -> str:
+    """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
+    value = (time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))) & ~(0xF << 76) & ~(3 << 62)
+    digits = f"{value | 7 << 76 | 2 << 62:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _timeout(call: ToolCall, target: Target) -> int:
+    wanted = call.timeout_ms
+    if wanted is None:
+        wanted = (target.spec.timeout_ms if target.spec else None) or DEFAULT_TIMEOUT_MS
+    if not 1 <= wanted <= MAX_TIMEOUT_MS:
+        raise InvalidArgs(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted}")
+    return wanted
+
+
+def _request(call: ToolCall, target: Target, timeout_ms: int) -> bytes:
+    connection = target.node.connection
+    return encode(
+        ToolRequest(
+            request_id=call.id,
+            tool=target.tool,
+            args=call.args,
+            session_key=UNSET if call.session_key is None else call.session_key,
+            timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
+        )
+    )
+
+
+def _resend(record: CallRecord) -> bytes:
+    """The request of a call that was open when the gateway stopped, for a node that never got it."""
+    _, separator, bare = record.tool.partition("__")
+    return encode(
+        ToolRequest(
+            request_id=record.id,
+            tool=bare if separator else record.tool,
+            args=record.args,
+            session_key=UNSET if record.session_key is None else record.session_key,
+            timeout_ms=record.deadline_at - record.created_at,
+        )
+    )
+
+
+def _ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration: float) -> CallRecord:
+    return msgspec.structs.replace(
+        record,
+        state=state,
+        ended_at=now,
+        duration_ms=round(duration, 3),
+        result=result.result if result.ok else None,
+        error_kind=result.error.kind if result.error else None,
+        error_message=result.error.message if result.error else None,
+    )
+
+
+def _failed(message: str) -> ToolResult:
+    return ToolResult.failed("failed", message)
+
+
+def _unknown(message: str) -> ToolResult:
+    return ToolResult.failed("failed", f"outcome unknown: {message}")
+
+
+def _stopped(state: CallState, message: str) -> ToolResult:
+    return ToolResult.failed("timeout" if state is CallState.TIMEOUT else "cancelled", message)
+
+
+def _report(future: asyncio.Future[None]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("a call could not be written down: %s", error)

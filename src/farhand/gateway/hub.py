@@ -1,0 +1,249 @@
+"""The hub: one object with a method for everything a door can ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import UNSET
+
+from farhand import __version__
+from farhand.gateway.catalog import Catalog
+from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
+from farhand.gateway.gate import Gate
+from farhand.gateway.roster import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, Connection, Link, Roster
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.messages import FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
+from farhand.protocol.names import validate_node_id
+from farhand.protocol.version import MAX_FRAME_BYTES
+from farhand.store import calls
+from farhand.store.calls import CallRecord
+from farhand.store.database import Database
+from farhand.store.events import Event, append_event, events_after, last_event
+from farhand.store.nodes import NodeCard, all_nodes, forget_node, node_seen, save_node
+from farhand.store.tokens import (
+    Token,
+    add_token,
+    all_tokens,
+    get_meta,
+    revoke_token,
+    set_meta,
+    token_hash,
+)
+
+log = logging.getLogger("farhand.hub")
+
+EVENT_PAGE = 500
+
+
+class Hub:
+    """Opened by `Hub.open`; whoever opened it calls `close`."""
+
+    def __init__(self, database: Database, owner: str, environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
+        read = database.query
+        self._database = database
+        self.gateway_id = read(_gateway_id)
+        self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
+        self.roster = Roster(read(all_nodes), environment.capabilities)
+        self.catalog = Catalog(self.roster)
+        self.gate = Gate(database, self.roster, self.catalog)
+
+    @classmethod
+    async def open(cls, home: Path, environ: Mapping[str, str], *, open: bool = False) -> Hub:  # noqa: A002
+        """Raises StoreError when the store cannot be opened."""
+        owner = owner_token(home)
+        hub = cls(Database.open(home / "farhand.db"), owner, NodeTokens.from_env(environ), open=open)
+        waiting = await hub.gate.recover()
+        if waiting:
+            log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
+        return hub
+
+    async def close(self) -> None:
+        await self.gate.close()
+        for node in self.roster.nodes.values():
+            if node.connection is not None:
+                await self.leave(node.connection)
+        await self._database.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self._database.healthy
+
+    # -- nodes ------------------------------------------------------------------------------------------
+
+    def welcome(self, hello: NodeHello) -> GatewayWelcome:
+        """A plain node gets the plug-in guide's three fields, one that announced features is told ours."""
+        plain = hello.farhand is UNSET or not hello.farhand.features
+        return GatewayWelcome(
+            gateway_version=__version__,
+            farhand=UNSET
+            if plain
+            else GatewayExtras(list(FEATURES), self.gateway_id, max_response_bytes=MAX_FRAME_BYTES),
+        )
+
+    def join(self, card: NodeCard, hello: NodeHello, link: Link) -> Connection:
+        """Connect a node that was examined and welcomed; an older connection of it is closed."""
+        connection, replaced = self.roster.join(card, hello, link)
+        node = self.roster.nodes[card.node_id]
+        self._record(
+            lambda store: save_node(store, card, node.connected_at, node.last_seen),
+            "node.online",
+            card.node_id,
+            {"generation": connection.generation, "version": card.version, "node_type": card.node_type},
+        )
+        log.info("node %s joined (generation %d)", card.node_id, connection.generation)
+        if replaced is not None:
+            self._spawn_close(replaced, CLOSE_REPLACED, "a newer connection of this node took over")
+            if replaced.resume is None:
+                self.gate.node_left(replaced)
+        self.gate.node_joined(connection)
+        return connection
+
+    async def leave(self, connection: Connection) -> None:
+        """A socket ended. Only the node's current one makes it offline."""
+        if not self.roster.leave(connection):
+            return
+        node = self.roster.nodes[connection.node_id]
+        self._record(
+            lambda store: node_seen(store, connection.node_id, node.last_seen),
+            "node.offline",
+            connection.node_id,
+            {"generation": connection.generation},
+        )
+        log.info("node %s left (generation %d)", connection.node_id, connection.generation)
+        self.gate.node_left(connection)
+
+    def update(self, connection: Connection, update: ToolsUpdate) -> None:
+        card = self.roster.changed(connection, update)
+        if card is not None:
+            node = self.roster.nodes[card.node_id]
+            self._record(
+                lambda store: save_node(store, card, node.connected_at, node.last_seen),
+                "node.changed",
+                card.node_id,
+                {"tools": len(card.tools), "capabilities": card.capabilities},
+            )
+
+    def _spawn_close(self, connection: Connection, code: int, reason: str) -> None:
+        self.gate.spawn(connection.link.close(code, reason))
+
+    # -- the record -------------------------------------------------------------------------------------
+
+    async def calls(self, filters: Mapping[str, str], limit: int, before: str | None = None) -> list[CallRecord]:
+        """Newest first; a filter `open` lists what has not ended."""
+        return await self._database.read(lambda store: calls.search(store, filters, limit=limit, before=before))
+
+    async def events(self, last: int | None, *, follow: bool) -> AsyncIterator[list[Event]]:
+        """Journal entries after `last` (None: from now on), in pages; with `follow`, for ever.
+
+        An empty page means that nothing came for a while: a moment to show the reader that the line is alive.
+        """
+        position = await self._database.read(last_event) if last is None else last
+        wakes = self._database.watch()
+        try:
+            while True:
+                wakes.clear()
+                page = await self._database.read(partial(events_after, last=position, limit=EVENT_PAGE))
+                if page:
+                    position = page[-1].id
+                    yield page
+                elif not follow:
+                    return
+                else:
+                    try:
+                        async with asyncio.timeout(15):
+                            await wakes.wait()
+                        await asyncio.sleep(0.02)  # gather what comes in a burst
+                    except TimeoutError:
+                        yield []
+        finally:
+            self._database.unwatch(wakes)
+
+    def _record(
+        self, operation: Callable[[Any], object], kind: str, subject: str, data: Mapping[str, Any]
+    ) -> asyncio.Future[None]:
+        now = self.roster.clock()
+
+        def write(store: Any) -> None:
+            operation(store)
+            append_event(store, now, kind, subject, data)
+
+        return self._database.write(write, durable=kind.startswith("token."))
+
+    # -- credentials ------------------------------------------------------------------------------------
+
+    async def create_token(self, *, node_id: str | None, label: str, scopes: list[str]) -> tuple[Token, str]:
+        """A new token and its secret, which is shown this once. Raises ValueError for a node id that is none."""
+        if node_id is not None:
+            validate_node_id(node_id)
+        secret = new_secret("fhn" if node_id is not None else "fhc")
+        token = Token(
+            id=secrets.token_hex(4),
+            hash=token_hash(secret),
+            scopes="node" if node_id is not None else " ".join(scopes),
+            node_id=node_id,
+            label=label,
+            created_at=self.roster.clock(),
+        )
+        await self._record(
+            lambda store: add_token(store, token),
+            "token.created",
+            token.id,
+            {"node_id": node_id, "label": label},
+        )
+        self.credentials.add(token)
+        return token, secret
+
+    async def tokens(self) -> list[Token]:
+        return await self._database.read(all_tokens)
+
+    async def revoke_token(self, token_id: str) -> bool:
+        """False when there is no such token, or it was revoked before. Its node is disconnected at once."""
+        token = self.credentials.remove(token_id)
+        if token is None:
+            return False
+        now = self.roster.clock()
+        await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
+        node = self.roster.nodes.get(token.node_id or "")
+        if node is not None and node.connection is not None:
+            await node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
+        return True
+
+    async def forget(self, node_id: str) -> bool:
+        """Remove an offline node from the inventory. Raises FarhandError while it is connected."""
+        node = self.roster.nodes.get(node_id)
+        if node is None:
+            return False
+        if node.connection is not None:
+            raise FarhandError(f"node {node_id!r} is connected; stop it or revoke its token first")
+        del self.roster.nodes[node_id]
+        await self._record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
+        return True
+
+
+def owner_token(home: Path) -> str:
+    """The owner's token, made on the first start and readable by its owner alone."""
+    path = home / "token"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        secret = new_secret("fho")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret + "\n")
+        return secret
+
+
+def _gateway_id(store: Any) -> str:
+    known = get_meta(store, "gateway_id")
+    if known is None:
+        known = uuid.uuid4().hex
+        set_meta(store, "gateway_id", known)
+    return known

@@ -1,0 +1,274 @@
+"""The files of one computer that may be touched, and the three ways to touch them: open, list, replace.
+
+A path is judged by where it really leads, links resolved, and then opened without following any link.
+What the kernel refuses comes out as the error a caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from farhand.machine.root import Root, sync_folder
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A judged path: as the caller spells it, where it really is, and the root that allows it."""
+
+    path: str
+    real: str
+    root: Root
+
+
+class Files:
+    """Everything beneath the roots (without roots: everything), except what is hidden.
+
+    Relative paths start at the workspace; `.` and `..` are taken out of the text before links are looked at;
+    `~` is an ordinary character. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        roots: Iterable[Root] = (),
+        hidden: Iterable[str | os.PathLike[str]] = (),
+        read_only: bool = False,
+    ) -> None:
+        self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
+        self.roots = tuple(roots) or (Root("/"),)
+        self.read_only = read_only
+        self._hidden = tuple(os.path.realpath(path) for path in hidden)
+        self._replacing = threading.Lock()
+
+    def resolve(self, path: str) -> str:
+        """The absolute path a caller means. Raises InvalidArgs for text that cannot name a file."""
+        refuse_unnameable("path", path)
+        return os.path.normpath(os.path.join(self.workspace, path))  # noqa: PTH118
+
+    def place(self, path: str) -> Place:
+        """Judge a path. Raises NotAllowed when it leads to where nobody may go; it need not exist."""
+        spelled = self.resolve(path)
+        with told("resolve", spelled):
+            real = os.path.realpath(spelled)
+        for root in self.roots:
+            if root.contains(real):
+                break
+        else:
+            allowed = ", ".join(root.path for root in self.roots)
+            raise NotAllowed(f"'{shown(spelled)}' leads outside the allowed folders; use a path in {allowed}")
+        if self.is_hidden(real):
+            raise NotAllowed(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+        return Place(spelled, real, root)
+
+    def is_hidden(self, real: str) -> bool:
+        """Whether a real path is hidden, or beneath something that is."""
+        return any(real == hidden or real.startswith(hidden.rstrip("/") + "/") for hidden in self._hidden)
+
+    def open(self, path: str) -> BinaryIO:
+        """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
+        place = self.place(path)
+        with told("read", place.path), _folder_of(place) as (folder, name):
+            return _open_regular(folder, name)
+
+    def status(self, path: str) -> os.stat_result:
+        """What is at a path, links followed. Raises NotFound when nothing is."""
+        place = self.place(path)
+        with told("read", place.path), _folder_of(place) as (folder, name):
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def entries(self, place: Place) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """What lies in a folder; entries may be asked for their `stat` inside the block. Raises OSError."""
+        folder = place.root.open_folder(place.real)
+        try:
+            readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            with os.scandir(readable) as entries:
+                yield entries
+        finally:
+            os.close(readable)
+
+    def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
+        """Replace or create a file in one step and tell its absolute path. See `replacing`."""
+        with self.replacing(path, expected=expected) as (file, spelled):
+            file.write(content)
+        return spelled
+
+    @contextlib.contextmanager
+    def replacing(self, path: str, *, expected: bytes | None = None) -> Iterator[tuple[BinaryIO, str]]:
+        """An empty file, and the absolute path whose content it becomes when the block ends well.
+
+        Until then, and whenever the block or the disk fails, the old file stays as it was. Missing folders
+        are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
+        no longer that is left alone and Failed is raised.
+        """
+        place = self.place(path)
+        if self.read_only:
+            raise NotAllowed(f"Failed to write '{shown(place.path)}': the files here are read-only")
+        with told("write", place.path), _folder_of(place, make=True) as (folder, name):
+            old = _replaceable(folder, name)
+            beside = f".farhand-{secrets.token_hex(8)}.tmp"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    yield file, place.path
+                    file.flush()
+                    if old:
+                        _take_over(descriptor, old)
+                    os.fsync(descriptor)
+                # Two edits of one file must not both find it unchanged.
+                with self._replacing:
+                    if expected is not None and _content(folder, name) != expected:
+                        raise Failed(
+                            f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
+                            "in the meantime, so nothing was written. Read it again and repeat the edit."
+                        )
+                    os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(beside, dir_fd=folder)
+                raise
+            sync_folder(folder)
+
+
+def shown(path: str) -> str:
+    """A path as text that can travel: bytes of a name that are not UTF-8 become U+FFFD."""
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "replace")
+
+
+def refuse_unnameable(parameter: str, text: str) -> None:
+    """Raises InvalidArgs naming the parameter when the text cannot be handed to the system."""
+    if "\0" in text:
+        raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
+    encoded(parameter, text)
+
+
+def encoded(parameter: str, text: str) -> bytes:
+    """The text in UTF-8. Raises InvalidArgs for half of a surrogate pair, which is no character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
+
+
+@contextlib.contextmanager
+def told(act: str, path: str) -> Iterator[None]:
+    """Turn what the system says into an error that names the act, the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        message = f"Failed to {act} '{shown(path)}': {_reason(error)}"
+        raise _KINDS.get(error.errno or 0, Failed)(message) from error
+
+
+_KINDS: dict[int, type[ToolError]] = {
+    errno.ENOENT: NotFound,
+    errno.ENOTDIR: NotFound,
+    errno.EACCES: NotAllowed,
+    errno.EPERM: NotAllowed,
+    errno.EROFS: NotAllowed,
+    errno.EXDEV: NotAllowed,
+    errno.ENAMETOOLONG: InvalidArgs,
+}
+
+_ADVICE = {
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.ELOOP: "too many links, or the path was changed while it was opened",
+    errno.ENOSPC: "the disk is full; nothing was changed",
+    errno.EDQUOT: "the disk quota is used up; nothing was changed",
+    errno.EBUSY: "it is a mount point and cannot be replaced",
+}
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{text} ({advice})" if advice else text
+
+
+@contextlib.contextmanager
+def _folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The folder that holds a place, and the name of the place in it (`.` for a root itself)."""
+    if place.real == place.root.path:
+        parent, name = place.real, "."
+    else:
+        parent, name = os.path.split(place.real)
+    if make:
+        with told("create the folders of", place.path):
+            folder = place.root.open_folder(parent, make=True)
+    else:
+        folder = place.root.open_folder(parent)
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _open_regular(folder: int, name: str) -> BinaryIO:
+    # Looked at before it is opened: to open a device can already do something.
+    _refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
+    try:
+        _refuse_irregular(os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_irregular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_KIND_NAMES.get(stat.S_IFMT(status.st_mode), 'no regular file')}")
+
+
+_KIND_NAMES = {
+    stat.S_IFIFO: "a named pipe, not a regular file",
+    stat.S_IFSOCK: "a socket, not a regular file",
+    stat.S_IFCHR: "a device, not a regular file",
+    stat.S_IFBLK: "a device, not a regular file",
+    stat.S_IFLNK: "a link that leads in a circle",
+}
+
+
+def _replaceable(folder: int, name: str) -> os.stat_result | None:
+    """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
+    try:
+        old = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    _refuse_irregular(old)
+    # A rename asks only the folder; a file its owner made read-only is to stay what it is.
+    if not os.access(name, os.W_OK, dir_fd=folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return old
+
+
+def _take_over(descriptor: int, old: os.stat_result) -> None:
+    """Give the new file the old one's owner and mode, but no set-user-id: its content is new."""
+    with contextlib.suppress(PermissionError):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, old.st_mode & 0o777)
+
+
+def _content(folder: int, name: str) -> bytes | None:
+    try:
+        with _open_regular(folder, name) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

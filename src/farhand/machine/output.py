@@ -1,0 +1,122 @@
+"""A command's output on disk, written by its worker and read by anybody, while it grows.
+
+Offsets count every byte the command ever said. The stream lies in segments named by the offset of their first
+byte; over the limit the oldest is dropped. What is not kept, for that or because the disk was full, is a gap in
+the offsets, never a shift. Standard library only: the keeper imports this file.
+"""
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NamedTuple
+
+_SEGMENTS = 16  # to how many pieces the limit is divided: that part of it may be empty
+_SMALLEST = 65536
+_NAME = "output."
+
+
+class Chunk(NamedTuple):
+    """Output from `offset` on. `skipped` bytes before it were asked for and are not kept."""
+
+    offset: int
+    data: bytes
+    skipped: int = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next read goes on without gap or repeat."""
+        return self.offset + len(self.data)
+
+
+class OutputWriter:
+    """The one writer of an output, in the folder behind the descriptor `folder`."""
+
+    def __init__(self, folder: int, limit: int) -> None:
+        """Raises OSError when not even an empty segment can be made."""
+        self.size = 0
+        self._folder = folder
+        self._limit = limit
+        self._segment = max(_SMALLEST, limit // _SEGMENTS)
+        self._file = -1
+        self._starts: list[int] = []
+        self._open()
+
+    def append(self, data: bytes) -> None:
+        """Keep `data`. A full disk is not an error: the command goes on, these bytes are lost, offsets stay true."""
+        view = memoryview(data)
+        try:
+            if self._file < 0 or self.size - self._starts[-1] >= self._segment:
+                self._open()
+            while view:
+                written = os.write(self._file, view)
+                self.size += written
+                view = view[written:]
+        except OSError:
+            self.size += len(view)
+            self._close()
+
+    def _open(self) -> None:
+        self._close()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._file = os.open(f"{_NAME}{self.size:015d}", flags, 0o600, dir_fd=self._folder)
+        self._starts.append(self.size)
+        while len(self._starts) > 1 and self.size + self._segment - self._starts[0] > self._limit:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{_NAME}{self._starts[0]:015d}", dir_fd=self._folder)
+            del self._starts[0]
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def segments(folder: str) -> list[tuple[int, int]]:
+    """The kept pieces of the output in `folder` as (first byte, byte after the last), in order."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_NAME):
+                start = int(entry.name[len(_NAME) :])
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((start, start + entry.stat().st_size))
+    return sorted(found)
+
+
+def read(folder: str, offset: int, limit: int) -> Chunk:
+    """At most `limit` bytes from byte `offset` on; empty when there are none yet, or none any more."""
+    data = b""
+    begin = offset
+    for start, end in segments(folder):
+        if end <= begin:
+            continue
+        if start > begin + len(data):
+            if data:
+                break  # a gap: the next read tells of it
+            begin = start
+        with (
+            contextlib.suppress(FileNotFoundError),  # dropped for newer output while we looked
+            open(f"{folder}/{_NAME}{start:015d}", "rb") as file,
+        ):
+            file.seek(begin + len(data) - start)
+            data += file.read(limit - len(data))
+        if len(data) >= limit:
+            break
+    return Chunk(begin, data, begin - offset) if data else Chunk(offset, b"")
+
+
+def tail(folder: str, limit: int, end: int) -> Chunk:
+    """What is kept of the last `limit` bytes before byte `end`, gaps left out."""
+    first = max(0, end - limit)
+    pieces = []
+    position = first
+    while position < end:
+        chunk = read(folder, position, end - position)
+        if not chunk.data or chunk.offset >= end:
+            break
+        pieces.append(chunk.data[: end - chunk.offset])
+        position = chunk.next_offset
+    data = b"".join(pieces)
+    return Chunk(end - len(data), data, end - first - len(data))

@@ -1,0 +1,151 @@
+"""A folder and what is really beneath it.
+
+A `Root` follows no link: it is handed the real path, and where a part of that path has become a link (somebody
+swapped it a moment ago) the open fails.  So the place that was judged is the place that is opened.
+
+Every file is reached the same way: open its folder here, then use its name with `dir_fd`.  The kernel does the
+whole path at once where it has `openat2`; elsewhere the folders are opened one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farhand.protocol.errors import NotFound
+
+# O_PATH asks for no right to list the folder; where it is missing (macOS) a readable descriptor serves.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Opener = Callable[[int, Sequence[str]], int]
+
+
+class Root:
+    """One allowed folder; `/` allows everything."""
+
+    def __init__(self, path: str | os.PathLike[str], *, opener: Opener | None = None) -> None:
+        """Raises NotFound when there is no such folder. A link given here is resolved once, now."""
+        self.path = os.path.realpath(path)
+        if not Path(self.path).is_dir():
+            raise NotFound(f"'{os.fspath(path)}' is not a folder; a root must be one that exists")
+        self._prefix = self.path.rstrip("/") + "/"
+        self._open = opener or (by_kernel if _kernel_can() else by_walk)
+
+    def __repr__(self) -> str:
+        return f"Root({self.path!r})"
+
+    def contains(self, real: str) -> bool:
+        """Whether a real path (absolute, without links or dots) is this folder or beneath it."""
+        return real == self.path or real.startswith(self._prefix)
+
+    def open_folder(self, real: str, *, make: bool = False) -> int:
+        """A descriptor of the folder at a real path beneath; the caller closes it. `make` makes what is missing.
+
+        Raises OSError; for a part that is a link: ELOOP or ENOTDIR.
+        """
+        if not self.contains(real):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), real)
+        parts = [part for part in real[len(self._prefix) :].split("/") if part]
+        if "\0" in real or ".." in parts:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), real)
+        top = os.open(self.path, _FOLDER)
+        if not parts:
+            return top
+        try:
+            return self._open(top, parts)
+        except FileNotFoundError:
+            if not make:
+                raise
+            return by_walk(top, parts, make=True)
+        finally:
+            os.close(top)
+
+
+def by_walk(top: int, parts: Sequence[str], *, make: bool = False) -> int:
+    """Open folder after folder, none of them a link."""
+    current = os.dup(top)
+    try:
+        for part in parts:
+            try:
+                following = os.open(part, _FOLDER, dir_fd=current)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                _make_folder(part, current)
+                following = os.open(part, _FOLDER, dir_fd=current)
+            os.close(current)
+            current = following
+    except BaseException:
+        os.close(current)
+        raise
+    return current
+
+
+def by_kernel(top: int, parts: Sequence[str]) -> int:
+    """Open the whole path in one call that refuses links and everything not beneath `top`."""
+    path = os.fsencode("/".join(parts))
+    how = _How(_FOLDER, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+    # The kernel gives up with EAGAIN when somebody renames along the path just then.
+    for _ in range(64):
+        descriptor: int = _libc().syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how))
+        if descriptor >= 0:
+            return descriptor
+        if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            break
+    code = ctypes.get_errno()
+    raise OSError(code, os.strerror(code), os.fsdecode(path))
+
+
+def sync_folder(folder: int) -> None:
+    """Bring a folder's names to the disk. A folder that may not be listed is left to the kernel's own time."""
+    try:
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError:
+        return
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
+
+
+def _make_folder(name: str, parent: int) -> None:
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:
+        return  # somebody else was first; whether it is a folder shows when it is opened
+    sync_folder(parent)
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@functools.cache
+def _kernel_can() -> bool:
+    """False on other systems, on kernels before 5.6, and where a sandbox forbids the call."""
+    if sys.platform != "linux":
+        return False
+    top = os.open("/", _FOLDER)
+    try:
+        os.close(by_kernel(top, ["."]))
+    except OSError:
+        return False
+    finally:
+        os.close(top)
+    return True

@@ -1,0 +1,23 @@
+"""What a file is, told by its first bytes."""
+
+from __future__ import annotations
+
+import functools
+
+from pure_magic_rs import MagicDb
+
+HEAD = 4096  # bytes that are enough for every format we name
+
+
+def mime_type(head: bytes) -> str:
+    """The MIME type of a file that begins like this; `application/octet-stream` when nothing is known of it."""
+    try:
+        return _database().best_magic_buffer(head[:HEAD]).mime_type
+    except ValueError:
+        return "application/octet-stream"
+
+
+@functools.cache
+def _database() -> MagicDb:
+    # 30 ms to load, so not before the first file that is not text.
+    return MagicDb()

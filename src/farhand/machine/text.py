@@ -1,0 +1,110 @@
+"""Text in files: pages of lines without loading the whole, and exact replacement."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from farhand.machine.files import Files, shown
+from farhand.protocol.errors import Failed
+
+MOST_TEXT = 64 * 1024 * 1024  # bytes handed out or edited at once; more is a mistake and would fill the memory
+_CHUNK = 256 * 1024
+
+
+class NotText(Exception):
+    """The bytes read are not UTF-8."""
+
+
+class NotOnce(Exception):
+    """The text to replace stands in the file `count` times; `windows_lines`: it would, with \\r\\n line ends."""
+
+    def __init__(self, count: int, *, windows_lines: bool) -> None:
+        super().__init__(count)
+        self.count = count
+        self.windows_lines = windows_lines
+
+
+def read_lines(file: BinaryIO, offset: int = 0, limit: int | None = None, *, most: int = MOST_TEXT) -> list[str]:
+    """Lines `offset` (from 0) and on, at most `limit`, without their line ends (`\\n` or `\\r\\n`).
+
+    Reads no further than the page asked for, and keeps nothing but the page. Raises NotText when something
+    before its end is not UTF-8, Failed when the page has more than `most` characters.
+    """
+    assert offset >= 0
+    assert limit is None or limit >= 0
+    page: list[str] = []
+    skip, lines, size = offset, 0, 0
+    for text in _decoded(file):
+        breaks = text.count("\n")
+        if breaks < skip:
+            skip -= breaks
+            continue
+        rest = text.split("\n", skip)[-1]
+        breaks -= skip
+        skip = 0
+        page.append(rest)
+        lines += breaks
+        size += len(rest)
+        if limit is not None and lines >= limit:
+            break
+        if size > most:
+            raise Failed(
+                f"the text asked for is longer than {most} characters; "
+                "read it in pages with offset and limit, or search it with Grep"
+            )
+    whole = "".join(page).split("\n", -1 if limit is None else limit)
+    if limit is not None:
+        del whole[limit:]
+    if whole and not whole[-1] and (limit is None or lines < limit):
+        whole.pop()  # what follows the last line end is no line
+    return [line.removesuffix("\r") for line in whole]
+
+
+def is_text(file: BinaryIO, most: int) -> bool:
+    """Whether a file is UTF-8, as far as `most` bytes tell."""
+    try:
+        for _ in _decoded(file, most):
+            pass
+    except NotText:
+        return False
+    return True
+
+
+def replace_text(files: Files, path: str, old: str, new: str, *, every: bool = False) -> int:
+    """Replace the one place where `old` stands (or every one) and tell how many there were.
+
+    All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
+    no text, is larger than MOST_TEXT, or is changed by somebody meanwhile.
+    """
+    name = shown(files.resolve(path))
+    before = old.encode()
+    with files.open(path) as file:
+        content = file.read(MOST_TEXT + 1)
+    if len(content) > MOST_TEXT:
+        raise Failed(f"Failed to edit '{name}': it is larger than {MOST_TEXT} bytes; use a command for this file")
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise Failed(f"Failed to edit '{name}': it is not UTF-8 text (byte {error.start})") from None
+    count = content.count(before)
+    if count == 0 or (count > 1 and not every):
+        windows = before.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        raise NotOnce(count, windows_lines=windows != before and windows in content)
+    files.write(path, content.replace(before, new.encode()), expected=content)
+    return count
+
+
+def _decoded(file: BinaryIO, most: int | None = None) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    read = 0
+    try:
+        while chunk := file.read(_CHUNK):
+            yield decoder.decode(chunk)
+            read += len(chunk)
+            if most is not None and read >= most:
+                return
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise NotText from None

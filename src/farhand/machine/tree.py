@@ -1,0 +1,200 @@
+"""Finding and ending whole process trees: setsid, double-forked and reparented descendants included.
+
+A process that calls `adopt_orphans` becomes the parent of every descendant whose own parent dies (Linux: child
+subreaper), so that nothing it ever started can leave the tree below it. Where the kernel has no such thing (macOS),
+a descendant that detaches itself is found only while its parent lives.
+
+Standard library only: the keeper imports this file.
+"""
+
+# ruff: noqa: PTH110, PTH119, PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """A process as a person would name it."""
+
+    pid: int
+    name: str
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of its orphaned descendants; False where the system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root` at this moment, parents before children; zombies included."""
+    below = _children_from_proc if os.path.exists(f"/proc/{root}/task/{root}/children") else _children_from_scan()
+    found: list[int] = []
+    seen = {root}
+    waiting = [root]
+    while waiting:
+        for pid in below(waiting.pop()):
+            if pid not in seen:
+                seen.add(pid)
+                found.append(pid)
+                waiting.append(pid)
+    return found
+
+
+def living(pids: Iterable[int]) -> list[Process]:
+    """Those of `pids` that still run, with their names; zombies are not alive."""
+    return [Process(pid, stat.name) for pid in pids if (stat := _stat(pid)) is not None and stat.state not in "ZX"]
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in ticks since boot: with the pid it names one process for ever. 0: unknown."""
+    stat = _stat(pid)
+    return stat.started if stat else 0
+
+
+def strike(root: int, number: int) -> list[Process]:
+    """Send signal `number` to everything alive below `root`, once; answer what was there.
+
+    A process that forks meanwhile can be missed: repeat until nothing is left.
+    """
+    pids = descendants(root)
+    found = living(pids)
+    parents = {root, *pids}
+    for process in found:
+        _signal_member(process.pid, parents, number)
+    return found
+
+
+def carrying(cookie: str) -> list[int]:
+    """The processes whose environment holds the line `cookie`, as far as this user may look."""
+    wanted = cookie.encode("utf-8", "surrogateescape")
+    found = []
+    for pid in _all_pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                if wanted in environ.read().split(b"\0"):
+                    found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def end_carrying(cookie: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
+    """SIGKILL whatever carries `cookie`, and all below it, until none is left; blocking.
+
+    For a tree whose owner died. Answers (what was ended, what could not be).
+    """
+    ended: dict[int, Process] = {}
+    give_up = time.monotonic() + seconds
+    while True:
+        roots = carrying(cookie)
+        found = living([*roots, *(pid for root in roots for pid in descendants(root))])
+        if not found or time.monotonic() > give_up:
+            remaining = {process.pid for process in found}
+            return [p for p in ended.values() if p.pid not in remaining], found
+        for process in found:
+            ended[process.pid] = process
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+class _Stat(NamedTuple):
+    name: str
+    state: str
+    parent: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None if os.path.exists("/proc/self/stat") else _stat_from_ps(pid)
+    except OSError:
+        return None
+    # The name stands in parentheses and may itself hold blanks and parentheses.
+    head, _, rest = text.rpartition(")")
+    fields = rest.split()
+    return _Stat(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
+
+
+def _signal_member(pid: int, parents: set[int], number: int) -> None:
+    """Signal `pid` only while it is a child of one of `parents`: a number can be given away to a stranger meanwhile."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # no such call here: the bare number is all there is
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+        return
+    try:
+        stat = _stat(pid)
+        if stat is not None and stat.parent in parents:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def _children_from_proc(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(map(int, file.read().split()))
+    except OSError:
+        pass  # it ended while we looked
+    return found
+
+
+class _children_from_scan:  # noqa: N801  (called like the function it stands in for)
+    """Children by one look at the whole process table, for kernels without `/proc/*/task/*/children`."""
+
+    def __init__(self) -> None:
+        self._below: dict[int, list[int]] = {}
+        for pid, parent in _all_parents():
+            self._below.setdefault(parent, []).append(pid)
+
+    def __call__(self, pid: int) -> list[int]:
+        return self._below.get(pid, [])
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _all_parents() -> list[tuple[int, int]]:
+    if pids := _all_pids():
+        return [(pid, stat.parent) for pid in pids if (stat := _stat(pid)) is not None]
+    rows = (row.split() for row in _ps("-A", "-o", "pid=,ppid="))
+    return [(int(pid), int(parent)) for pid, parent in rows]
+
+
+def _stat_from_ps(pid: int) -> _Stat | None:
+    for row in _ps("-o", "ppid=,state=,comm=", "-p", str(pid)):
+        parent, state, name = row.split(None, 2)
+        return _Stat(os.path.basename(name), state[0], int(parent), 0)
+    return None
+
+
+def _ps(*options: str) -> list[str]:
+    answer = subprocess.run(["ps", *options], capture_output=True, text=True, check=False)  # noqa: S603, S607
+    return [row for row in answer.stdout.splitlines() if row.strip()]

@@ -1,0 +1,57 @@
+"""Binary frames of the node socket: a fixed header, then bytes that belong at an offset of a stream.
+
+Sent only between peers that announced a feature which uses them; a plain peer's binary frame is ignored.
+
+    magic u8 | kind u8 | flags u16 | stream u32 | offset u64 | payload …        (big-endian)
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from farhand.protocol.errors import ProtocolError
+from farhand.protocol.version import MIB
+
+MAGIC = 0xFA
+MAX_PAYLOAD_BYTES = 1 * MIB
+
+_HEADER = struct.Struct("!BBHIQ")
+HEADER_BYTES = _HEADER.size
+
+
+class FrameKind(IntEnum):
+    DATA = 1
+    """Bytes of the stream at `offset`."""
+    END = 2
+    """The stream ends at `offset`; the payload is its digest."""
+
+
+class BinaryFrame(msgspec.Struct, frozen=True):
+    kind: FrameKind
+    stream: int
+    offset: int
+    payload: bytes = b""
+
+
+def encode_frame(frame: BinaryFrame) -> bytes:
+    """Raises ValueError for a frame that could not be read back."""
+    if len(frame.payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a binary frame carries at most {MAX_PAYLOAD_BYTES} bytes, not {len(frame.payload)}")
+    if not 0 <= frame.stream < 2**32 or not 0 <= frame.offset < 2**64:
+        raise ValueError(f"stream {frame.stream} or offset {frame.offset} is out of range")
+    return _HEADER.pack(MAGIC, frame.kind, 0, frame.stream, frame.offset) + frame.payload
+
+
+def decode_frame(data: bytes | bytearray | memoryview) -> BinaryFrame:
+    """Raises ProtocolError for anything `encode_frame` did not write."""
+    if len(data) < HEADER_BYTES:
+        raise ProtocolError(f"a binary frame has a header of {HEADER_BYTES} bytes, this one has {len(data)}")
+    if len(data) - HEADER_BYTES > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a binary frame carries at most {MAX_PAYLOAD_BYTES} bytes")
+    magic, kind, flags, stream, offset = _HEADER.unpack_from(data)
+    if magic != MAGIC or flags != 0 or kind not in FrameKind._value2member_map_:
+        raise ProtocolError(f"not a binary frame of ours: magic {magic:#x}, kind {kind}, flags {flags:#x}")
+    return BinaryFrame(FrameKind(kind), stream, offset, bytes(data[HEADER_BYTES:]))

@@ -1,0 +1,210 @@
+"""Messages of the node socket and their codec: text in, one message out, or `ProtocolError`.
+
+The first six are the plug-in guide's, and all that a plain peer ever sees. The rest is sent only to a peer
+that announced the feature named beside it, in the `farhand` object of its hello or welcome.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from farhand.protocol.calls import NULL, ToolFailure, ToolSpec
+from farhand.protocol.errors import ProtocolError
+from farhand.protocol.version import PROTOCOL_VERSION
+
+Version = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Millis = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+FEATURE_CANCEL = "cancel"
+FEATURE_RESUME = "resume"
+FEATURE_TOOLS = "tools"
+FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS)
+
+
+class NodeInfo(Struct, frozen=True, omit_defaults=True):
+    """Who a node is."""
+
+    id: str
+    name: str
+    node_type: str
+    version: str
+    tags: list[str] = []
+
+    @classmethod
+    def from_env(cls, node_type: str, version: str, environ: Mapping[str, str] | None = None) -> Self:
+        """Identity from `SA_NODE_ID`, `SA_NODE_NAME` and `SA_NODE_TAGS`, with the guide's fallbacks."""
+        env = os.environ if environ is None else environ
+        host = env.get("HOSTNAME") or env.get("HOST") or platform.node() or "unknown"
+        return cls(
+            id=env.get("SA_NODE_ID") or f"{node_type}:{host}",
+            name=env.get("SA_NODE_NAME") or f"sa-node-{node_type}",
+            node_type=node_type,
+            version=version,
+            tags=[tag for part in env.get("SA_NODE_TAGS", "").split(",") if (tag := part.strip())],
+        )
+
+
+class Resume(Struct, frozen=True, omit_defaults=True):
+    """What a returning node still knows of calls it accepted earlier."""
+
+    boot: str
+    """Names one life of the node program: what another life accepted, this one cannot speak for."""
+    running: list[str] = []
+    finished: list[str] = []
+
+
+class NodeExtras(Struct, frozen=True, omit_defaults=True):
+    """What a Farhand node adds to its hello."""
+
+    features: list[str] = []
+    tools: list[ToolSpec] = []
+    runtime: dict[str, Any] = {}
+    role: str = "specialized"
+    max_request_bytes: int | None = None
+    resume: Resume | None = None
+
+
+class GatewayExtras(Struct, frozen=True, omit_defaults=True):
+    """What a Farhand gateway adds to its welcome, for a node that announced features."""
+
+    features: list[str] = []
+    gateway_id: str = ""
+    max_response_bytes: int | None = None
+
+
+class NodeHello(Struct, frozen=True, kw_only=True, tag_field="type", tag="node_hello"):
+    protocol_version: Version = PROTOCOL_VERSION
+    node: NodeInfo
+    capabilities: list[str]
+    farhand: NodeExtras | UnsetType = UNSET
+
+
+class GatewayWelcome(Struct, frozen=True, kw_only=True, tag_field="type", tag="gateway_welcome"):
+    protocol_version: Version = PROTOCOL_VERSION
+    gateway_version: str
+    farhand: GatewayExtras | UnsetType = UNSET
+
+
+class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
+    request_id: str
+    tool: str
+    args: Raw = NULL
+    session_key: str | UnsetType | None = UNSET
+    timeout_ms: int | UnsetType = UNSET
+
+
+class ToolResponse(Struct, frozen=True, tag_field="type", tag="tool_response"):
+    request_id: str
+    ok: bool
+    result: Raw | UnsetType = UNSET
+    error: ToolFailure | UnsetType | None = UNSET
+
+
+class Ping(Struct, frozen=True, tag_field="type", tag="ping"):
+    timestamp: Millis
+
+
+class Pong(Struct, frozen=True, tag_field="type", tag="pong"):
+    timestamp: Millis
+
+
+class ToolCancel(Struct, frozen=True, tag_field="type", tag="tool_cancel"):
+    """Gateway -> node (`cancel`): stop working on this call."""
+
+    request_id: str
+    reason: str = ""
+
+
+class ToolAck(Struct, frozen=True, tag_field="type", tag="tool_ack"):
+    """Gateway -> node (`resume`): these results are on disk; forget them."""
+
+    request_ids: list[str]
+
+
+class ToolsUpdate(Struct, frozen=True, tag_field="type", tag="tools_update"):
+    """Node -> gateway (`tools`): what this node offers has changed."""
+
+    capabilities: list[str]
+    tools: list[ToolSpec] = []
+
+
+Message = NodeHello | GatewayWelcome | ToolRequest | ToolResponse | Ping | Pong | ToolCancel | ToolAck | ToolsUpdate
+
+# Field order on the wire is the guide's, which is also the order of the array form.
+_ORDER: Final[dict[str, tuple[str, ...]]] = {
+    "node_hello": ("protocol_version", "node", "capabilities"),
+    "gateway_welcome": ("protocol_version", "gateway_version"),
+    "tool_request": ("request_id", "tool", "args", "session_key"),
+    "tool_response": ("request_id", "ok", "result", "error"),
+    "ping": ("timestamp",),
+    "pong": ("timestamp",),
+}
+_NODE_ORDER: Final = ("id", "name", "node_type", "version", "tags")
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_fields_decoder: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
+_items_decoder: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+
+
+def encode(message: Message) -> bytes:
+    """The text frame of a message: compact JSON, the tag first."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | str) -> Message:
+    """The message in a text frame. Whatever is wrong with the frame is a ProtocolError, nothing else."""
+    try:
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+        if not raw.isascii():
+            raw.decode()  # bodies are passed on unread, so a broken character must be caught here
+        if raw.lstrip(b" \t\r\n")[:1] == b"[":
+            raw = _from_array(raw)
+        raw = _checked(raw)
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {error}") from None
+
+
+def _checked(raw: bytes) -> bytes:
+    """The frame itself, once no key repeats; a node in array form is turned into an object."""
+    fields = _fields_decoder.decode(raw)
+    _refuse_repeats(raw, fields)
+    for name in ("node", "error"):
+        inner = fields.get(name)
+        if inner is None:
+            continue
+        text = bytes(inner)
+        if text[:1] == b"{":
+            _refuse_repeats(text, _fields_decoder.decode(text))
+        elif name == "node" and text[:1] == b"[":
+            items = _items_decoder.decode(text)
+            fields[name] = Raw(_encoder.encode(dict(zip(_NODE_ORDER, items, strict=False))))
+            raw = _encoder.encode(fields)
+    return raw
+
+
+def _refuse_repeats(raw: bytes, fields: dict[str, Raw]) -> None:
+    # A parser keeps the last of two equal keys in silence. Every byte of a compact frame belongs to a field we
+    # hold, and in any other frame so does every quotation mark: what is left over is a repeated key.
+    compact = 1 + sum(len(key.encode()) + len(value) + 4 for key, value in fields.items())
+    if len(raw) == compact:
+        return
+    held = sum(2 + key.count('"') + bytes(value).count(b'"') for key, value in fields.items())
+    if raw.count(b'"') != held:
+        raise ProtocolError("not a message: a key is repeated")
+
+
+def _from_array(raw: bytes) -> bytes:
+    items = _items_decoder.decode(raw)
+    tag = msgspec.json.decode(items[0], type=str) if items else ""
+    order = _ORDER.get(tag)
+    if order is None or len(items) - 1 > len(order):
+        raise ProtocolError(f"not a message: array of {len(items)} items tagged {tag!r}")
+    return _encoder.encode({"type": tag, **dict(zip(order, items[1:], strict=False))})

@@ -1,0 +1,34 @@
+"""The version of the node socket, and the sizes both ends hold to."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+# 1  2026-11  six messages of the plug-in guide; everything Farhand adds is announced as a feature instead
+
+KIB = 1024
+MIB = 1024 * KIB
+
+MAX_TOOL_RESPONSE_BYTES = 4 * MIB
+"""What the guide allows a tool response to be."""
+
+MAX_REQUEST_BYTES = 256 * KIB
+"""Longest tool request a plain node reads; it drops anything longer without an answer."""
+
+MAX_RESPONSE_BYTES = 1 * MIB
+"""Longest result a plug-in sends before it is truncated."""
+
+MAX_FRAME_BYTES = 64 * MIB
+"""Longest frame either end reads at all; beyond it the connection is closed."""
+
+MAX_HELLO_BYTES = 1 * MIB
+MAX_CAPABILITIES = 256
+MAX_TOOLS = 1024
+MAX_NAME_LENGTH = 256
+MAX_NODE_ID_LENGTH = 128
+
+HELLO_SECONDS = 10.0
+"""Both ends wait this long for the other's first message."""
+
+LINK_PING_SECONDS = 20.0
+LINK_DEADLINE_SECONDS = 40.0
+"""A silent link is asked after the first and given up after the second: half-open links end within 45 s."""

@@ -1,0 +1,307 @@
+"""The node client: connects to a gateway, serves a registry, and comes back whenever the link breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
+
+from msgspec import UNSET
+
+from farhand.protocol.errors import ProtocolError
+from farhand.protocol.messages import (
+    FEATURE_RESUME,
+    FEATURE_TOOLS,
+    FEATURES,
+    GatewayExtras,
+    GatewayWelcome,
+    NodeExtras,
+    NodeHello,
+    NodeInfo,
+    Ping,
+    Pong,
+    ToolAck,
+    ToolCancel,
+    ToolRequest,
+    ToolsUpdate,
+    decode,
+    encode,
+)
+from farhand.protocol.version import (
+    HELLO_SECONDS,
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
+    PROTOCOL_VERSION,
+)
+from farhand.sdk.backoff import ReconnectBackoff
+from farhand.sdk.dispatch import Dispatcher
+from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
+from farhand.sdk.link import Link, LinkLost
+from farhand.sdk.registry import ToolRegistry
+
+log = logging.getLogger("farhand.sdk")
+
+DEFAULT_URL = "ws://localhost:3210/v1/nodes/ws"
+PONG_SECONDS = 15.0
+"""A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
+
+
+class NodeClient:
+    """Serves one registry to one gateway. Every argument has the plug-in guide's name and default."""
+
+    def __init__(
+        self,
+        gateway_ws_url: str | None = None,
+        token: str | None = None,
+        *,
+        node_info: NodeInfo | None = None,
+        node_id: str = "unnamed-node",
+        name: str = "unnamed-node",
+        node_type: str = "generic",
+        version: str = "0.1.0",
+        tags: list[str] | None = None,
+        heartbeat_interval: float = 30.0,
+        reconnect_backoff: ReconnectBackoff | None = None,
+        max_concurrent_tools: int = 16,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        role: str = "specialized",
+        runtime: Mapping[str, Any] | None = None,
+        ca_file: str | None = None,
+        token_in_query: bool = True,
+    ) -> None:
+        """Raises ConfigError for settings that cannot work.
+
+        `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
+        beside the system's authorities. `token_in_query=False` keeps the token out of the URL; it then travels in
+        the `Authorization` header alone, which a SerialAgent gateway does not read.
+        """
+        if gateway_ws_url is None:
+            gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
+        if not gateway_ws_url:
+            raise ConfigError("gateway_ws_url is required")
+        if urlsplit(gateway_ws_url).scheme not in ("ws", "wss"):
+            raise ConfigError(f"gateway_ws_url must begin with ws:// or wss://, not {gateway_ws_url!r}")
+        for setting, value in {
+            "heartbeat_interval": heartbeat_interval,
+            "max_concurrent_tools": max_concurrent_tools,
+            "max_request_bytes": max_request_bytes,
+            "max_response_bytes": max_response_bytes,
+        }.items():
+            if value <= 0:
+                raise ConfigError(f"{setting} must be greater than 0, not {value!r}")
+        self.node_info = node_info or NodeInfo(node_id, name, node_type, version, list(tags or []))
+        self._token = os.environ.get("SA_NODE_TOKEN") if token is None else token
+        self._heartbeat = heartbeat_interval
+        self._backoff = reconnect_backoff or ReconnectBackoff()
+        self._max_concurrent = max_concurrent_tools
+        self._max_request_bytes = max_request_bytes
+        self._max_response_bytes = max_response_bytes
+        self._role = role
+        self._runtime = dict(runtime or {})
+        self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
+        self.shown_url = gateway_ws_url.partition("?")[0]
+        self._tls = _tls_context(ca_file) if gateway_ws_url.startswith("wss:") else None
+
+    async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> NoReturn:
+        """Serve until told to stop.
+
+        Raises Shutdown once the event is set, ReconnectExhausted after `max_attempts` failures in a row, and Refused
+        when the gateway turns this node away for good. However it ends, tools are cancelled and the socket closed.
+        """
+        if shutdown is None:
+            shutdown = asyncio.Event()
+        dispatcher = Dispatcher(
+            registry,
+            boot=uuid.uuid4().hex,
+            max_concurrent=self._max_concurrent,
+            max_request_bytes=self._max_request_bytes,
+            max_response_bytes=self._max_response_bytes,
+        )
+        stop = asyncio.ensure_future(shutdown.wait())
+        attempt = 0
+        try:
+            while True:
+                connection = _Connection(self, registry, dispatcher)
+                try:
+                    await connection.serve(stop)
+                except LinkLost as lost:
+                    if connection.welcomed and not lost.replaced:
+                        attempt = 0
+                    if self._backoff.exhausted(attempt):
+                        raise ReconnectExhausted(attempt, str(lost)) from None
+                    delay = self._backoff.delay(attempt)
+                    attempt += 1
+                    log.warning("%s: %s; connecting again in %.1f s", self.shown_url, lost, delay)
+                    await asyncio.wait({stop}, timeout=delay)
+                if stop.done():
+                    raise Shutdown()
+        finally:
+            stop.cancel()
+            await dispatcher.close("the node is shutting down")
+
+    def spawn(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> asyncio.Task[NoReturn]:
+        """`run` as a task of the current loop."""
+        return asyncio.get_running_loop().create_task(self.run(registry, shutdown))
+
+    def hello(self, registry: ToolRegistry, dispatcher: Dispatcher) -> NodeHello:
+        return NodeHello(
+            node=self.node_info,
+            capabilities=registry.capabilities(),
+            farhand=NodeExtras(
+                features=list(FEATURES),
+                tools=registry.specs(),
+                runtime=self._runtime,
+                role=self._role,
+                max_request_bytes=self._max_request_bytes,
+                resume=dispatcher.resume(),
+            ),
+        )
+
+    async def connect(self, connection: _Connection) -> Link:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return await Link.connect(self._url, headers, self._tls, connection.on_text)
+
+    @property
+    def heartbeat_interval(self) -> float:
+        return self._heartbeat
+
+
+class _Connection:
+    """One link, from the hello to its end."""
+
+    def __init__(self, client: NodeClient, registry: ToolRegistry, dispatcher: Dispatcher) -> None:
+        self._client = client
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._welcome: asyncio.Future[GatewayWelcome] = asyncio.get_running_loop().create_future()
+        self._extras = GatewayExtras()
+        self._link: Link | None = None
+        self.welcomed = False
+
+    async def serve(self, stop: asyncio.Future[Any]) -> None:
+        """Returns when `stop` is done; raises LinkLost or Refused when the link ends first."""
+        connecting = asyncio.ensure_future(self._client.connect(self))
+        try:
+            await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not connecting.done():
+                connecting.cancel()
+        if stop.done() and not connecting.done():
+            return
+        link = self._link = await connecting
+        try:
+            await self._handshake(link, stop)
+            if self.welcomed:
+                await self._converse(link, stop)
+        finally:
+            if stop.done():
+                await self._dispatcher.close("the node is shutting down")
+            self._dispatcher.detach("the link to the gateway was lost")
+            await link.close()
+
+    async def _handshake(self, link: Link, stop: asyncio.Future[Any]) -> None:
+        link.send(encode(self._client.hello(self._registry, self._dispatcher)))
+        waits: set[asyncio.Future[Any]] = {self._welcome, link.ended, stop}
+        await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            return
+        if link.ended.done():
+            raise link.ended.result()
+        if not self._welcome.done():
+            raise LinkLost(f"the gateway did not say welcome within {HELLO_SECONDS:.0f} s")
+        welcome = self._welcome.result()
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise Refused(
+                f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
+            )
+        log.info("connected to %s as %s", self._client.shown_url, self._client.node_info.id)
+
+    def _welcomed(self, welcome: GatewayWelcome) -> None:
+        """Ready at once: the next frame, perhaps already here, may be a request."""
+        assert self._link is not None
+        if welcome.protocol_version == PROTOCOL_VERSION:
+            if welcome.farhand is not UNSET:
+                self._extras = welcome.farhand
+            self.welcomed = self._link.welcomed = True
+            self._dispatcher.attach(self._link.send, keeps=FEATURE_RESUME in self._extras.features)
+        self._welcome.set_result(welcome)
+
+    async def _converse(self, link: Link, stop: asyncio.Future[Any]) -> None:
+        unsubscribe = self._registry.on_change(self._announce)
+        heart = asyncio.ensure_future(self._beat(link))
+        try:
+            await asyncio.wait({link.ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unsubscribe()
+            heart.cancel()
+        if not stop.done():
+            raise link.ended.result()
+
+    async def _beat(self, link: Link) -> None:
+        """Ping at once and at every interval; drop a link on which a ping stays unanswered."""
+        loop = asyncio.get_running_loop()
+        interval = self._client.heartbeat_interval
+        next_ping = loop.time()
+        unanswered: float | None = None
+        while True:
+            now = loop.time()
+            if unanswered is not None and link.heard_at >= unanswered:
+                unanswered = None
+            if unanswered is not None and now - unanswered >= PONG_SECONDS:
+                link.drop(f"no answer to a ping within {PONG_SECONDS:.0f} s")
+                return
+            if now >= next_ping:
+                link.send(encode(Ping(time.time_ns() // 1_000_000)))
+                unanswered = now if unanswered is None else unanswered
+                next_ping = now + interval
+            await asyncio.sleep(min(next_ping - now, PONG_SECONDS) if unanswered is None else min(interval, 1.0))
+
+    def _announce(self) -> None:
+        if self._link is not None and FEATURE_TOOLS in self._extras.features:
+            self._link.send(encode(ToolsUpdate(self._registry.capabilities(), self._registry.specs())))
+
+    def on_text(self, frame: bytes) -> None:
+        try:
+            message = decode(frame)
+        except ProtocolError as error:
+            log.debug("ignored a frame of %d bytes: %s", len(frame), error)
+            return
+        if not self.welcomed:
+            if isinstance(message, GatewayWelcome) and not self._welcome.done():
+                self._welcomed(message)
+            return
+        match message:
+            case ToolRequest():
+                self._dispatcher.request(message, len(frame))
+            case Ping(timestamp):
+                if self._link is not None:
+                    self._link.send(encode(Pong(timestamp)))
+            case ToolCancel(request_id, reason):
+                self._dispatcher.cancel(request_id, reason or "cancelled by the gateway")
+            case ToolAck(request_ids):
+                self._dispatcher.acknowledge(request_ids)
+            case _:
+                log.debug("ignored an unexpected %s", type(message).__name__)
+
+
+def build_url(url: str, token: str | None, node_id: str) -> str:
+    """The address with `token` and `node_id` as query values, percent-encoded."""
+    query = f"token={quote(token, safe=':@')}&" if token else ""
+    return f"{url}{'&' if '?' in url else '?'}{query}node_id={quote(node_id, safe=':@')}"
+
+
+def _tls_context(ca_file: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file:
+        try:
+            context.load_verify_locations(ca_file)
+        except OSError as error:
+            raise ConfigError(f"ca_file {ca_file!r} cannot be read: {error}") from None
+    return context

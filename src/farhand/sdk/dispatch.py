@@ -1,0 +1,218 @@
+"""Runs the tools a gateway asks for: so many at once, each id once, results kept until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from farhand.protocol.calls import ToolFailure
+from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
+from farhand.sdk.context import CancelToken, ToolContext
+from farhand.sdk.registry import ToolRegistry
+
+log = logging.getLogger("farhand.sdk")
+
+MAX_WAITING = 64
+MAX_UNACKNOWLEDGED = 1024
+REMEMBERED_IDS = 65_536
+CANCEL_GRACE_SECONDS = 2.0
+
+Send = Callable[[bytes], None]
+
+
+class Dispatcher:
+    """One life of a node's work, across any number of connections. Its owner calls `close`."""
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        *,
+        boot: str,
+        max_concurrent: int,
+        max_request_bytes: int,
+        max_response_bytes: int,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._registry = registry
+        self._boot = boot
+        self._max_concurrent = max_concurrent
+        self._max_waiting = max_waiting
+        self._max_request_bytes = max_request_bytes
+        self._max_response_bytes = max_response_bytes
+        self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
+        self._waiting: OrderedDict[str, ToolRequest] = OrderedDict()
+        self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
+        self._done: deque[str] = deque()
+        self._done_ids: set[str] = set()
+        self._send: Send | None = None
+        self._keeps = False
+
+    # -- the link ---------------------------------------------------------------------------------------
+
+    def attach(self, send: Send, *, keeps: bool) -> None:
+        """Answers go through `send` from now on. `keeps`: the gateway acknowledges results and takes them late."""
+        self._send, self._keeps = send, keeps
+        if not keeps:
+            self._unacknowledged.clear()
+        for frame in self._unacknowledged.values():
+            send(frame)
+
+    def detach(self, reason: str) -> None:
+        """The link is gone. Work goes on for a gateway that will take its results later, else it is cancelled."""
+        self._send = None
+        if not self._keeps:
+            self._waiting.clear()
+            for request_id in list(self._running):
+                self.cancel(request_id, reason)
+
+    def resume(self) -> Resume:
+        return Resume(
+            boot=self._boot,
+            running=[*self._running, *self._waiting],
+            finished=list(self._unacknowledged),
+        )
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def request(self, request: ToolRequest, size: int) -> None:
+        """Start, queue or refuse a call. An id seen before never starts again."""
+        request_id = request.request_id
+        if request_id in self._running or request_id in self._waiting:
+            return
+        kept = self._unacknowledged.get(request_id)
+        if kept is not None:
+            self._transmit(kept)
+            return
+        if request_id in self._done_ids:
+            return
+        if size > self._max_request_bytes:
+            self._refuse(
+                request_id,
+                InvalidArgs(
+                    f"the request has {size} bytes, this node takes at most {self._max_request_bytes} "
+                    "(max_request_bytes)"
+                ),
+            )
+        elif self._registry.find(request.tool) is None:
+            self._refuse(request_id, NotFound(f"unknown tool: {request.tool}"))
+        elif len(self._running) < self._max_concurrent:
+            self._start(request)
+        elif len(self._waiting) < self._max_waiting and len(self._unacknowledged) < MAX_UNACKNOWLEDGED:
+            self._waiting[request_id] = request
+        else:
+            self._refuse(
+                request_id,
+                Failed(
+                    f"busy: {len(self._running)} calls are running and {len(self._waiting)} waiting; "
+                    "it did not run, try again later"
+                ),
+            )
+
+    def cancel(self, request_id: str, reason: str) -> None:
+        """Ask a call to stop; one that does not within the grace has its task cancelled."""
+        if request_id in self._waiting:
+            del self._waiting[request_id]
+            self._refuse(request_id, Cancelled(f"cancelled before it started: {reason}"))
+            return
+        found = self._running.get(request_id)
+        if found is None:
+            return
+        task, token = found
+        token.cancel(reason)
+        asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
+
+    def acknowledge(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if self._unacknowledged.pop(request_id, None) is not None:
+                self._remember(request_id)
+
+    async def close(self, reason: str) -> None:
+        """Cancel everything and wait for it to end; no tool runs afterwards."""
+        for request_id in list(self._waiting):
+            self.cancel(request_id, reason)
+        tasks = [task for task, _ in self._running.values()]
+        for request_id in list(self._running):
+            self.cancel(request_id, reason)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS + 1)
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    def _start(self, request: ToolRequest) -> None:
+        token = CancelToken()
+        task = asyncio.get_running_loop().create_task(self._run(request, token))
+        self._running[request.request_id] = (task, token)
+
+    async def _run(self, request: ToolRequest, token: CancelToken) -> None:
+        request_id = request.request_id
+        try:
+            response = await self._outcome(request, token)
+        except asyncio.CancelledError:
+            response = _failure(request_id, Cancelled(token.reason or "cancelled"))
+        del self._running[request_id]
+        self._answer(response)
+        while self._waiting and len(self._running) < self._max_concurrent:
+            self._start(self._waiting.popitem(last=False)[1])
+
+    async def _outcome(self, request: ToolRequest, token: CancelToken) -> ToolResponse:
+        tool = self._registry.find(request.tool)
+        if tool is None:
+            return _failure(request.request_id, NotFound(f"unknown tool: {request.tool}"))
+        context = ToolContext(
+            request_id=request.request_id,
+            tool_name=request.tool,
+            session_key=request.session_key or None,
+            cancel=token,
+            timeout_ms=None if request.timeout_ms is UNSET else request.timeout_ms,
+        )
+        try:
+            value = await tool.run(context, request.args)
+            result = msgspec.json.encode(value)
+        except ToolError as error:
+            return _failure(request.request_id, error)
+        except Exception as error:
+            log.exception("tool %s failed on call %s", request.tool, request.request_id)
+            return _failure(request.request_id, Failed(f"tool handler panicked: {type(error).__name__}: {error}"))
+        return ToolResponse(request.request_id, True, result=Raw(self._fitted(request.request_id, result)))
+
+    def _fitted(self, request_id: str, result: bytes) -> bytes:
+        """The result, or the beginning of it where it is longer than a response may be."""
+        if len(result) <= self._max_response_bytes:
+            return result
+        head = b'{"_truncated":true,"_original_bytes":%d,"partial":"' % len(result)
+        frame = len(encode(ToolResponse(request_id, True, result=Raw(head + b'"}'))))
+        escaped = msgspec.json.encode(result.decode())[1:-1]
+        cut = escaped[: max(0, self._max_response_bytes - frame)].decode(errors="ignore")
+        backslashes = len(cut) - len(cut.rstrip("\\"))
+        return head + cut[: len(cut) - backslashes % 2].encode() + b'"}'
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    def _refuse(self, request_id: str, error: ToolError) -> None:
+        self._answer(_failure(request_id, error))
+
+    def _answer(self, response: ToolResponse) -> None:
+        frame = encode(response)
+        if self._keeps:
+            self._unacknowledged[response.request_id] = frame
+        self._transmit(frame)
+
+    def _transmit(self, frame: bytes) -> None:
+        if self._send is not None:
+            self._send(frame)
+
+    def _remember(self, request_id: str) -> None:
+        self._done.append(request_id)
+        self._done_ids.add(request_id)
+        if len(self._done) > REMEMBERED_IDS:
+            self._done_ids.discard(self._done.popleft())
+
+
+def _failure(request_id: str, error: ToolError) -> ToolResponse:
+    return ToolResponse(request_id, False, error=ToolFailure.of(error))

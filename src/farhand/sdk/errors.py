@@ -1,0 +1,39 @@
+"""How `NodeClient.run` ends.
+
+NodeSdkError
+├── Shutdown              the shutdown event was set
+├── ReconnectExhausted    max_attempts failures in a row
+├── Refused               the gateway does not want this node; trying again would change nothing
+└── ConfigError           a setting that cannot work (also a ValueError)
+"""
+
+from __future__ import annotations
+
+from farhand.protocol.errors import FarhandError
+
+
+class NodeSdkError(FarhandError):
+    """Root of everything the client raises."""
+
+
+class Shutdown(NodeSdkError):
+    """The shutdown event was set: tools were cancelled and the socket closed."""
+
+    def __init__(self, message: str = "shut down on request") -> None:
+        super().__init__(message)
+
+
+class ReconnectExhausted(NodeSdkError):
+    """`max_attempts` reconnects failed."""
+
+    def __init__(self, attempts: int, reason: str = "") -> None:
+        super().__init__(f"gave up after {attempts} attempts to reconnect" + (f": {reason}" if reason else ""))
+        self.attempts = attempts
+
+
+class Refused(NodeSdkError):
+    """The gateway refused this node for a reason that a retry cannot change."""
+
+
+class ConfigError(NodeSdkError, ValueError):
+    """A setting of the client that cannot work."""

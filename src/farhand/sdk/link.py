@@ -1,0 +1,153 @@
+"""One connection to a gateway: frames in, frames out, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+
+import picows
+
+from farhand.protocol.version import MAX_FRAME_BYTES
+from farhand.sdk.errors import Refused
+
+CONNECT_SECONDS = 10.0
+
+CLOSE_REPLACED = 4409
+"""Another connection took this node's place."""
+
+FATAL_CLOSES = frozenset({4400, 4401, 4403, 4406})
+"""Bad hello, wrong credential, not allowed, a version the gateway does not speak."""
+
+
+class LinkLost(Exception):
+    """The connection could not be made, or ended; another try may succeed."""
+
+    def __init__(self, reason: str, *, replaced: bool = False) -> None:
+        super().__init__(reason)
+        self.replaced = replaced
+
+
+class Link(picows.WSListener):
+    """Use `Link.connect`. Text frames go to `on_text`; `ended` is set to the reason once the link is over.
+
+    Whoever connected calls `close`.
+    """
+
+    def __init__(self, on_text: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
+        self.heard_at = loop.time()
+        self.on_text = on_text
+        self.welcomed = False
+        self._time = loop.time
+        self._parts: list[bytes] = []
+        self._text = True
+        self._transport: picows.WSTransport | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        on_text: Callable[[bytes], None],
+    ) -> Link:
+        """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, link = await picows.ws_connect(
+                    lambda: cls(on_text),
+                    url,
+                    ssl_context=tls,
+                    extra_headers=dict(headers),
+                    max_frame_size=MAX_FRAME_BYTES,
+                    max_redirects=0,
+                    websocket_handshake_timeout=CONNECT_SECONDS,
+                )
+        except picows.WSInvalidStatusError as error:
+            raise _refusal(error) from None
+        except ssl.SSLCertVerificationError as error:
+            raise Refused(f"the gateway's certificate is not trusted: {error.verify_message}") from None
+        except TimeoutError:
+            raise LinkLost(f"no connection within {CONNECT_SECONDS:.0f} s") from None
+        except (OSError, picows.WSError) as error:
+            raise LinkLost(str(error) or type(error).__name__) from None
+        assert isinstance(link, cls)
+        return link
+
+    def send(self, frame: bytes) -> None:
+        """Queue a text frame; on a link that has ended it goes nowhere, which `ended` tells."""
+        if self._transport is not None and not self._transport.is_disconnected:
+            self._transport.send(picows.WSMsgType.TEXT, frame)
+
+    def drop(self, reason: str) -> None:
+        """End the link without ceremony: the other side does not answer."""
+        self._finish(LinkLost(reason))
+        if self._transport is not None:
+            self._transport.disconnect(False)
+
+    async def close(self) -> None:
+        """Say goodbye and wait, briefly, for the other side's."""
+        if self._transport is None or self._transport.is_disconnected:
+            return
+        self._transport.send_close(picows.WSCloseCode.GOING_AWAY, b"node is shutting down")
+        try:
+            async with asyncio.timeout(1):
+                await self._transport.wait_disconnected()
+        except TimeoutError:
+            self._transport.disconnect(False)
+
+    # -- called by picows -------------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: picows.WSTransport) -> None:
+        self._transport = transport
+
+    def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
+        self.heard_at = self._time()
+        kind = frame.msg_type
+        if kind == picows.WSMsgType.CLOSE:
+            payload = frame.get_payload_as_bytes()
+            code = int.from_bytes(payload[:2]) if len(payload) >= 2 else 1005
+            self._finish(_ending(code, payload[2:], welcomed=self.welcomed))
+            transport.send_close(picows.WSCloseCode.OK)
+            transport.disconnect()
+        elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
+            if kind != picows.WSMsgType.CONTINUATION:
+                self._text = kind == picows.WSMsgType.TEXT
+                self._parts.clear()
+            self._parts.append(frame.get_payload_as_bytes())
+            if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+                self.drop(f"the gateway sent a message of more than {MAX_FRAME_BYTES} bytes")
+            elif frame.fin:
+                message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                self._parts.clear()
+                if self._text:
+                    self.on_text(message)
+
+    def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
+        self._finish(LinkLost("the connection was lost"))
+
+    def _finish(self, end: LinkLost | Refused) -> None:
+        if not self.ended.done():
+            self.ended.set_result(end)
+
+
+def _refusal(error: picows.WSInvalidStatusError) -> Refused | LinkLost:
+    status = int(error.response.status) if error.response else 0
+    text = (error.raw_body or b"").decode(errors="replace").strip()[:200]
+    reason = f"the gateway answered HTTP {status}" + (f": {text}" if text else "")
+    if 400 <= status < 500 and status not in (408, 425, 429):
+        return Refused(reason)
+    return LinkLost(reason)
+
+
+def _ending(code: int, message: bytes, *, welcomed: bool) -> LinkLost | Refused:
+    reason = f"the gateway closed the connection ({code}" + (
+        f": {message.decode(errors='replace')})" if message else ")"
+    )
+    if code == CLOSE_REPLACED:
+        return LinkLost(reason, replaced=True)
+    if code in FATAL_CLOSES or (code in (1002, 1008) and not welcomed):
+        return Refused(reason)
+    return LinkLost(reason)

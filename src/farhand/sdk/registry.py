@@ -1,0 +1,148 @@
+"""Which tools a node offers, and under which capabilities it announces them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.names import validate_capability
+from farhand.sdk.context import ToolContext
+from farhand.tools.schema import Parameters
+
+Handler = Callable[[ToolContext, Any], Awaitable[Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@runtime_checkable
+class NodeTool(Protocol):
+    """A tool as an object."""
+
+    async def call(self, ctx: ToolContext, args: Any) -> Any: ...
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A tool of this node: what callers are told of it, and what runs."""
+
+    spec: ToolSpec
+    run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
+    handler: Callable[..., Any]
+
+
+class ToolRegistry:
+    """Maps tool names to handlers. Names are lower-case dotted namespaces and found in any casing."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Registered] = {}
+        self._prefixes: set[str] = set()
+        self._on_change: list[Callable[[], None]] = []
+
+    @classmethod
+    def with_defaults(cls, root: str) -> ToolRegistry:
+        """A registry that announces `root` from the start."""
+        return cls().add_capability_prefix(root)
+
+    def register(self, name: str, handler: Handler | NodeTool, *, spec: ToolSpec | None = None) -> ToolRegistry:
+        """Offer `async handler(ctx, args)`, or an object with such a `call` method. A name used before is replaced.
+
+        Raises ValueError for a name that is not a dotted namespace.
+        """
+        name = validate_capability(name.lower())
+        target: Handler = handler.call if isinstance(handler, NodeTool) else handler
+        if not callable(target):
+            raise ValueError(f"the handler of {name!r} cannot be called: {handler!r}")
+
+        async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
+            return await target(ctx, msgspec.json.decode(args))
+
+        described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
+        return self.add(Registered(described, run, target))
+
+    def tool(
+        self,
+        name: str,
+        *,
+        description: str | None = None,
+        read_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Callable[[Function], Function]:
+        """Offer a typed function: its parameters after the context become the schema, its docstring the description.
+
+        A plain function runs in a thread. Raises ValueError for a name or signature that cannot be offered.
+        """
+
+        def decorate(function: Function) -> Function:
+            parameters = Parameters(function, skip=1)
+            spec = ToolSpec(
+                name=validate_capability(name.lower()),
+                description=description if description is not None else inspect.getdoc(function) or "",
+                parameters=parameters.schema,
+                read_only=read_only,
+                timeout_ms=timeout_ms,
+            )
+
+            async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
+                arguments = parameters.read(args)
+                if inspect.iscoroutinefunction(function):
+                    return await function(ctx, **arguments)
+                return await asyncio.to_thread(function, ctx, **arguments)
+
+            self.add(Registered(spec, run, function))
+            return function
+
+        return decorate
+
+    def add(self, tool: Registered) -> ToolRegistry:
+        """Offer a tool whose name is already what callers will use."""
+        self._tools[tool.spec.name.lower()] = tool
+        self._changed()
+        return self
+
+    def add_capability_prefix(self, prefix: str) -> ToolRegistry:
+        """Announce a namespace; one trailing dot is forgiven. Raises ValueError for an invalid one."""
+        self._prefixes.add(validate_capability(prefix.lower().removesuffix(".")))
+        self._changed()
+        return self
+
+    def derive_capabilities_from_tools(self) -> ToolRegistry:
+        """Announce the namespace of every dotted tool: its name without the last segment."""
+        self._prefixes.update(self._derived())
+        self._changed()
+        return self
+
+    def tool_names(self) -> list[str]:
+        return sorted(self._tools)
+
+    def capabilities(self) -> list[str]:
+        """Sorted prefixes; derived from the tools when none was added by hand."""
+        return sorted(self._prefixes or self._derived())
+
+    def specs(self) -> list[ToolSpec]:
+        return [self._tools[name].spec for name in self.tool_names()]
+
+    def get(self, name: str) -> Callable[..., Any] | None:
+        """The handler registered under `name`, in any casing."""
+        tool = self._tools.get(name.lower())
+        return tool.handler if tool else None
+
+    def find(self, name: str) -> Registered | None:
+        return self._tools.get(name.lower())
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after each change, until the returned function is called."""
+        self._on_change.append(listener)
+        return lambda: self._on_change.remove(listener)
+
+    def _changed(self) -> None:
+        for listener in list(self._on_change):
+            listener()
+
+    def _derived(self) -> set[str]:
+        # A tool of one segment has no namespace to announce, so it is announced whole: it must be reachable.
+        return {
+            tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()
+        }

@@ -1,0 +1,175 @@
+"""The record of every call: one row from the moment it is allowed until its one honest end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.protocol.calls import NULL
+from farhand.store.events import append_event
+
+IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
+
+
+class CallState(StrEnum):
+    RUNNING = "running"
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    DENIED = "denied"
+    UNKNOWN = "unknown"
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the record."""
+
+    id: str
+    tool: str
+    args: msgspec.Raw = NULL
+    session_key: str | None = None
+    agent_id: str | None = None
+    credential: str
+    route: str
+    node_id: str | None = None
+    capability: str | None = None
+    node_boot: str | None = None
+    background: bool = False
+    idempotency_key: str | None = None
+    state: CallState = CallState.RUNNING
+    created_at: int
+    deadline_at: int
+    ended_at: int | None = None
+    duration_ms: float | None = None
+    result: msgspec.Raw | None = None
+    error_kind: str | None = None
+    error_message: str | None = None
+
+
+_COLUMNS: Final = CallRecord.__struct_fields__
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
+
+INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+FINISH: Final = """
+    UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
+    WHERE id = ? AND ended_at IS NULL"""
+ONE: Final = f"{_SELECT} WHERE id = ?"
+OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
+CLAIM: Final = """
+    INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (credential, key) DO UPDATE
+    SET body_hash = excluded.body_hash, call_id = excluded.call_id, created_at = excluded.created_at
+    WHERE created_at < excluded.created_at - ?
+    RETURNING call_id"""
+CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ?"
+
+
+def claim(
+    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
+) -> tuple[str, bytes]:
+    """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
+    won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
+    if won:
+        return call_id, body_hash
+    held: tuple[str, bytes] = connection.execute(CLAIMED, (credential, key)).fetchall()[0]  # type: ignore[assignment]
+    return held
+
+
+def begin(connection: apsw.Connection, record: CallRecord) -> None:
+    """Write a call down; one that is already over goes in whole."""
+    connection.execute(
+        INSERT,
+        (
+            record.id,
+            record.tool,
+            bytes(record.args),
+            record.session_key,
+            record.agent_id,
+            record.credential,
+            record.route,
+            record.node_id,
+            record.capability,
+            record.node_boot,
+            int(record.background),
+            record.idempotency_key,
+            record.state.value,
+            record.created_at,
+            record.deadline_at,
+            record.ended_at,
+            record.duration_ms,
+            None if record.result is None else bytes(record.result),
+            record.error_kind,
+            record.error_message,
+        ),
+    )
+    if record.ended_at is None:
+        append_event(connection, record.created_at, "call.started", record.id, {"tool": record.tool, **_where(record)})
+    else:
+        _append_end(connection, record)
+
+
+def finish(connection: apsw.Connection, record: CallRecord) -> bool:
+    """Write down how a call ended; False when its end is already written."""
+    connection.execute(
+        FINISH,
+        (
+            record.state.value,
+            record.ended_at,
+            record.duration_ms,
+            None if record.result is None else bytes(record.result),
+            record.error_kind,
+            record.error_message,
+            record.id,
+        ),
+    )
+    if not connection.changes():
+        return False
+    _append_end(connection, record)
+    return True
+
+
+def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
+    rows = connection.execute(ONE, (call_id,)).fetchall()
+    return _record(rows[0]) if rows else None
+
+
+def open_calls(connection: apsw.Connection) -> list[CallRecord]:
+    return [_record(row) for row in connection.execute(OPEN)]
+
+
+def search(
+    connection: apsw.Connection, filters: Mapping[str, str], *, limit: int, before: str | None = None
+) -> list[CallRecord]:
+    """Newest first. `filters` name columns of the caller's choice among tool, node_id, state and session_key."""
+    clauses = [f"{column} = ?" for column in filters]
+    values: list[Any] = list(filters.values())
+    if before is not None:
+        clauses.append("seq < (SELECT seq FROM calls WHERE id = ?)")
+        values.append(before)
+    where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
+    rows = connection.execute(f"{_SELECT}{where} ORDER BY seq DESC LIMIT ?", (*values, limit))
+    return [_record(row) for row in rows]
+
+
+def _append_end(connection: apsw.Connection, record: CallRecord) -> None:
+    data: dict[str, Any] = {"tool": record.tool, **_where(record), "state": record.state.value}
+    if record.error_kind is not None:
+        data["error"] = {"kind": record.error_kind, "message": record.error_message}
+    append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data)
+
+
+def _where(record: CallRecord) -> dict[str, str]:
+    return {} if record.node_id is None else {"node_id": record.node_id}
+
+
+def _record(row: tuple[Any, ...]) -> CallRecord:
+    values = dict(zip(_COLUMNS, row, strict=True))
+    values["args"] = msgspec.Raw(values["args"])
+    values["result"] = None if values["result"] is None else msgspec.Raw(values["result"])
+    values["background"] = bool(values["background"])
+    values["state"] = CallState(values["state"])
+    return CallRecord(**values)

@@ -1,0 +1,256 @@
+"""SQLite with one writer, group commit, and numbered migrations.
+
+Statements run on the event loop's thread, all that one turn of the loop gathered in one transaction; they only
+reach the page cache there, some ten microseconds. The wait for the disk is a separate thread's: it syncs the
+write-ahead log and wakes whoever asked for durability, one sync for everything committed before it began.
+(A thread that ran the statements as well would fight the loop for the interpreter; see docs/decisions.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from farhand.protocol.errors import FarhandError
+from farhand.store.migrations import MIGRATIONS
+
+T = TypeVar("T")
+Operation = Callable[[apsw.Connection], Any]
+
+SAFE_SQLITE = (3, 51, 3)
+"""Older versions can corrupt a write-ahead log when it is reset under two connections."""
+
+CHECKPOINT_PAGES = 4000
+SYNC_BEHIND_SECONDS = 0.2
+
+
+class StoreError(FarhandError):
+    """The store could not keep something; nothing of that write is there."""
+
+
+def sqlite_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+
+
+class Database:
+    """Opened by `Database.open`; whoever opened it calls `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = _connect(path)
+        self._reader = threading.Lock()
+        self._read_connection: apsw.Connection | None = None
+        self._pending: list[tuple[Operation, asyncio.Future[Any], bool]] = []
+        self._scheduled = False
+        self._sync_soon = False
+        self._log_pages = 0
+        self._broken: StoreError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._to_sync: queue.SimpleQueue[list[tuple[asyncio.Future[Any], Any]] | None] = queue.SimpleQueue()
+        self._syncer: threading.Thread | None = None
+        self._connection.set_wal_hook(self._log_grew)
+        self.commits = 0
+        """Grows with every committed group; what watches the journal compares it."""
+        self._watchers: list[asyncio.Event] = []
+
+    @classmethod
+    def open(cls, path: Path) -> Database:
+        """Open, bring the tables up to date. Raises StoreError when that cannot be done."""
+        try:
+            database = cls(path)
+            database._migrate()
+        except apsw.Error as error:
+            raise StoreError(f"cannot open the store {path}: {error}") from None
+        return database
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def write(self, operation: Callable[[apsw.Connection], T], *, durable: bool = True) -> asyncio.Future[T]:
+        """Run `operation` in the next transaction; the future has its value once that is committed.
+
+        With `durable` it waits until the disk has it; without, the disk has it soon. An operation that raises must
+        do so before it changed anything: the others of its group are committed.
+        """
+        loop = self._loop or self._start()
+        future: asyncio.Future[T] = loop.create_future()
+        if self._broken is not None:
+            future.set_exception(self._broken)
+            return future
+        self._pending.append((operation, future, durable))
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._commit)
+        return future
+
+    def _commit(self) -> None:
+        self._scheduled = False
+        pending, self._pending = self._pending, []
+        connection = self._connection
+        done: list[tuple[asyncio.Future[Any], Any]] = []
+        waits = False
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for operation, future, durable in pending:
+                try:
+                    value = operation(connection)
+                except (
+                    apsw.ConstraintError,
+                    apsw.MismatchError,
+                    FarhandError,
+                    ValueError,
+                    OverflowError,
+                ) as error:
+                    if not future.cancelled():
+                        future.set_exception(error)
+                else:
+                    done.append((future, value))
+                    waits = waits or durable
+            connection.execute("COMMIT")
+        except apsw.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            failure = StoreError(f"the store could not be written: {error}")
+            for _, future, _ in pending:
+                if not future.done():
+                    future.set_exception(failure)
+            return
+        self.commits += 1
+        for event in self._watchers:
+            event.set()
+        if waits:
+            self._to_sync.put(done)
+            return
+        _settle(done)
+        if not self._sync_soon and self._loop is not None:
+            self._sync_soon = True
+            self._loop.call_later(SYNC_BEHIND_SECONDS, self._sync_behind)
+
+    def _sync_behind(self) -> None:
+        self._sync_soon = False
+        self._to_sync.put([])
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        self._loop = asyncio.get_running_loop()
+        self._syncer = threading.Thread(target=self._sync_forever, name="farhand-sync", daemon=True)
+        self._syncer.start()
+        return self._loop
+
+    def _sync_forever(self) -> None:
+        assert self._loop is not None
+        log = os.open(f"{self.path}-wal", os.O_RDONLY)
+        checkpointer = _connect(self.path)
+        tried = 0
+        try:
+            while (done := self._to_sync.get()) is not None:
+                try:
+                    while (more := self._to_sync.get_nowait()) is not None:
+                        done.extend(more)
+                    self._to_sync.put(None)
+                except queue.Empty:
+                    pass
+                try:
+                    os.fdatasync(log)
+                except OSError as error:
+                    # What the kernel failed to write once it may report as written later: trust nothing from here on.
+                    self._broken = StoreError(f"the disk did not take a write: {error}")
+                self._loop.call_soon_threadsafe(_settle, done, self._broken)
+                if self._log_pages < tried:
+                    tried = 0
+                if self._log_pages - tried > CHECKPOINT_PAGES:
+                    tried = self._log_pages
+                    checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        finally:
+            os.close(log)
+            checkpointer.close()
+
+    def _log_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._log_pages = pages
+        return 0
+
+    def query(self, query: Callable[[apsw.Connection], T]) -> T:
+        """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
+        return query(self._connection)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    async def read(self, query: Callable[[apsw.Connection], T]) -> T:
+        """Run `query` on a second connection, beside the loop."""
+        return await asyncio.to_thread(self._read, query)
+
+    def _read(self, query: Callable[[apsw.Connection], T]) -> T:
+        with self._reader:
+            if self._read_connection is None:
+                self._read_connection = _connect(self.path)
+            return query(self._read_connection)
+
+    def watch(self) -> asyncio.Event:
+        """An event set after each commit, until `unwatch`."""
+        event = asyncio.Event()
+        self._watchers.append(event)
+        return event
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        self._watchers.remove(event)
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        return self._broken is None
+
+    async def flush(self) -> None:
+        """Returns once everything written so far is on disk."""
+        await self.write(lambda _: None)
+
+    async def close(self) -> None:
+        if self._syncer is not None:
+            if self._broken is None:
+                await self.flush()
+            self._to_sync.put(None)
+            await asyncio.to_thread(self._syncer.join)
+        with self._reader:
+            if self._read_connection is not None:
+                self._read_connection.close()
+        self._connection.close()
+
+    def _migrate(self) -> None:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        done = int(connection.pragma("user_version") or 0)
+        if done > len(MIGRATIONS):
+            connection.execute("ROLLBACK")
+            raise StoreError(
+                f"{self.path} was written by a newer Farhand (its tables are at {done}, this one knows "
+                f"{len(MIGRATIONS)}); nothing was changed"
+            )
+        for number, statements in enumerate(MIGRATIONS[done:], done + 1):
+            connection.execute(statements)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute("COMMIT")
+
+
+def _connect(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(2000)
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", "normal")  # the syncer adds the sync that `full` would do, once per group
+    connection.pragma("wal_autocheckpoint", 0)
+    connection.pragma("foreign_keys", True)
+    return connection
+
+
+def _settle(done: list[tuple[asyncio.Future[Any], Any]], failure: StoreError | None = None) -> None:
+    for future, value in done:
+        if future.done():
+            continue
+        if failure is None:
+            future.set_result(value)
+        else:
+            future.set_exception(failure)

@@ -1,0 +1,73 @@
+"""The tables, step by step. A step that was released is never edited; a change is a new step at the end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FIRST = """
+CREATE TABLE meta (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE calls (
+    seq             INTEGER PRIMARY KEY,
+    id              TEXT NOT NULL UNIQUE,
+    tool            TEXT NOT NULL,
+    args            BLOB NOT NULL,
+    session_key     TEXT,
+    agent_id        TEXT,
+    credential      TEXT NOT NULL,
+    route           TEXT NOT NULL,
+    node_id         TEXT,
+    capability      TEXT,
+    node_boot       TEXT,
+    background      INTEGER NOT NULL,
+    idempotency_key TEXT,
+    state           TEXT NOT NULL,
+    created_at      INTEGER NOT NULL,
+    deadline_at     INTEGER NOT NULL,
+    ended_at        INTEGER,
+    duration_ms     REAL,
+    result          BLOB,
+    error_kind      TEXT,
+    error_message   TEXT
+) STRICT;
+CREATE INDEX calls_open ON calls (node_id) WHERE ended_at IS NULL;
+
+CREATE TABLE idempotency (
+    credential TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    body_hash  BLOB NOT NULL,
+    call_id    TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (credential, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE events (
+    id      INTEGER PRIMARY KEY,
+    at      INTEGER NOT NULL,
+    kind    TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    data    BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE nodes (
+    node_id      TEXT PRIMARY KEY,
+    info         BLOB NOT NULL,
+    connected_at INTEGER NOT NULL,
+    last_seen    INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE tokens (
+    id         TEXT PRIMARY KEY,
+    hash       BLOB NOT NULL UNIQUE,
+    scopes     TEXT NOT NULL,
+    node_id    TEXT,
+    label      TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    revoked_at INTEGER
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST,)

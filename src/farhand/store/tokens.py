@@ -1,0 +1,54 @@
+"""Credentials, kept as hashes: a copy of the store lets nobody in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import apsw
+import msgspec
+
+ADD: Final = """
+    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)"""
+REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+ALL: Final = "SELECT id, hash, scopes, node_id, label, created_at, revoked_at FROM tokens ORDER BY created_at, id"
+META: Final = "SELECT value FROM meta WHERE key = ?"
+SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+
+
+class Token(msgspec.Struct, frozen=True):
+    id: str
+    hash: bytes
+    scopes: str
+    """Words separated by spaces."""
+    node_id: str | None
+    label: str
+    created_at: int
+    revoked_at: int | None = None
+
+
+def token_hash(secret: str) -> bytes:
+    # 256 random bits need no slow hash; a fast one cannot be searched either.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def add_token(connection: apsw.Connection, token: Token) -> None:
+    connection.execute(ADD, msgspec.structs.astuple(token))
+
+
+def revoke_token(connection: apsw.Connection, token_id: str, at: int) -> bool:
+    connection.execute(REVOKE, (at, token_id))
+    return connection.changes() > 0
+
+
+def all_tokens(connection: apsw.Connection) -> list[Token]:
+    return [Token(*row) for row in connection.execute(ALL)]
+
+
+def get_meta(connection: apsw.Connection, key: str) -> str | None:
+    rows = connection.execute(META, (key,)).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
+def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
+    connection.execute(SET_META, (key, value))

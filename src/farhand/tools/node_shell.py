@@ -1,0 +1,377 @@
+"""`Bash` and `Process`: the node's shell, a thin face over `machine.jobs`.
+
+Names, defaults, limits and output objects are those of the seed; what it leaves open is settled here: a signal is
+named (`SIGKILL`), `timeout` 0 means none, a job whose keeper or machine went down has the status `lost`.
+"""
+
+# ruff: noqa: N802, N803  (tool and parameter names belong to the seed)
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from farhand.machine.job import Ending, Job
+from farhand.machine.jobs import Jobs
+from farhand.machine.tree import Process as SystemProcess
+from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
+
+OUTPUT_CHARS = 200_000
+TAIL_CHARS = 4_000
+DEFAULT_TIMEOUT_MS = 300_000
+YIELD_LEAST_MS = 10
+YIELD_MOST_MS = 120_000
+LOG_LINES = 200
+
+_MOST_BYTES = 4  # of one character in UTF-8
+_ACTIONS = ("list", "poll", "log", "write", "submit", "kill")
+
+
+class ShellTools:
+    """The two tools over one `Jobs` and one workspace folder."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        workspace: str | os.PathLike[str],
+        *,
+        call_id: Callable[[], str | None] = lambda: None,
+        shell: Sequence[str] | None = None,
+    ) -> None:
+        """`call_id` tells the id of the call being served: the same call again finds its command, running or ended.
+
+        `shell`: the words before the command, for a node that confines it; default the user's login shell.
+        """
+        self._jobs = jobs
+        self._workspace = Path(workspace).absolute()
+        self._call_id = call_id
+        self._shell = shell
+        self._ending: set[asyncio.Task[Ending]] = set()
+
+    async def Bash(
+        self,
+        *,
+        command: Annotated[str, Meta(description="Shell command to execute. Must not be empty.")],
+        workdir: Annotated[
+            str | None,
+            Meta(description="Working directory. Relative paths resolve against the node workspace, the default."),
+        ] = None,
+        timeout: Annotated[
+            float,
+            Meta(description="Timeout in milliseconds; then SIGTERM and, 250 ms later, SIGKILL. 0: no timeout."),
+        ] = DEFAULT_TIMEOUT_MS,
+        background: Annotated[bool, Meta(description="Run in background immediately and return a sessionId.")] = False,
+        yieldMs: Annotated[
+            float | None,
+            Meta(
+                description="Wait this many milliseconds, then background the process if still running. "
+                "Clamped to 10-120000."
+            ),
+        ] = None,
+    ) -> dict[str, Any]:
+        """Execute a shell command on this node with the user's login shell.
+
+        By default waits for the command and returns its output (stdout and stderr together; the last 200,000
+        characters). A non-zero exit is a normal result with status "failed". Use background, or yieldMs, for servers
+        and long builds: the answer carries a sessionId for the Process tool, and the command outlives this node's
+        connection and program. Without them standard input is at its end.
+        """
+        _check("command", command, str)
+        if not command.strip():
+            raise InvalidArgs("command must not be empty")
+        folder = self._resolve(workdir)
+        timeout = _number("timeout", timeout)
+        _check("background", background, bool)
+        patience = None
+        if yieldMs is not None:
+            patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)
+        starting = asyncio.ensure_future(
+            self._jobs.start(
+                command,
+                workdir=folder,
+                timeout=timeout / 1000,
+                stdin=background or patience is not None,
+                background=background,
+                shell=self._shell,
+                call_id=self._call_id(),
+            )
+        )
+        try:
+            job = await asyncio.shield(starting)
+            if job.background:
+                return self._backgrounded(job)
+            if patience is None:
+                await self._jobs.wait(job)
+            else:
+                elapsed = time.time() * 1000 - job.started_at
+                over = await self._jobs.wait(job, max(0.0, patience - elapsed) / 1000)
+                if not over and await self._jobs.mark_background(job):
+                    return self._backgrounded(job)
+        except asyncio.CancelledError:
+            # A task of its own: whoever cancels us again does not stop it.
+            ending = asyncio.ensure_future(self._end(starting))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            raise Cancelled(_told("cancelled", await asyncio.shield(ending))) from None
+        if job.lost:
+            ending_now = await self._jobs.end(job)
+            raise Failed(_told(f"outcome unknown: the keeper of session {job.id} was killed", ending_now))
+        return self._completed(job)
+
+    async def Process(
+        self,
+        *,
+        action: Annotated[
+            str, Meta(description="One of: list, poll, log, write, submit, kill.", extra_json_schema={"enum": _ACTIONS})
+        ],
+        sessionId: Annotated[str | None, Meta(description="Session ID. Required for all actions except list.")] = None,
+        data: Annotated[str, Meta(description="Data to send for write and submit.")] = "",
+        offset: Annotated[int, Meta(description="Log line offset for log.")] = 0,
+        limit: Annotated[int, Meta(description="Maximum log lines for log. Minimum 1.")] = LOG_LINES,
+    ) -> dict[str, Any]:
+        """Manage background Bash sessions of this node.
+
+        list: all sessions, newest first, finished ones for 30 minutes. poll: status, exit code, signal and the last
+        4,000 characters. log: output lines by offset and limit. write: raw data to stdin. submit: data and a newline.
+        kill: SIGKILL to the session's whole process tree.
+        """
+        _check("action", action, str)
+        action = action.strip().lower()
+        if action not in _ACTIONS:
+            raise InvalidArgs(f"Unknown action {action!r}: use one of {', '.join(_ACTIONS)}")
+        if action == "list":
+            return self._list()
+        if sessionId is None or sessionId == "":
+            raise InvalidArgs("sessionId is required for this action")
+        _check("sessionId", sessionId, str)
+        job = await self._jobs.get(sessionId)
+        if not self._jobs.listed(job):
+            raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
+        if not job.background:
+            raise NotFound(f"Session {sessionId} is not backgrounded")
+        match action:
+            case "poll":
+                return self._poll(job)
+            case "log":
+                return self._log(job, _whole("offset", offset), max(1, _whole("limit", limit)))
+            case "write" | "submit":
+                _check("data", data, str)
+                return await self._write(job, data if action == "write" else data + "\n")
+            case _:
+                return await self._kill(job)
+
+    # Bash
+
+    def _resolve(self, workdir: str | None) -> str:
+        if workdir is None:
+            return str(self._workspace)
+        _check("workdir", workdir, str)
+        if not workdir or "\0" in workdir:
+            raise InvalidArgs(f"workdir {workdir!r} is not a path: leave it out for the workspace {self._workspace}")
+        return str(self._workspace / workdir)
+
+    async def _end(self, starting: asyncio.Future[Job]) -> Ending:
+        return await self._jobs.end(await starting)
+
+    def _completed(self, job: Job) -> dict[str, Any]:
+        assert job.exit is not None
+        text, truncated = self._text(job, OUTPUT_CHARS, job.exit.size)
+        return {
+            "status": "completed" if job.exit.exit_code == 0 and not job.exit.timed_out else "failed",
+            "sessionId": job.id,
+            "exitCode": job.exit.exit_code,
+            "signal": job.exit.signal,
+            "timedOut": job.exit.timed_out,
+            "startedAt": job.started_at,
+            "endedAt": job.exit.ended_at,
+            "durationMs": job.exit.duration_ms,
+            "output": text,
+            "tail": text[-TAIL_CHARS:],
+            "truncated": truncated,
+            "workdir": job.workdir,
+            **_processes("ended", job.exit.ended),
+            **_processes("leftRunning", job.exit.left),
+        }
+
+    def _backgrounded(self, job: Job) -> dict[str, Any]:
+        return {
+            "status": "running",
+            "sessionId": job.id,
+            "pid": job.pid,
+            "startedAt": job.started_at,
+            "tail": self._tail(job),
+            "workdir": job.workdir,
+        }
+
+    # Process
+
+    def _list(self) -> dict[str, Any]:
+        jobs = [job for job in self._jobs.listing() if job.background]
+        sessions = []
+        lines = []
+        for job in jobs:
+            runtime = job.exit.duration_ms if job.exit else (job.lost_at or round(time.time() * 1000)) - job.started_at
+            sessions.append(
+                {
+                    "sessionId": job.id,
+                    "status": _status(job),
+                    "pid": job.pid,
+                    "startedAt": job.started_at,
+                    "endedAt": job.ended_at,
+                    "runtimeMs": runtime,
+                    "workdir": job.workdir,
+                    "command": job.command,
+                    "tail": self._tail(job),
+                    "truncated": self._truncated(job),
+                    **_outcome(job),
+                }
+            )
+            lines.append(f"{job.id} {_status(job):<9} {runtime}ms :: {job.command}")
+        return {
+            "status": "completed",
+            "sessions": sessions,
+            "text": "\n".join(lines) or "No running or recent sessions.",
+        }
+
+    def _poll(self, job: Job) -> dict[str, Any]:
+        return {
+            "status": _status(job),
+            "sessionId": job.id,
+            **_outcome(job),
+            "tail": self._tail(job),
+            "running": job.running,
+        }
+
+    def _log(self, job: Job, offset: int, limit: int) -> dict[str, Any]:
+        text, truncated = self._text(job, OUTPUT_CHARS)
+        lines = text.split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        log = "\n".join(lines[offset : offset + limit])
+        if not text:
+            log = "(no output yet)" if job.running else "(no output recorded)"
+        return {
+            "status": _status(job),
+            "sessionId": job.id,
+            "log": log,
+            "totalLines": len(lines),
+            "totalChars": len(text),
+            "truncated": truncated,
+            **({} if job.running else {"exitCode": _outcome(job)["exitCode"], "signal": _outcome(job)["signal"]}),
+        }
+
+    async def _write(self, job: Job, text: str) -> dict[str, Any]:
+        if not job.running:
+            raise Failed(f"Session {job.id} {'was lost' if job.lost else 'has already exited'}")
+        if not job.stdin:
+            raise Failed(f"Session {job.id} stdin is not writable")
+        try:
+            written = await self._jobs.write(job, text.encode("utf-8", "surrogatepass"))
+        except Failed as error:
+            if not job.running:
+                raise Failed(f"Session {job.id} has already exited") from None
+            if "not writable" in error.message:
+                raise Failed(f"Session {job.id} stdin is not writable") from None
+            raise
+        return {"status": "running", "sessionId": job.id, "bytesWritten": written}
+
+    async def _kill(self, job: Job) -> dict[str, Any]:
+        was_running = job.running
+        ending = await self._jobs.end(job, grace=0)
+        if ending.survivors:
+            raise Failed(_told(f"Session {job.id} could not be killed", ending))
+        if not was_running and not ending.ended:
+            raise Failed(f"Session {job.id} has already exited and left nothing running")
+        return {
+            "status": _status(job),
+            "sessionId": job.id,
+            "message": _told("Kill signal sent", ending),
+            **_processes("ended", ending.ended),
+        }
+
+    # output
+
+    def _tail(self, job: Job) -> str:
+        return self._text(job, TAIL_CHARS)[0]
+
+    def _truncated(self, job: Job) -> bool:
+        size = self._jobs.size(job)
+        if size <= OUTPUT_CHARS or size > OUTPUT_CHARS * _MOST_BYTES:
+            return size > OUTPUT_CHARS
+        return self._text(job, OUTPUT_CHARS)[1]
+
+    def _text(self, job: Job, limit: int, end: int | None = None) -> tuple[str, bool]:
+        """The last `limit` characters of the output before byte `end`, and whether there were more."""
+        end = self._jobs.size(job) if end is None else end
+        # A character takes four bytes at most, so this many hold at least `limit` of them.
+        chunk = self._jobs.tail(job, limit * _MOST_BYTES, end)
+        data = chunk.data
+        if chunk.offset > 0:  # do not begin in the middle of a character
+            begin = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
+            data = data[begin:]
+        text = data.decode("utf-8", "replace")
+        return text[-limit:], len(text) > limit or chunk.offset > 0
+
+
+def _status(job: Job) -> str:
+    if job.running:
+        return "running"
+    if job.exit is None:
+        return "lost"
+    if job.exit.timed_out:
+        return "timed_out"
+    return "completed" if job.exit.exit_code == 0 else "failed"
+
+
+def _outcome(job: Job) -> dict[str, Any]:
+    if job.exit is None:
+        return {"exitCode": None, "signal": None, "timedOut": False}
+    return {"exitCode": job.exit.exit_code, "signal": job.exit.signal, "timedOut": job.exit.timed_out}
+
+
+def _processes(name: str, processes: Iterable[SystemProcess]) -> dict[str, Any]:
+    """A field beyond the seed, there only when it says something."""
+    found = [{"pid": process.pid, "name": process.name} for process in processes]
+    return {name: found} if found else {}
+
+
+def _told(what: str, ending: Ending) -> str:
+    """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
+    if ending.ended:
+        names = ", ".join(f"{process.name} {process.pid}" for process in ending.ended)
+        told = f"{what}: ended {len(ending.ended)} process{'es' * (len(ending.ended) > 1)} ({names})"
+    else:
+        told = f"{what}: nothing was left running"
+    if ending.survivors:
+        survivors = ", ".join(f"{process.name} {process.pid}" for process in ending.survivors)
+        told += f"; still running, not ours to end: {survivors}"
+    return told
+
+
+def _check(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        wanted = {"str": "a string", "bool": "true or false"}[kind.__name__]
+        raise InvalidArgs(f"{name} must be {wanted}, not {value!r}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidArgs(f"{name} must be a number of milliseconds, not {value!r}")
+    if value < 0:
+        raise InvalidArgs(f"{name} must not be negative, but is {value!r}")
+    return float(value)
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgs(f"{name} must be a whole number, not {value!r}")
+    if value < 0:
+        raise InvalidArgs(f"{name} must not be negative, but is {value!r}")
+    return value

@@ -1,0 +1,82 @@
+"""The JSON schema of a typed function, and its arguments read from JSON by the same types.
+
+One definition serves both: the signature becomes a record type, the record type gives the schema that callers
+are shown and the checks their arguments pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import msgspec
+
+from farhand.protocol.errors import InvalidArgs
+
+
+class Parameters:
+    """The parameters of a tool function, apart from its leading context."""
+
+    def __init__(self, function: Callable[..., Any], *, skip: int = 0) -> None:
+        """Raises ValueError for a signature that cannot be described to a caller."""
+        name = getattr(function, "__name__", "tool")
+        hints = get_type_hints(function, include_extras=True)
+        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+        for parameter in list(inspect.signature(function).parameters.values())[skip:]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ValueError(f"{name}: parameter {parameter.name!r} has no name a caller could use")
+            kind = hints.get(parameter.name, Any)
+            if parameter.default is parameter.empty:
+                fields.append((parameter.name, kind))
+            else:
+                fields.append((parameter.name, kind, _default(parameter.default)))
+        try:
+            self._record = msgspec.defstruct(name, fields, kw_only=True)
+            self._decoder = msgspec.json.Decoder(self._record)
+            self.schema = _plain_schema(self._record)
+        except TypeError as error:
+            raise ValueError(f"{name}: a parameter's type cannot be read from JSON: {error}") from None
+
+    def read(self, args: msgspec.Raw) -> dict[str, Any]:
+        """Keyword arguments for the function. Raises InvalidArgs naming the parameter at fault."""
+        text = bytes(args)
+        if text == b"null":
+            text = b"{}"
+        try:
+            record = self._decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise InvalidArgs(_worded(str(error))) from None
+        return {field: getattr(record, field) for field in self._record.__struct_fields__}
+
+
+def _default(value: Any) -> Any:
+    # A mutable default is copied for each call, as a reader of the signature would hope.
+    if isinstance(value, list | dict | set) and value:
+        return msgspec.field(default_factory=lambda: type(value)(value))
+    return value
+
+
+def _plain_schema(record: type) -> dict[str, Any]:
+    """An inline object schema: callers and model APIs want `type: object` at the root."""
+    (root,), definitions = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
+    schema = dict(definitions.pop(root["$ref"].rpartition("/")[2]))
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    if not schema.get("required"):
+        schema.pop("required", None)
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _worded(text: str) -> str:
+    """`Expected `int`, got `str` - at `$.limit`` -> `parameter 'limit': expected int, got str`."""
+    reason, _, place = text.partition(" - at ")
+    reason = reason.replace("`", "'")
+    reason = reason[:1].lower() + reason[1:]
+    if reason.startswith("object missing required field"):
+        return reason.replace("object missing required field", "missing required parameter")
+    if place:
+        return f"parameter '{place.strip('`').removeprefix('$.')}': {reason}"
+    return f"arguments: {reason}"

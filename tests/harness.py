@@ -1,0 +1,275 @@
+"""Real processes and real sockets for the tests: a gateway, plug-in nodes, a plain node, and an HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import websockets
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_TOKEN = "shared-node-token"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Answer:
+    """An HTTP response, read whole."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def __repr__(self) -> str:
+        return f"<{self.status} {self.body[:300]!r}>"
+
+
+class GatewayProcess:
+    """`farhand gateway` (or `up`) in a process of its own; use as a context manager."""
+
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        command: str = "gateway",
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.home = home
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.ws_url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
+        self._command = [sys.executable, "-m", "farhand", command, "--port", str(self.port), *arguments]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_NODE", "FARHAND_"))}
+        self._env = {**clean, "FARHAND_HOME": str(home), "SA_NODE_TOKEN": SHARED_TOKEN, **(env or {})}
+        self.process: subprocess.Popen[str] | None = None
+        self.log = home.parent / f"{home.name}.log"
+
+    def __enter__(self) -> GatewayProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, *, wait: bool = True) -> None:
+        self.home.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._env, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        assert self.process is not None and self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if "farhand ready on" not in line:
+            raise AssertionError(f"the gateway did not start: {line!r}\n{self.log.read_text()[-3000:]}")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            status = self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL the gateway alone, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def token(self) -> str:
+        return (self.home / "token").read_text().strip()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        token: str | None = "owner",
+        timeout: float = 30,
+    ) -> Answer:
+        """One HTTP request. `token="owner"` sends the owner's, None sends none."""
+        sent: dict[str, str] = {}
+        if token is not None:
+            sent["Authorization"] = f"Bearer {self.token if token == 'owner' else token}"
+        data: bytes | None = None
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, data, {**sent, **(headers or {})})
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **options: Any) -> Any:
+        answer = self.request("GET", path, **options)
+        assert answer.status == 200, answer
+        return answer.json()
+
+    def invoke(self, tool: str, args: Any = None, **options: Any) -> Any:
+        """`POST /v1/tools/invoke`; keyword arguments become fields of the body."""
+        headers = options.pop("headers", None)
+        timeout = options.pop("timeout", 30)
+        answer = self.request(
+            "POST", "/v1/tools/invoke", {"tool": tool, "args": args, **options}, headers=headers, timeout=timeout
+        )
+        assert answer.status == 200, answer
+        return answer.json()
+
+    async def ainvoke(self, tool: str, args: Any = None, **options: Any) -> Any:
+        return await asyncio.to_thread(self.invoke, tool, args, **options)
+
+    def wait_for_node(self, node_id: str, *, online: bool = True, seconds: float = 15) -> Any:
+        """The node's entry once it is (or is no longer) connected."""
+
+        def found() -> Any:
+            for node in self.get("/v1/nodes")["nodes"]:
+                if node["node_id"] == node_id and node["online"] is online:
+                    return node
+            return None
+
+        return wait_until(found, seconds, f"node {node_id} online={online}")
+
+
+def wait_until(condition: Any, seconds: float = 10, what: str = "condition") -> Any:
+    """The first true value of `condition()`. Fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not become true within {seconds} s")
+        time.sleep(0.02)
+
+
+class PluginProcess:
+    """A plug-in script in a process of its own; `source` is Python that uses `farhand.sdk`."""
+
+    def __init__(self, source: str | Path, folder: Path, env: dict[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.script = source if isinstance(source, Path) else folder / f"plugin-{id(self):x}.py"
+        if isinstance(source, str):
+            self.script.write_text(source)
+        self._env = {**os.environ, **env}
+        self._log = folder / f"{self.script.stem}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> PluginProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, str(self.script)], env=self._env, stderr=log, stdout=log)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+
+
+class PlainNode:
+    """A peer that knows only the six messages of the plug-in guide, frame by frame."""
+
+    def __init__(self, socket_: Any) -> None:
+        self.socket = socket_
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls,
+        gateway: GatewayProcess,
+        node_id: str = "plain",
+        capabilities: list[str] | None = None,
+        *,
+        token: str = SHARED_TOKEN,
+        hello: bool = True,
+    ) -> AsyncIterator[PlainNode]:
+        url = f"{gateway.ws_url}?token={token}&node_id={node_id}"
+        async with websockets.connect(url, max_size=None, ping_interval=None, compression=None) as socket_:
+            node = cls(socket_)
+            if hello:
+                await node.send(hello_frame(node_id, capabilities or ["test"]))
+                welcome = await node.receive()
+                assert welcome["type"] == "gateway_welcome", welcome
+            yield node
+
+    async def send(self, message: Any) -> None:
+        await self.socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
+
+    async def receive(self, kind: str | None = None, seconds: float = 10) -> Any:
+        """The next message, or the next of this type."""
+        async with asyncio.timeout(seconds):
+            while True:
+                message = json.loads(await self.socket.recv())
+                if kind is None or message["type"] == kind:
+                    return message
+
+    async def answer(self, request: Any, result: Any) -> None:
+        await self.send(
+            {"type": "tool_response", "request_id": request["request_id"], "ok": True, "result": result}
+        )
+
+
+def hello_frame(node_id: str, capabilities: list[str], **more: Any) -> dict[str, Any]:
+    return {
+        "type": "node_hello",
+        "protocol_version": 1,
+        "node": {"id": node_id, "name": node_id, "node_type": "test", "version": "0.2.1"},
+        "capabilities": capabilities,
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def running(*processes: PluginProcess) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+        yield

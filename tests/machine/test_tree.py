@@ -1,0 +1,178 @@
+"""Ending a tree leaves nothing of it, however a descendant has detached itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farhand.machine import tree
+from farhand.machine.jobs import Jobs
+
+DAEMON = """
+import os, sys
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+os.chdir("/")
+for number in range(3): os.close(number)
+os.open("/dev/null", os.O_RDWR); os.dup(0); os.dup(0)
+os.execvp("sleep", ["sleep", sys.argv[1]])
+"""
+
+RUNNER = """
+import os, sys, time
+stop = time.monotonic() + 60
+while time.monotonic() < stop:
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.0005)
+"""
+
+KINDS = {
+    "child": "sleep {mark} & wait",
+    "orphan": "(sleep {mark} &); sleep 500",
+    "setsid": "setsid sleep {mark} & wait",
+    "setsid and reparented": "(setsid sleep {mark} &); sleep 500",
+    "nohup": "nohup sleep {mark} >/dev/null 2>&1 & wait",
+    "ignores SIGTERM": "(trap '' TERM; sleep {mark}; sleep {mark}) & wait",
+    "own process group": "set -m; sleep {mark} & wait",
+    "double-forked daemon": "{python} {daemon} {mark}; sleep 500",
+    "daemon without the cookie": "env -i {python} {daemon} {mark}; sleep 500",
+    "stopped": "sleep {mark} & kill -STOP $!; wait",
+    "left over by a leader that is gone": "setsid sleep {mark} & (sleep {mark} &)",
+}
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with that word among their arguments, as the system shows them."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+async def until_there(mark: str) -> None:
+    give_up = time.monotonic() + 30
+    while not marked(mark):
+        assert time.monotonic() < give_up, "it never started"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["timeout", "end", "kill"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_descendant_survives(tmp_path: Path, kind: str, how: str) -> None:
+    mark = f"1{os.getpid()}{abs(hash((kind, how))) % 10**6:06d}"
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    command = KINDS[kind].format(mark=mark, python=sys.executable, daemon=tmp_path / "daemon.py")
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SHELL": "/bin/bash"}
+
+    async def main() -> None:
+        async with Jobs(tmp_path / "jobs", environment=environment, linger=0) as jobs:
+            job = await jobs.start(command, workdir=tmp_path, timeout=3.0 if how == "timeout" else 0.0)
+            await until_there(mark)
+            if how == "timeout" and kind != "left over by a leader that is gone":
+                assert await jobs.wait(job, 60)
+                assert job.exit is not None
+                assert job.exit.timed_out
+                ended = job.exit.ended
+            else:
+                ending = await jobs.end(job, grace=0.0 if how == "kill" else 0.25)
+                ended = ending.ended
+                assert ending.survivors == ()
+            assert "sleep" in [process.name for process in ended]
+            assert marked(mark) == []
+            assert await jobs.processes(job) == ()
+
+    try:
+        asyncio.run(main())
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_that_runs_from_pid_to_pid_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text(RUNNER)
+    mark = f"runner{os.getpid()}"
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SHELL": "/bin/bash"}
+
+    async def main() -> None:
+        async with Jobs(tmp_path / "jobs", environment=environment, linger=0) as jobs:
+            job = await jobs.start(f"{sys.executable} runner.py {mark}; sleep 500", workdir=tmp_path)
+            await until_there(mark)
+            ending = await jobs.end(job, grace=0)
+            assert ending.survivors == ()
+            assert marked(mark) == []
+
+    asyncio.run(main())
+
+
+def test_a_tree_is_seen_whole_and_zombies_are_not_alive() -> None:
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1001 & true & wait"], start_new_session=True)
+    try:
+        give_up = time.monotonic() + 30
+        while len(tree.living(tree.descendants(shell.pid))) != 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        assert {process.name for process in tree.living(tree.descendants(shell.pid))} == {"sleep"}
+        assert tree.strike(shell.pid, signal.SIGKILL)
+        shell.wait(30)
+        assert tree.descendants(shell.pid) == []
+        assert tree.living([shell.pid]) == []
+    finally:
+        shell.kill()
+        shell.wait()
+
+
+def test_a_process_is_named_for_ever_by_pid_and_start() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert tree.start_ticks(child.pid) >= tree.start_ticks(os.getpid()) > 0
+    finally:
+        child.kill()
+        child.wait()
+    assert tree.start_ticks(child.pid) == 0
+
+
+def test_a_stranger_is_not_signalled() -> None:
+    ours = subprocess.Popen(["sleep", "1000"])
+    stranger = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
+    try:
+        tree._signal_member(ours.pid, {stranger.pid}, signal.SIGKILL)
+        time.sleep(0.1)
+        assert ours.poll() is None
+    finally:
+        tree.strike(stranger.pid, signal.SIGKILL)
+        for process in (ours, stranger):
+            process.kill()
+            process.wait()
+
+
+def test_what_carries_a_cookie_is_ended_with_all_below_it() -> None:
+    cookie = f"FARHAND_JOB=test-{os.getpid()}"
+    name, _, value = cookie.partition("=")
+    orphan = subprocess.Popen(
+        ["sh", "-c", "env -i setsid sleep 1000 & sleep 1001"], env={**os.environ, name: value}, start_new_session=True
+    )
+    try:
+        give_up = time.monotonic() + 30
+        while len(tree.living(tree.descendants(orphan.pid))) != 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        below = tree.descendants(orphan.pid)
+        ended, survivors = tree.end_carrying(cookie)
+        assert survivors == []
+        assert {process.pid for process in ended} == {orphan.pid, *below}
+    finally:
+        orphan.kill()
+        orphan.wait()
