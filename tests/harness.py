@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,15 +54,17 @@ class GatewayProcess:
         *arguments: str,
         command: str = "gateway",
         port: int | None = None,
-        env: dict[str, str] | None = None,
+        env: dict[str, str | None] | None = None,
     ) -> None:
+        """`env` adds to the environment; None takes a variable out of it."""
         self.home = home
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
         self._command = [sys.executable, "-m", "farhand", command, "--port", str(self.port), *arguments]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_NODE", "FARHAND_"))}
-        self._env = {**clean, "FARHAND_HOME": str(home), "SA_NODE_TOKEN": SHARED_TOKEN, **(env or {})}
+        wanted = {**clean, "FARHAND_HOME": str(home), "SA_NODE_TOKEN": SHARED_TOKEN, **(env or {})}
+        self._env = {name: value for name, value in wanted.items() if value is not None}
         self.process: subprocess.Popen[str] | None = None
         self.log = home.parent / f"{home.name}.log"
 
@@ -137,6 +141,17 @@ class GatewayProcess:
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
+
+    def upgrade(self, query: str = "", headers: dict[str, str] | None = None) -> Answer:
+        """The HTTP answer to a WebSocket upgrade of the node socket; 101 when it was let in."""
+        wanted = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            **(headers or {}),
+        }
+        return self.request("GET", f"/v1/nodes/ws{query and '?'}{query}", token=None, headers=wanted)
 
     def get(self, path: str, **options: Any) -> Any:
         answer = self.request("GET", path, **options)
@@ -230,8 +245,11 @@ class PlainNode:
         *,
         token: str = SHARED_TOKEN,
         hello: bool = True,
+        port: int | None = None,
     ) -> AsyncIterator[PlainNode]:
-        url = f"{gateway.ws_url}?token={token}&node_id={node_id}"
+        """`port` goes through a proxy that listens there."""
+        address = gateway.ws_url if port is None else f"ws://127.0.0.1:{port}/v1/nodes/ws"
+        url = f"{address}?token={token}&node_id={node_id}"
         async with websockets.connect(url, max_size=None, ping_interval=None, compression=None) as socket_:
             node = cls(socket_)
             if hello:
@@ -252,9 +270,7 @@ class PlainNode:
                     return message
 
     async def answer(self, request: Any, result: Any) -> None:
-        await self.send(
-            {"type": "tool_response", "request_id": request["request_id"], "ok": True, "result": result}
-        )
+        await self.send({"type": "tool_response", "request_id": request["request_id"], "ok": True, "result": result})
 
 
 def hello_frame(node_id: str, capabilities: list[str], **more: Any) -> dict[str, Any]:
@@ -267,9 +283,141 @@ def hello_frame(node_id: str, capabilities: list[str], **more: Any) -> dict[str,
     }
 
 
+class Proxy:
+    """A TCP proxy in front of a gateway whose links can be cut, frozen and held off; use as a context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._refusing = False
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.thaw()
+        self.cut()
+
+    def cut(self, *, refuse: bool = False) -> None:
+        """Break every link. With `refuse`, new ones are broken at once until `admit`."""
+        with self._lock:
+            self._refusing = refuse
+            sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            _reset(one)
+
+    def admit(self) -> None:
+        self._refusing = False
+
+    def freeze(self) -> None:
+        """Every link stays open and carries nothing any more, as when a cable is pulled."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        self._flowing.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            with self._lock:
+                if self._refusing:
+                    _reset(client)
+                    continue
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    _reset(client)
+                    continue
+                self._sockets += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self._flowing.wait()
+                sink.sendall(data)
+            self._flowing.wait()
+        except OSError:
+            pass
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _reset(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
+
+
 @contextlib.contextmanager
 def running(*processes: PluginProcess) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for process in processes:
             stack.enter_context(process)
         yield
+
+
+PLUGIN_NODE = ROOT / "tests" / "conformance" / "plugin_node.py"
+
+
+class Plugin(PluginProcess):
+    """`plugin_node.py` joined to a gateway: its tools are `<node id>.echo`, `.effect`, `.hold`, `.blob` …"""
+
+    def __init__(
+        self, gateway: GatewayProcess, folder: Path, node_id: str, *, url: str | None = None, **env: str
+    ) -> None:
+        self.gateway = gateway
+        self.node_id = node_id
+        self.folder = folder / node_id
+        settings = {
+            "SA_GATEWAY_WS_URL": url or gateway.ws_url,
+            "SA_NODE_TOKEN": SHARED_TOKEN,
+            "SA_NODE_ID": node_id,
+            "PREFIX": node_id,
+            "FOLDER": str(self.folder),
+            **env,
+        }
+        super().__init__(PLUGIN_NODE, self.folder, settings)
+
+    def __enter__(self) -> Plugin:
+        self.start()
+        try:
+            self.gateway.wait_for_node(self.node_id, seconds=30)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def steps(self, call_id: str) -> list[str]:
+        """What the plug-in noted about a call, in order."""
+        log = self.folder / "log"
+        lines = log.read_text().split("\n") if log.exists() else []
+        return [word for word, _, noted in (line.partition(" ") for line in lines) if noted == call_id]
+
+    def started(self, count: int = 1, seconds: float = 15) -> list[str]:
+        """The ids of the first `count` calls that started, once there are so many."""
+
+        def ids() -> list[str] | None:
+            log = self.folder / "log"
+            lines = log.read_text().split("\n") if log.exists() else []
+            found = [line.partition(" ")[2] for line in lines if line.startswith("start ")]
+            return found if len(found) >= count else None
+
+        return wait_until(ids, seconds, f"{count} started calls")
+
+    def release(self, name: str) -> None:
+        (self.folder / name).touch()

@@ -21,13 +21,12 @@ import uvicorn
 
 from farhand.api.console import console_routes
 from farhand.api.guard import Guard, GuardSettings, Sessions
-from farhand.api.node_socket import NodeSocket
+from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
 from farhand.api.routes import routes
 from farhand.config import Config, ConfigError
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.version import MAX_FRAME_BYTES
 
 log = logging.getLogger("farhand")
 
@@ -82,20 +81,18 @@ class Gateway:
         names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
         router = Router([*routes(hub), *console_routes(self.sessions)])
-        guard = Guard(router, NodeSocket(hub), hub.credentials, self.sessions, settings)
+        guard = Guard(router, hub.credentials, self.sessions, settings)
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
                     http="httptools",
-                    ws="websockets-sansio",
+                    ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
                     log_config=None,
                     server_header=False,
-                    ws_max_size=MAX_FRAME_BYTES,
-                    ws_ping_interval=None,
-                    ws_per_message_deflate=False,
+                    proxy_headers=False,
                     timeout_graceful_shutdown=2,
                     ssl_certfile=section.tls_cert or None,
                     ssl_keyfile=section.tls_key or None,

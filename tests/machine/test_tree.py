@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -45,74 +46,104 @@ KINDS = {
     "own process group": "set -m; sleep {mark} & wait",
     "double-forked daemon": "{python} {daemon} {mark}; sleep 500",
     "daemon without the cookie": "env -i {python} {daemon} {mark}; sleep 500",
-    "stopped": "sleep {mark} & kill -STOP $!; wait",
+    "stopped": "sleep {mark} & sleep 0.5; kill -STOP $!; wait",
     "left over by a leader that is gone": "setsid sleep {mark} & (sleep {mark} &)",
 }
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: str, program: str = "") -> list[int]:
     """The processes with that word among their arguments, as the system shows them."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                found.append(int(pid))
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
+        if mark.encode() in words and words[0].endswith(program.encode()):
+            found.append(int(pid))
     return found
 
 
-async def until_there(mark: str) -> None:
+async def until_there(mark: str, program: str, count: int = 1) -> None:
     give_up = time.monotonic() + 30
-    while not marked(mark):
+    while len(marked(mark, program)) < count:
         assert time.monotonic() < give_up, "it never started"
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("how", ["timeout", "end", "kill"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_descendant_survives(tmp_path: Path, kind: str, how: str) -> None:
-    mark = f"1{os.getpid()}{abs(hash((kind, how))) % 10**6:06d}"
-    (tmp_path / "daemon.py").write_text(DAEMON)
-    command = KINDS[kind].format(mark=mark, python=sys.executable, daemon=tmp_path / "daemon.py")
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SHELL": "/bin/bash"}
+class Grove:
+    """A folder of jobs whose commands plant marked descendants; at its end none of them lives."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mark = f"1{os.getpid()}{time.monotonic_ns() % 10**9:09d}"
+        self.environment = {"HOME": str(path), "PATH": os.environ["PATH"], "SHELL": "/bin/bash"}
+        (path / "daemon.py").write_text(DAEMON)
+        (path / "runner.py").write_text(RUNNER)
+
+    def jobs(self) -> Jobs:
+        return Jobs(self.path / "jobs", environment=self.environment, linger=0)
+
+    def command(self, kind: str) -> str:
+        return KINDS[kind].format(mark=self.mark, python=sys.executable, daemon=self.path / "daemon.py")
+
+
+@pytest.fixture
+def grove(tmp_path: Path):
+    grove = Grove(tmp_path)
+    yield grove
+
+    async def clear() -> None:
+        async with grove.jobs() as jobs:
+            for job in jobs.listing():
+                await jobs.end(job, grace=0)
+
+    asyncio.run(clear())
+    for pid in marked(grove.mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("grace", [0.25, 0.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_descendant_survives_the_end_of_its_job(grove: Grove, kind: str, grace: float) -> None:
     async def main() -> None:
-        async with Jobs(tmp_path / "jobs", environment=environment, linger=0) as jobs:
-            job = await jobs.start(command, workdir=tmp_path, timeout=3.0 if how == "timeout" else 0.0)
-            await until_there(mark)
-            if how == "timeout" and kind != "left over by a leader that is gone":
-                assert await jobs.wait(job, 60)
-                assert job.exit is not None
-                assert job.exit.timed_out
-                ended = job.exit.ended
-            else:
-                ending = await jobs.end(job, grace=0.0 if how == "kill" else 0.25)
-                ended = ending.ended
-                assert ending.survivors == ()
-            assert "sleep" in [process.name for process in ended]
-            assert marked(mark) == []
+        async with grove.jobs() as jobs:
+            job = await jobs.start(grove.command(kind), workdir=grove.path)
+            await until_there(grove.mark, "sleep")
+            ending = await jobs.end(job, grace)
+            assert "sleep" in [process.name for process in ending.ended]
+            assert ending.survivors == ()
+            assert marked(grove.mark) == []
             assert await jobs.processes(job) == ()
 
-    try:
-        asyncio.run(main())
-    finally:
-        for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
+    asyncio.run(main())
 
 
-def test_a_process_that_runs_from_pid_to_pid_is_caught(tmp_path: Path) -> None:
-    (tmp_path / "runner.py").write_text(RUNNER)
-    mark = f"runner{os.getpid()}"
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SHELL": "/bin/bash"}
+def test_no_descendant_of_any_kind_survives_a_timeout(grove: Grove) -> None:
+    everything = "\n".join(f"bash -c {shlex.quote(grove.command(kind))} &" for kind in KINDS)
 
     async def main() -> None:
-        async with Jobs(tmp_path / "jobs", environment=environment, linger=0) as jobs:
-            job = await jobs.start(f"{sys.executable} runner.py {mark}; sleep 500", workdir=tmp_path)
-            await until_there(mark)
+        async with grove.jobs() as jobs:
+            job = await jobs.start(f"{everything}\nwait; sleep 500", workdir=grove.path, timeout=8.0)
+            await until_there(grove.mark, "sleep", len(KINDS) + 1)
+            assert await jobs.wait(job, 60)
+            assert job.exit is not None
+            assert job.exit.timed_out
+            assert len([process for process in job.exit.ended if process.name == "sleep"]) > len(KINDS)
+            assert job.exit.left == ()
+            assert marked(grove.mark) == []
+
+    asyncio.run(main())
+
+
+def test_a_process_that_runs_from_pid_to_pid_is_caught(grove: Grove) -> None:
+    async def main() -> None:
+        async with grove.jobs() as jobs:
+            job = await jobs.start(f"{sys.executable} runner.py {grove.mark}; sleep 500", workdir=grove.path)
+            await until_there(grove.mark, "python")
             ending = await jobs.end(job, grace=0)
             assert ending.survivors == ()
-            assert marked(mark) == []
+            assert marked(grove.mark) == []
 
     asyncio.run(main())
 

@@ -9,12 +9,16 @@ from farhand.api.http import Problem, Reply, Request
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
 
-_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'"
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _HEADERS = [(b"content-security-policy", _POLICY), (b"referrer-policy", b"no-referrer")]
 _FILES = {
     "/": ("index.html", b"text/html; charset=utf-8"),
     "/console.js": ("console.js", b"text/javascript; charset=utf-8"),
     "/console.css": ("console.css", b"text/css; charset=utf-8"),
+    "/console.svg": ("console.svg", b"image/svg+xml"),
 }
 
 
@@ -23,6 +27,8 @@ def console_routes(sessions: Sessions) -> list[Route]:
         """Trade the one-time code of the sign-in link for a cookie no script can read."""
         session = sessions.redeem(request.query("code") or "")
         if session is None:
+            if "text/html" in (request.header(b"accept") or ""):
+                return _file("/", status=401)  # a person clicked: the page says what to do
             raise Problem(401, "unauthorized", "this sign-in link was used before or is too old; get a new one")
         cookie = f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
         headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), *_HEADERS]
@@ -32,12 +38,16 @@ def console_routes(sessions: Sessions) -> list[Route]:
         return Reply(b'{"path":"/signin?code=%b"}' % sessions.new_code().encode(), status=201)
 
     async def page(request: Request) -> Reply:
-        name, content_type = _FILES[request.path]
-        body = resources.files("farhand.console").joinpath(name).read_bytes()
-        return Reply(body, content_type=content_type, headers=list(_HEADERS))
+        return _file(request.path)
 
     return [
         Route("GET", "/signin", None, sign_in),
         Route("POST", "/v1/signin", Scope.ADMIN, link),
         *(Route("GET", path, None, page) for path in _FILES),
     ]
+
+
+def _file(path: str, status: int = 200) -> Reply:
+    name, content_type = _FILES[path]
+    body = resources.files("farhand.console").joinpath(name).read_bytes()
+    return Reply(body, status=status, content_type=content_type, headers=list(_HEADERS))

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +23,7 @@ from farhand.gateway.credentials import OWNER, Credential, Credentials
 log = logging.getLogger("farhand.guard")
 
 COOKIE = "farhand_session"
+NODE_SOCKET = "/v1/nodes/ws"
 NOBODY = Credential("nobody", frozenset())
 
 
@@ -62,18 +63,16 @@ class Sessions:
 
 
 class Guard:
-    """An ASGI application around the router and the node socket (which returns False for a wrong token)."""
+    """An ASGI application around the router; the node socket asks it as well."""
 
     def __init__(
         self,
         router: Router,
-        node_socket: Callable[[Scope, Receive, Send], Awaitable[bool]],
         credentials: Credentials,
         sessions: Sessions,
         settings: GuardSettings,
     ) -> None:
         self._router = router
-        self._node_socket = node_socket
         self._credentials = credentials
         self._sessions = sessions
         self._settings = settings
@@ -83,11 +82,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = secrets.token_hex(8)
+        request_id = ""
         method: str = scope["method"]
         try:
             headers = self._admit(scope)
@@ -101,13 +98,13 @@ class Guard:
                 raise self._router.missing(method, scope["path"])
             if route.scope is not None and not credential.may(route.scope):
                 raise Problem(403, "forbidden", f"this credential lacks the scope {route.scope.value!r}")
-            request = Request(scope, receive, headers, credential, request_id)
+            request = Request(scope, receive, headers, credential)
             request.params = params
             reply = await self._serve(route, request)
             request_id = request.id
         except Problem as problem:
             reply = problem.reply()
-        await respond(reply, send, request_id, head=method == "HEAD")
+        await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
 
     async def _serve(self, route: Route, request: Request) -> Reply:
         try:
@@ -115,20 +112,21 @@ class Guard:
         except Problem:
             raise
         except Exception:
+            request.id = request.id or new_request_id()
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
             raise Problem(500, "internal", f"the gateway failed; its log has request {request.id}") from None
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._admit(scope)
-            if scope["path"] != "/v1/nodes/ws":
-                raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
-            self._throttle.check(scope)
-        except Problem as problem:
-            await refuse_upgrade(receive, send, problem.reply())
-            return
-        if not await self._node_socket(scope, receive, send):
-            self._throttle.failed(scope)
+    # -- the node socket asks these itself: it is not behind ASGI ------------------------------------------
+
+    def admit_node(self, scope: Scope) -> None:
+        """Raises Problem for an upgrade that may not even present a token."""
+        self._admit(scope)
+        if scope["path"] != NODE_SOCKET:
+            raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
+        self._throttle.check(scope)
+
+    def node_failed(self, scope: Scope) -> None:
+        self._throttle.failed(scope)
 
     # -- the checks -------------------------------------------------------------------------------------
 
@@ -187,12 +185,8 @@ class Guard:
         raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
 
 
-async def refuse_upgrade(receive: Receive, send: Send, reply: Reply) -> None:
-    """Answer a WebSocket upgrade with a plain HTTP response."""
-    await receive()
-    headers = [(b"content-type", reply.content_type), *reply.headers]
-    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": reply.body})
+def new_request_id() -> str:
+    return secrets.token_hex(8)
 
 
 def _secret(headers: dict[bytes, bytes]) -> str | None:

@@ -72,17 +72,16 @@ def json_reply(value: Any, status: int = 200) -> Reply:
 class Request:
     """One HTTP request whose sender is known."""
 
-    __slots__ = ("_receive", "credential", "headers", "id", "params", "path", "query_string", "state")
+    __slots__ = ("_receive", "credential", "headers", "id", "params", "path", "query_string")
 
-    def __init__(
-        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], credential: Credential, request_id: str
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], credential: Credential) -> None:
         self._receive = receive
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.headers = headers
         self.credential = credential
-        self.id = request_id
+        self.id = ""
+        """What the answer is labelled with; a route that makes something with an id puts it here."""
         self.params: dict[str, str] = {}
 
     def header(self, name: bytes) -> str | None:

@@ -1,4 +1,8 @@
-"""The node socket: who may connect, the hello, and then messages both ways until silence or a close."""
+"""The node socket: who may connect, the hello, and then messages both ways until silence or a close.
+
+uvicorn hands an upgraded connection over to picows, which is what the nodes speak too: frames are parsed and masked in
+C and handled where they arrive, without a queue or a task in between (see docs/decisions).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,14 @@ import base64
 import binascii
 import logging
 import time
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
-from farhand.api.guard import refuse_upgrade
-from farhand.api.http import Problem, Receive, Reply, Scope, Send
+import picows
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+from farhand.api.http import Problem, Scope
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
 from farhand.gateway.roster import (
@@ -22,74 +30,49 @@ from farhand.gateway.roster import (
 )
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.messages import NodeHello, Ping, Pong, ToolResponse, ToolsUpdate, decode, encode
-from farhand.protocol.version import HELLO_SECONDS, LINK_DEADLINE_SECONDS, LINK_PING_SECONDS, MAX_HELLO_BYTES
+from farhand.protocol.version import (
+    HELLO_SECONDS,
+    LINK_DEADLINE_SECONDS,
+    LINK_PING_SECONDS,
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+)
 
 log = logging.getLogger("farhand.nodes")
 
 BEARER = "bearer."
-INVALID_TOKEN = b"invalid or missing node token"
+INVALID_TOKEN = "invalid or missing node token"  # noqa: S105
+CLOSE_RESTART = 1012
+CLOSE_WAIT_SECONDS = 2.0
+"""How long a peer may take to answer our close before the connection is cut."""
+CONGESTED_BYTES = 32 * 1024 * 1024
 
 
-class SocketLink:
-    """The roster's hold on a socket."""
+class Admission(Protocol):
+    """What the door asks the guard before anything else."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._open = True
+    def admit_node(self, scope: Scope) -> None:
+        """Raises Problem for a connection that may not even present a token."""
+        ...
 
-    async def send(self, frame: bytes) -> None:
-        if self._open:
-            try:
-                await self._send({"type": "websocket.send", "text": frame.decode()})
-            except (OSError, RuntimeError):  # the server's ways of saying that the peer has gone
-                self._open = False
-
-    async def close(self, code: int, reason: str) -> None:
-        if self._open:
-            self._open = False
-            try:
-                await self._send({"type": "websocket.close", "code": code, "reason": _fitting(reason)})
-            except (OSError, RuntimeError):
-                log.debug("the socket was gone before it could be closed with %d", code)
-
-    def gone(self) -> None:
-        self._open = False
+    def node_failed(self, scope: Scope) -> None:
+        """A wrong token came from there."""
+        ...
 
 
-class NodeSocket:
-    """An ASGI application for `/v1/nodes/ws`."""
+class NodeDoor:
+    """What uvicorn calls for each connection that asks to become a WebSocket."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, guard: Admission) -> None:
         self._hub = hub
+        self._guard = guard
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Serve a node to its end; False when its token was wrong."""
-        try:
-            grant, subprotocol = self._grant(scope)
-        except Problem as problem:
-            reply = Reply(str(problem).encode(), status=problem.status, content_type=b"text/plain; charset=utf-8")
-            await refuse_upgrade(receive, send, reply)
-            return problem.status != 401
-        await receive()
-        await send({"type": "websocket.accept", "subprotocol": subprotocol})
-        link = SocketLink(send)
-        try:
-            connection = await self._greet(receive, link, grant)
-        except HelloRefused as refused:
-            log.warning("a node was refused: %s", refused)
-            await link.close(refused.code, str(refused))
-            return True
-        if connection is None:
-            return True
-        try:
-            await _Conversation(self._hub, connection, link, receive).run()
-        finally:
-            link.gone()
-            await self._hub.leave(connection)
-        return True
+    def __call__(self, *, server_state: Any, **_: Any) -> _Handover:
+        return _Handover(self, server_state.connections)
 
-    def _grant(self, scope: Scope) -> tuple[NodeGrant, str | None]:
-        """What the upgrade may do, and the subprotocol to answer with. Raises Problem."""
+    def open(self, scope: Scope) -> tuple[NodeConversation, str | None]:
+        """The conversation with a node that may connect, and the subprotocol to answer with. Raises Problem."""
+        self._guard.admit_node(scope)
         query = _query(scope["query_string"].decode("latin-1"))
         secrets, subprotocol = _secrets(scope, query)
         claimed = query.get("node_id", "")
@@ -97,98 +80,234 @@ class NodeSocket:
             for secret in secrets:
                 grant = self._hub.credentials.recognise_node(secret, claim)
                 if grant is not None:
-                    return grant, subprotocol
-        raise Problem(401, "unauthorized", INVALID_TOKEN.decode())
+                    return NodeConversation(self._hub, grant), subprotocol
+        self._guard.node_failed(scope)
+        raise Problem(401, "unauthorized", INVALID_TOKEN)
 
-    async def _greet(self, receive: Receive, link: SocketLink, grant: NodeGrant) -> Connection | None:
-        """The connection of a node that said a proper hello in time. Raises HelloRefused; None if it left."""
+
+class _Handover(asyncio.Protocol):
+    """Stands in for a moment, while the connection goes from uvicorn to picows."""
+
+    def __init__(self, door: NodeDoor, connections: set[Any]) -> None:
+        self._door = door
+        self._connections = connections
+        self._conversation: NodeConversation | None = None
+        self._transport: asyncio.Transport
+        self._protocol: Any = WSProtocol(
+            None,  # host
+            None,  # path
+            False,  # client side
+            self._listener,
+            logging.getLogger("picows.server"),
+            True,  # disconnect on exception
+            HELLO_SECONDS,
+            False,  # automatic pings: we send the protocol's own
+            0,
+            0,
+            picows.WSAutoPingStrategy.PING_WHEN_IDLE,
+            True,  # automatic pongs
+            MAX_FRAME_BYTES,
+            None,  # further headers
+            16384,  # read buffer, to begin with
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        self._protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """uvicorn repeats the request to us once; everything after it is read by picows itself."""
+        self._transport.pause_reading()
+        while data and not self._transport.is_closing():
+            buffer = self._protocol.get_buffer(len(data))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            self._protocol.buffer_updated(size)
+            data = data[size:]
+        asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._transport.is_closing():
+            self._connections.discard(self)
+            return
+        self._transport.set_protocol(self._protocol)
+        self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._protocol.connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        if self._conversation is not None:
+            self._conversation.close(CLOSE_RESTART, "the gateway is stopping")
+        else:
+            self._transport.close()
+
+    def _listener(self, request: picows.WSUpgradeRequest) -> picows.WSUpgradeResponseWithListener:
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                hello = await self._hello(receive)
-        except TimeoutError:
-            raise HelloRefused(CLOSE_HELLO_TIMEOUT, f"no node_hello within {HELLO_SECONDS:.0f} s") from None
-        if hello is None:
-            return None
-        card = self._hub.roster.examine(hello, grant.node_id)
-        await link.send(encode(self._hub.welcome(hello)))
-        return self._hub.join(card, hello, link)
+            conversation, subprotocol = self._door.open(_scope(request, self._transport))
+        except Problem as problem:
+            # The plug-in guide's refusal is plain text, and the rest follows it.
+            headers = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
+            headers.update({name.decode(): value.decode() for name, value in problem.headers})
+            refusal = picows.WSUpgradeResponse.create_error_response(problem.status, str(problem).encode(), headers)
+            return picows.WSUpgradeResponseWithListener(refusal, None)
+        self._conversation = conversation
+        conversation.on_end = lambda: self._connections.discard(self)
+        chosen = {"Sec-WebSocket-Protocol": subprotocol} if subprotocol else None
+        return picows.WSUpgradeResponseWithListener(picows.WSUpgradeResponse.create_101_response(chosen), conversation)
 
-    async def _hello(self, receive: Receive) -> NodeHello | None:
-        while True:
-            message = await receive()
-            if message["type"] == "websocket.disconnect":
-                return None
-            text = message.get("text")
-            if text is None:
-                continue
+
+class NodeConversation(picows.WSListener):
+    """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
+
+    def __init__(self, hub: Hub, grant: NodeGrant) -> None:
+        self._hub = hub
+        self._grant = grant
+        self._connection: Connection | None = None
+        self._parts: list[bytes] = []
+        self._text = True
+        self._heard_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._socket: picows.WSTransport | None = None
+        self.on_end: Callable[[], None] = lambda: None
+
+    # -- the roster's side ------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        if self._socket is not None:
+            self._socket.send(picows.WSMsgType.TEXT, frame)
+
+    @property
+    def congested(self) -> bool:
+        socket = self._socket
+        return socket is not None and socket.underlying_transport.get_write_buffer_size() > CONGESTED_BYTES
+
+    def close(self, code: int, reason: str) -> None:
+        """Say why, give the peer a moment to answer, then cut."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        self._set_timer(CLOSE_WAIT_SECONDS, lambda: socket.disconnect(False))
+        socket.send(picows.WSMsgType.CLOSE, code.to_bytes(2) + _fitting(reason))
+
+    # -- called by picows -------------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: picows.WSTransport) -> None:
+        self._socket = transport
+        reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
+        self._set_timer(HELLO_SECONDS, lambda: self.close(CLOSE_HELLO_TIMEOUT, reason))
+
+    def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
+        self._heard_at = time.monotonic()
+        kind = frame.msg_type
+        if kind == picows.WSMsgType.TEXT and frame.fin:
+            self._on_text(frame.get_payload_as_bytes())
+        elif kind == picows.WSMsgType.CLOSE:
+            if self._socket is not None:
+                self._socket = None
+                transport.send(picows.WSMsgType.CLOSE, frame.get_payload_as_bytes()[:2])
+            transport.disconnect()
+        elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
+            self._on_part(kind, frame)
+
+    def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
+        self._socket = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connection is not None:
+            self._hub.leave(self._connection)
+        self.on_end()
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def _on_part(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> None:
+        """Gather a message that comes in several frames; binary ones belong to features nobody announced."""
+        if kind != picows.WSMsgType.CONTINUATION:
+            self._parts.clear()
+            self._text = kind == picows.WSMsgType.TEXT
+        if self._text:
+            self._parts.append(frame.get_payload_as_bytes())
+            if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+                self.close(1009, f"a message has at most {MAX_FRAME_BYTES} bytes")
+            elif frame.fin:
+                message = b"".join(self._parts)
+                self._parts.clear()
+                self._on_text(message)
+
+    def _on_text(self, text: bytes) -> None:
+        if self._socket is None:
+            return  # closing
+        connection = self._connection
+        if connection is None:
+            self._greet(text)
+            return
+        self._hub.roster.seen(connection)
+        try:
+            message = decode(text)
+        except ProtocolError as error:
+            log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
+            return
+        if isinstance(message, ToolResponse):
+            self._hub.gate.answered(connection, message)
+        elif isinstance(message, Ping):
+            self.send(encode(Pong(message.timestamp)))
+        elif isinstance(message, ToolsUpdate):
+            self._hub.update(connection, message)
+
+    def _greet(self, text: bytes) -> None:
+        """Before the hello everything else is ignored; a hello that cannot be accepted closes the socket."""
+        try:
             if len(text) > MAX_HELLO_BYTES:
                 raise HelloRefused(1009, f"a hello has at most {MAX_HELLO_BYTES} bytes")
             try:
                 hello = decode(text)
             except ProtocolError as error:
-                if '"node_hello"' in text:
+                if b'"node_hello"' in text:
                     raise HelloRefused(CLOSE_BAD_HELLO, f"this hello cannot be read: {error}") from None
-                continue
+                return
             if isinstance(hello, NodeHello):
-                return hello
+                card = self._hub.roster.examine(hello, self._grant.node_id)
+                self.send(encode(self._hub.welcome(hello)))
+                self._connection = self._hub.join(card, hello, self)
+                self._watch()
+        except HelloRefused as refused:
+            log.warning("a node was refused: %s", refused)
+            self.close(refused.code, str(refused))
 
-
-class _Conversation:
-    """A node's messages, until it leaves or falls silent."""
-
-    def __init__(self, hub: Hub, connection: Connection, link: SocketLink, receive: Receive) -> None:
-        self._hub = hub
-        self._connection = connection
-        self._link = link
-        self._receive = receive
-        self._heard_at = time.monotonic()
-
-    async def run(self) -> None:
-        reader = asyncio.ensure_future(self._read())
-        watcher = asyncio.ensure_future(self._watch())
-        try:
-            await asyncio.wait({reader, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (reader, watcher):
-                task.cancel()
-            await asyncio.gather(reader, watcher, return_exceptions=True)
-
-    async def _read(self) -> None:
-        receive, roster, connection = self._receive, self._hub.roster, self._connection
-        while True:
-            message = await receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            self._heard_at = time.monotonic()
-            roster.seen(connection)
-            text = message.get("text")
-            if text is None:
-                continue
-            try:
-                parsed = decode(text)
-            except ProtocolError as error:
-                log.debug("node %s: ignored a frame: %s", connection.node_id, error)
-                continue
-            if isinstance(parsed, ToolResponse):
-                self._hub.gate.answered(connection, parsed)
-            elif isinstance(parsed, Ping):
-                await self._link.send(encode(Pong(parsed.timestamp)))
-            elif isinstance(parsed, ToolsUpdate):
-                self._hub.update(connection, parsed)
-
-    async def _watch(self) -> None:
+    def _watch(self) -> None:
         """Ask a silent node whether it is there; give it up when it does not answer."""
-        while True:
-            silent = time.monotonic() - self._heard_at
-            if silent >= LINK_DEADLINE_SECONDS:
-                log.warning("node %s has been silent for %.0f s", self._connection.node_id, silent)
-                await self._link.close(CLOSE_SILENT, "silent for too long")
-                return
-            if silent >= LINK_PING_SECONDS:
-                await self._link.send(encode(Ping(time.time_ns() // 1_000_000)))
-                await asyncio.sleep(min(5.0, LINK_DEADLINE_SECONDS - silent))
-            else:
-                await asyncio.sleep(LINK_PING_SECONDS - silent)
+        silent = time.monotonic() - self._heard_at
+        if silent >= LINK_DEADLINE_SECONDS:
+            log.warning("a node has been silent for %.0f s", silent)
+            self.close(CLOSE_SILENT, "silent for too long")
+        elif silent >= LINK_PING_SECONDS:
+            self.send(encode(Ping(time.time_ns() // 1_000_000)))
+            self._set_timer(min(5.0, LINK_DEADLINE_SECONDS - silent), self._watch)
+        else:
+            self._set_timer(LINK_PING_SECONDS - silent, self._watch)
+
+    def _set_timer(self, seconds: float, action: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:
+    """The request in the words the guard knows."""
+    path, _, query = request.path.partition(b"?")
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
+    secure = transport.get_extra_info("sslcontext") is not None
+    return {
+        "type": "websocket",
+        "path": unquote(path.decode("latin-1")),
+        "query_string": query,
+        "headers": headers,
+        "scheme": "wss" if secure else "ws",
+        "client": transport.get_extra_info("peername"),
+    }
 
 
 def _query(text: str) -> dict[str, str]:
@@ -204,19 +323,20 @@ def _query(text: str) -> dict[str, str]:
 
 def _secrets(scope: Scope, query: dict[str, str]) -> tuple[list[str], str | None]:
     """The token as it may be meant, best form first, and the subprotocol to answer with."""
-    subprotocols: list[str] = scope.get("subprotocols", [])
+    offered = [value for name, value in scope["headers"] if name == b"sec-websocket-protocol"]
+    subprotocols = [part.strip() for value in offered for part in value.decode("latin-1").split(",")]
     answer = next((name for name in subprotocols if not name.startswith(BEARER)), None)
     for name, value in scope["headers"]:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return [value[7:].decode("latin-1").strip()], answer
-    for name in subprotocols:
-        if name.startswith(BEARER):
+    for subprotocol in subprotocols:
+        if subprotocol.startswith(BEARER):
             try:
-                encoded = name.removeprefix(BEARER)
+                encoded = subprotocol.removeprefix(BEARER)
                 secret = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
             except (binascii.Error, ValueError):
                 continue
-            return [secret], answer or name
+            return [secret], answer or subprotocol
     token = query.get("token")
     if not token:
         return [""], answer
@@ -224,6 +344,6 @@ def _secrets(scope: Scope, query: dict[str, str]) -> tuple[list[str], str | None
     return list(dict.fromkeys([unquote(token), unquote(token.replace("+", " ")), token])), answer
 
 
-def _fitting(reason: str) -> str:
+def _fitting(reason: str) -> bytes:
     """A close frame carries at most 123 bytes of reason."""
-    return reason.encode()[:123].decode(errors="ignore")
+    return reason.encode()[:123].decode(errors="ignore").encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from farhand.store.events import Event
 from farhand.store.tokens import Token
 
 WATCH_SECONDS = 0.05
-"""A call that takes longer is raced against its client's leaving; shorter ones are not worth a task."""
+"""A call that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
 
 CALL_FILTERS = ("tool", "node_id", "state", "session_key")
 
@@ -198,21 +198,12 @@ class Doors:
         return Reply(_encode(_answer(outcome)))
 
     async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
-        """The end of a call, unless its client leaves first: then nobody waits for it any more."""
-        gate = self._hub.gate
-        waiting = opened.future
-        done, _ = await asyncio.wait({waiting}, timeout=WATCH_SECONDS) if not waiting.done() else ({waiting}, None)
-        if not done:
-            gone = asyncio.ensure_future(request.gone())
-            either: set[asyncio.Future[Any]] = {waiting, gone}
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not gone.done():
-                    gone.cancel()
-            if not waiting.done():
-                gate.abandon(opened)
-        return await gate.wait(opened)
+        """The end of a call; should its client leave before, nobody waits for it any more."""
+        watch = _ClientWatch(request, lambda: self._hub.gate.abandon(opened))
+        try:
+            return await self._hub.gate.wait(opened)
+        finally:
+            watch.stop()
 
     async def calls(self, request: Request) -> Reply:
         limit = request.query_int("limit", 50, 1, 1000)
@@ -267,6 +258,28 @@ class Doors:
         if not await self._hub.revoke_token(token_id):
             raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
         return json_reply({"revoked": token_id})
+
+
+class _ClientWatch:
+    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
+
+    def __init__(self, request: Request, left: Callable[[], None]) -> None:
+        self._request = request
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._request.gone()
+        self._left()
 
 
 def _answer(outcome: Outcome) -> InvokeAnswer:

@@ -25,6 +25,8 @@ class Throttle:
 
     def check(self, scope: Scope) -> None:
         """Raises Problem 429 while the address is locked."""
+        if not self._failures:
+            return
         address = _address(scope)
         failures = self._failures.get(address)
         if failures is None or len(failures) < FAILURES_ALLOWED or _direct_loopback(scope, address):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
 import sys
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -57,30 +59,40 @@ def farhand() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run a command. Mistakes end with one line, or one JSON document with --json, and never a stack trace."""
     arguments = sys.argv[1:] if args is None else args
-    as_json = "--json" in arguments
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is shown escaped, not as a crash
+            stream.reconfigure(errors="backslashreplace")
     try:
-        status = farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
-    except click.exceptions.Abort:
-        _fail("interrupted", "interrupted", as_json, 130)
-    except click.UsageError as error:
-        hint = f"\nTry `{error.ctx.command_path} --help`." if error.ctx and not as_json else ""
-        _fail("usage", error.format_message() + hint, as_json, 2)
-    except click.ClickException as error:
-        _fail("usage", error.format_message(), as_json, error.exit_code)
-    except FarhandError as error:
-        _fail(getattr(error, "code", "failed"), str(error), as_json, 1)
+        try:
+            status = farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
+            sys.stdout.flush()
+        except click.exceptions.Abort:
+            _fail("interrupted", "interrupted", as_json, 130)
+        except click.UsageError as error:
+            hint = f"\nTry `{error.ctx.command_path} --help`." if error.ctx and not as_json else ""
+            _fail("usage", error.format_message() + hint, as_json, 2)
+        except click.ClickException as error:
+            _fail("usage", error.format_message(), as_json, error.exit_code)
+        except FarhandError as error:
+            code = getattr(error, "code", "failed")
+            _fail(code, str(error), as_json, _STATUS.get(code, 1), getattr(error, "details", None))
+        except KeyboardInterrupt:
+            _fail("interrupted", "interrupted", as_json, 130)
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read our output has left. Nothing more may be written, not even by the interpreter's last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
-    except KeyboardInterrupt:
-        _fail("interrupted", "interrupted", as_json, 130)
-    else:
-        raise SystemExit(status if isinstance(status, int) else 0)
+    raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def _fail(code: Any, message: str, as_json: bool, status: int) -> None:
+_STATUS: Final = {"usage": 2, "interrupted": 130}
+
+
+def _fail(code: Any, message: str, as_json: bool, status: int, details: Any = None) -> NoReturn:
     if as_json:
-        print(json.dumps({"error": {"code": str(code), "message": message}}))
+        error = {"code": str(code), "message": message}
+        print(json.dumps({"error": error if details is None else {**error, "details": details}}), flush=True)
     else:
         print(f"farhand: {message}", file=sys.stderr)
     raise SystemExit(status)

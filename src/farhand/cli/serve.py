@@ -109,12 +109,16 @@ def _start_node(gateway: Gateway, home: Path, workspace: Path | None) -> subproc
 
 
 @click.command()
-@click.option("--gateway", "gateway_url", default="http://127.0.0.1:3210", show_default=True, help="ws(s):// or http(s)://")
+@click.option(
+    "--gateway", "gateway_url", default="http://127.0.0.1:3210", show_default=True, help="ws(s):// or http(s)://"
+)
 @click.option("--id", "node_id", help="Name of this node.  [default: the host name]")
 @click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
 @click.option("--workspace", type=click.Path(file_okay=False), help="Where relative paths begin.  [default: here]")
-@click.option("--root", "roots", multiple=True, type=click.Path(file_okay=False), help="Lend only this folder. Repeatable.")
+@click.option(
+    "--root", "roots", multiple=True, type=click.Path(file_okay=False), help="Lend only this folder. Repeatable."
+)
 @click.option("--read-only", is_flag=True, help="Lend nothing that changes this machine.")
 @click.option("--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True)
 @click.option("--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable.")
@@ -187,5 +191,3 @@ def run_loop(work: Coroutine[Any, Any, None]) -> None:
     else:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work)
-
-

@@ -84,11 +84,18 @@ class Catalog:
             if node.connection is None:
                 continue
             for spec in node.card.tools:
-                # A plug-in's tool is one name for all nodes that have it; the others belong to their machine.
-                name = spec.name if spec.capability is None else join_tool(node_id, spec.name)
+                name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
                 parameters = spec.parameters or {"type": "object", "properties": {}}
                 offers.setdefault(name, Offer(name, spec.description, parameters, node_id))
         return list(offers.values())
+
+    def _shared(self, node: Node, spec: ToolSpec) -> bool:
+        """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.
+
+        Else a node could put its own words under the name of a tool it does not serve.
+        """
+        dotted = spec.capability is None and split_tool(spec.name) is None
+        return dotted and self._roster.serving_on(node, spec.name) is not None
 
     def _validator(self, spec: ToolSpec) -> Any:
         # Specs live as long as a node's card, so their identity is a safe and cheap key while we hold them.

@@ -1,5 +1,7 @@
 """The gate: every call, from any door, is found, checked, written down, run, and written down again.
 
+A read-only call goes into the record once, when it has ended; nobody was promised it before.
+
 A call with effects is on disk before its frame leaves and its end is on disk before anyone is told. While it runs it
 is an `OpenCall`; it leaves that state through `_end` alone, and in exactly one of the six final states.
 """
@@ -11,8 +13,6 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import apsw
 import msgspec
@@ -103,7 +103,6 @@ class Gate:
         self._catalog = catalog
         self._open: dict[str, OpenCall] = {}
         self._acks: dict[Connection, list[str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     # -- calling ----------------------------------------------------------------------------------------
@@ -162,7 +161,8 @@ class Gate:
             record = _ended(record, CallState.ERROR, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
-            read_only = target.spec is not None and target.spec.read_only
+            promised = background or idempotency_key is not None
+            read_only = target.spec is not None and target.spec.read_only and not promised
             opened = OpenCall(record, target.node, request, read_only)
             opened.waiters += not background
             self._admit(opened, timeout_ms / 1000)
@@ -178,12 +178,12 @@ class Gate:
             return await self._repeat(first, background)
         if opened is None:
             return Outcome(record)
-        await self._send(opened)
+        self._send(opened)
         return Outcome(opened.record) if background else opened
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
-        return Outcome(await asyncio.shield(opened.future))
+        return Outcome(await opened.future)
 
     def abandon(self, opened: OpenCall) -> None:
         """A waiter hung up. When nobody else wants the call, it is cancelled on its node."""
@@ -212,13 +212,11 @@ class Gate:
 
     async def _write_down(self, record: CallRecord, opened: OpenCall | None, call: ToolCall, key: str | None) -> str:
         """The id of the call this request stands for: its own, unless its idempotency key was used before."""
-        durable = opened is not None and not opened.read_only
         if key is None:
-            written = self._database.write(lambda connection: calls.begin(connection, record), durable=durable)
-            if durable or written.done():
-                await written
-            else:
-                written.add_done_callback(_report)
+            if opened is None:
+                await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
+            elif not opened.read_only:
+                await self._database.write(lambda connection: calls.begin(connection, record))
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -257,7 +255,7 @@ class Gate:
             if opened.deadline is not None:
                 opened.deadline.cancel()
 
-    async def _send(self, opened: OpenCall) -> None:
+    def _send(self, opened: OpenCall) -> None:
         if opened.record.ended_at is not None:
             return
         connection = opened.node.connection if opened.node else None
@@ -276,7 +274,7 @@ class Gate:
             )
             return
         opened.sent = True
-        await connection.link.send(opened.request)
+        connection.link.send(opened.request)
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
@@ -323,7 +321,7 @@ class Gate:
         elif not connection.can_cancel:
             self._end(opened, state, _stopped(state, f"{reason}; its node cannot be told and may still finish it"))
         else:
-            self.spawn(connection.link.send(encode(ToolCancel(opened.record.id, reason))))
+            connection.link.send(encode(ToolCancel(opened.record.id, reason)))
             if opened.deadline is not None:
                 opened.deadline.cancel()
             opened.deadline = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._unconfirmed, opened)
@@ -352,7 +350,7 @@ class Gate:
                 continue  # still being written down; it is sent after that
             if opened.record.id in known:
                 if opened.stopping is not None:
-                    self.spawn(connection.link.send(encode(ToolCancel(opened.record.id, opened.stopping[1]))))
+                    connection.link.send(encode(ToolCancel(opened.record.id, opened.stopping[1])))
             elif opened.record.node_boot is None or opened.record.node_boot != connection.boot:
                 self._end(
                     opened,
@@ -360,7 +358,7 @@ class Gate:
                     _unknown(f"node {connection.node_id!r} was restarted while the call was open"),
                 )
             elif opened.wanted:
-                self.spawn(self._send(opened))
+                self._send(opened)
             else:
                 self._end(
                     opened,
@@ -370,7 +368,7 @@ class Gate:
         if resume:
             for call_id in resume.running:
                 if call_id not in self._open:
-                    self.spawn(connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call"))))
+                    connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call")))
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
@@ -405,8 +403,6 @@ class Gate:
             if not opened.future.done() and opened.record.ended_at is None:
                 left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.future.set_result(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
-        for task in list(self._tasks):
-            task.cancel()
 
     def _of(self, node_id: str) -> list[OpenCall]:
         return [opened for opened in self._open.values() if opened.record.node_id == node_id]
@@ -427,7 +423,7 @@ class Gate:
             opened.node.running -= 1
             opened.node = None
 
-        def written(future: asyncio.Future[bool]) -> None:
+        def written(future: asyncio.Future[bool | None]) -> None:
             self._open.pop(record.id, None)
             error = None if future.cancelled() else future.exception()
             told = record
@@ -440,9 +436,13 @@ class Gate:
             if not opened.future.done():
                 opened.future.set_result(told)
 
-        self._database.write(
-            lambda connection: calls.finish(connection, record), durable=not opened.read_only
-        ).add_done_callback(written)
+        # The end of a call survives a crash of the gateway once it is committed. It need not wait for the disk while
+        # the node still holds the result: that is acknowledged, and so forgotten there, only after a sync.
+        write = calls.begin if opened.read_only else calls.finish
+        kept_by_node = connection is not None and connection.resume is not None
+        durable = not (opened.read_only or kept_by_node)
+        done = self._database.write(lambda store: write(store, record), durable=durable)
+        done.add_done_callback(written)
 
     def _acknowledge(self, connection: Connection, call_id: str) -> None:
         # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
@@ -457,21 +457,20 @@ class Gate:
 
     def _send_acks(self, connection: Connection) -> None:
         call_ids = self._acks.pop(connection)
-        if connection.current:
-            self.spawn(connection.link.send(encode(ToolAck(call_ids))))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something nobody waits for; `close` cancels what is not done."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        def synced(future: asyncio.Future[None]) -> None:
+            if connection.current and not future.cancelled() and future.exception() is None:
+                connection.link.send(encode(ToolAck(call_ids)))
+
+        if connection.current:
+            self._database.flush().add_done_callback(synced)
 
 
 def new_call_id() -> str:
     """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
-    value = (time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))) & ~(0xF << 76) & ~(3 << 62)
-    digits = f"{value | 7 << 76 | 2 << 62:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    at = time.time_ns() // 1_000_000
+    tail = os.urandom(10).hex()
+    return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
 
 
 def _timeout(call: ToolCall, target: Target) -> int:
@@ -532,8 +531,3 @@ def _unknown(message: str) -> ToolResult:
 
 def _stopped(state: CallState, message: str) -> ToolResult:
     return ToolResult.failed("timeout" if state is CallState.TIMEOUT else "cancelled", message)
-
-
-def _report(future: asyncio.Future[None]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("a call could not be written down: %s", error)

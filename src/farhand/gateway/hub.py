@@ -69,7 +69,7 @@ class Hub:
         await self.gate.close()
         for node in self.roster.nodes.values():
             if node.connection is not None:
-                await self.leave(node.connection)
+                self.leave(node.connection)
         await self._database.close()
 
     @property
@@ -100,13 +100,13 @@ class Hub:
         )
         log.info("node %s joined (generation %d)", card.node_id, connection.generation)
         if replaced is not None:
-            self._spawn_close(replaced, CLOSE_REPLACED, "a newer connection of this node took over")
+            replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
             if replaced.resume is None:
                 self.gate.node_left(replaced)
         self.gate.node_joined(connection)
         return connection
 
-    async def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Connection) -> None:
         """A socket ended. Only the node's current one makes it offline."""
         if not self.roster.leave(connection):
             return
@@ -131,14 +131,20 @@ class Hub:
                 {"tools": len(card.tools), "capabilities": card.capabilities},
             )
 
-    def _spawn_close(self, connection: Connection, code: int, reason: str) -> None:
-        self.gate.spawn(connection.link.close(code, reason))
-
     # -- the record -------------------------------------------------------------------------------------
 
     async def calls(self, filters: Mapping[str, str], limit: int, before: str | None = None) -> list[CallRecord]:
-        """Newest first; a filter `open` lists what has not ended."""
-        return await self._database.read(lambda store: calls.search(store, filters, limit=limit, before=before))
+        """Newest first; read-only calls that still run are known to the gate alone."""
+        found = await self._database.read(lambda store: calls.search(store, filters, limit=limit, before=before))
+        if before is None:
+            known = {record.id for record in found}
+            running = [
+                record
+                for record in self.gate.open_records()
+                if record.id not in known and all(getattr(record, name) == value for name, value in filters.items())
+            ]
+            found = sorted([*running, *found], key=lambda record: record.id, reverse=True)[:limit]
+        return found
 
     async def events(self, last: int | None, *, follow: bool) -> AsyncIterator[list[Event]]:
         """Journal entries after `last` (None: from now on), in pages; with `follow`, for ever.
@@ -213,7 +219,7 @@ class Hub:
         await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
         node = self.roster.nodes.get(token.node_id or "")
         if node is not None and node.connection is not None:
-            await node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
+            node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
         return True
 
     async def forget(self, node_id: str) -> bool:

@@ -56,9 +56,14 @@ class HelloRefused(FarhandError):
 class Link(Protocol):
     """What the hub needs of a socket. Neither method raises: a socket that is gone is reported once, by its reader."""
 
-    async def send(self, frame: bytes) -> None: ...
+    def send(self, frame: bytes) -> None: ...
 
-    async def close(self, code: int, reason: str) -> None: ...
+    def close(self, code: int, reason: str) -> None: ...
+
+    @property
+    def congested(self) -> bool:
+        """The peer does not read what it was sent."""
+        ...
 
 
 class Connection:

@@ -47,7 +47,7 @@ class Files:
         self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
         self.roots = tuple(roots) or (Root("/"),)
         self.read_only = read_only
-        self._hidden = tuple(os.path.realpath(path) for path in hidden)
+        self.hidden = tuple(os.path.realpath(path) for path in hidden)
         self._replacing = threading.Lock()
 
     def resolve(self, path: str) -> str:
@@ -72,7 +72,7 @@ class Files:
 
     def is_hidden(self, real: str) -> bool:
         """Whether a real path is hidden, or beneath something that is."""
-        return any(real == hidden or real.startswith(hidden.rstrip("/") + "/") for hidden in self._hidden)
+        return any(real == hidden or real.startswith(hidden.rstrip("/") + "/") for hidden in self.hidden)
 
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
@@ -86,19 +86,13 @@ class Files:
         with told("read", place.path), _folder_of(place) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
-    @contextlib.contextmanager
-    def entries(self, place: Place) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """What lies in a folder; entries may be asked for their `stat` inside the block. Raises OSError."""
+    def open_folder(self, place: Place) -> int:
+        """A descriptor to list a folder by (`os.scandir`); the caller closes it. Raises OSError."""
         folder = place.root.open_folder(place.real)
         try:
-            readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
-        try:
-            with os.scandir(readable) as entries:
-                yield entries
-        finally:
-            os.close(readable)
 
     def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
         """Replace or create a file in one step and tell its absolute path. See `replacing`."""
@@ -153,13 +147,8 @@ def refuse_unnameable(parameter: str, text: str) -> None:
     """Raises InvalidArgs naming the parameter when the text cannot be handed to the system."""
     if "\0" in text:
         raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
-    encoded(parameter, text)
-
-
-def encoded(parameter: str, text: str) -> bytes:
-    """The text in UTF-8. Raises InvalidArgs for half of a surrogate pair, which is no character."""
     try:
-        return text.encode()
+        os.fsencode(text)
     except UnicodeEncodeError as error:
         raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
 

@@ -30,15 +30,22 @@ from farhand.machine.spawn import Refused, open_workdir, spawn
 COOKIE = "FARHAND_JOB"  # in the environment of everything a command starts
 
 DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
+SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
 KILL_SECONDS = 5.0  # after that long, what SIGKILL did not end is reported, not waited for
 READ_SIZE = 65536
 STDIN_LIMIT = 1024 * 1024
 LINE_LIMIT = 16 * 1024 * 1024
 
 
-def work(conversation: socket.socket) -> NoReturn:
-    """Start and serve the command that the client at `conversation` asks for, in this freshly forked process."""
+def prepare() -> None:
+    """What can be done before it is known what to start."""
     os.setsid()
+    tree.adopt_orphans()
+    json.loads(json.dumps({"touch": ["the pages", 1.0, None]}))
+
+
+def work(conversation: socket.socket) -> NoReturn:
+    """Start and serve the command that the client at `conversation` asks for, in this forked process."""
     conversation.settimeout(10.0)
     try:
         request, rest = _first_line(conversation)
@@ -96,7 +103,6 @@ class Worker:
         self._stdin_pending = bytearray()
         self._stdin_closing = False
 
-        tree.adopt_orphans()
         workdir = open_workdir(request["workdir"])
         self._folder = self._make_folder(request)
         try:
@@ -153,13 +159,13 @@ class Worker:
             "ticks": tree.start_ticks(self._leader),
             "startedAt": self._started_at,
         }
-        # The shell is at work while its start is made durable; a full disk is no reason to refuse any more.
+        # From here on a full disk is no reason to refuse. Who starts in the background is promised a job on disk; a
+        # command that is waited for is given a moment to end first, and is then synced once instead of twice.
+        self._sync_at: float | None = self._started + SYNC_SECONDS
         with contextlib.suppress(OSError):
             self._record.add(self._started_fact)
-            self._record.sync()
-            os.fsync(self._folder)
-            os.fsync(self._parent)
-        os.close(self._parent)
+            if request["background"]:
+                self._sync()
         self._watch(wake, select.POLLIN, lambda _: self._on_wake(wake))
         self._watch(self._pipe, select.POLLIN, self._on_output)
         if self._stdin >= 0:
@@ -181,6 +187,15 @@ class Worker:
         with contextlib.suppress(OSError):
             os.unlink("socket")
 
+    def _sync(self) -> None:
+        """Make the record outlive the machine's power, and, the first time, the names that lead to it."""
+        self._record.sync()
+        if self._sync_at is not None:
+            self._sync_at = None
+            os.fsync(self._folder)
+            os.fsync(self._parent)
+            os.close(self._parent)
+
     # what happens
 
     def _advance(self) -> bool:
@@ -201,12 +216,18 @@ class Worker:
             self._answer_enders()
         if self._exit is not None and not self._exit_saved:
             self._save(self._exit)
+        elif self._sync_at is not None and now >= self._sync_at:
+            self._sync_at = now + 1.0  # again then, should it fail
+            with contextlib.suppress(OSError):
+                self._sync()
         return self._exit_saved and self._alone and self._ending is None
 
     def _patience(self) -> float | None:
         moments = []
         if self._deadline is not None and self._leader_status is None:
             moments.append(self._deadline)
+        if self._sync_at is not None:
+            moments.append(self._sync_at)
         if self._ending is not None:
             moments.append(self._ending.next_round)
         if self._leader_status is not None and self._exit is None:
@@ -243,7 +264,7 @@ class Worker:
         """The exit must not be lost to a full disk: who listens is told, and it is tried again until it is written."""
         with contextlib.suppress(OSError):
             self._record.add(fact)
-            self._record.sync()
+            self._sync()
             self._exit_saved = True
 
     def _end(self, grace: float) -> None:
@@ -358,7 +379,7 @@ class Worker:
             case "mark":
                 if self._leader_status is None:
                     self._record.add({"event": "marked"})
-                    self._record.sync()
+                    self._sync()
                 return {"marked": self._leader_status is None}
             case "watch":
                 if self._exit is None and self._output.size <= request["offset"]:

@@ -49,9 +49,9 @@ class ToolError(FarhandError):
 
     kind: ClassVar[ErrorKind] = ErrorKind.FAILED
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: object = "") -> None:
         super().__init__(message)
-        self.message = message
+        self.message = str(message)
 
     @staticmethod
     def of(kind: str, message: str) -> ToolError:

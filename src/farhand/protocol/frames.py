@@ -42,7 +42,7 @@ def encode_frame(frame: BinaryFrame) -> bytes:
         raise ValueError(f"a binary frame carries at most {MAX_PAYLOAD_BYTES} bytes, not {len(frame.payload)}")
     if not 0 <= frame.stream < 2**32 or not 0 <= frame.offset < 2**64:
         raise ValueError(f"stream {frame.stream} or offset {frame.offset} is out of range")
-    return _HEADER.pack(MAGIC, frame.kind, 0, frame.stream, frame.offset) + frame.payload
+    return _HEADER.pack(MAGIC, FrameKind(frame.kind), 0, frame.stream, frame.offset) + frame.payload
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> BinaryFrame:

@@ -73,6 +73,8 @@ class Link(picows.WSListener):
             raise LinkLost(f"no connection within {CONNECT_SECONDS:.0f} s") from None
         except (OSError, picows.WSError) as error:
             raise LinkLost(str(error) or type(error).__name__) from None
+        if link is None:  # lost in the middle of the handshake
+            raise LinkLost("the connection was lost before it was open")
         assert isinstance(link, cls)
         return link
 

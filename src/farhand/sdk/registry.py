@@ -143,6 +143,4 @@ class ToolRegistry:
 
     def _derived(self) -> set[str]:
         # A tool of one segment has no namespace to announce, so it is announced whole: it must be reachable.
-        return {
-            tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()
-        }
+        return {tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()}

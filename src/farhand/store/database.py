@@ -12,6 +12,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,9 @@ SAFE_SQLITE = (3, 51, 3)
 
 CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
+INLINE_SECONDS = 0.0005
+"""A disk quicker than this is waited for on the loop when one writer is alone: waking a thread and being woken by it
+takes about as long again (measured: 16 + 190 µs here, 367 µs through the thread)."""
 
 
 class StoreError(FarhandError):
@@ -50,6 +54,9 @@ class Database:
         self._pending: list[tuple[Operation, asyncio.Future[Any], bool]] = []
         self._scheduled = False
         self._sync_soon = False
+        self._syncs_under_way = 0
+        self._sync_seconds = 0.0
+        self._log = -1
         self._log_pages = 0
         self._broken: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,50 +131,77 @@ class Database:
         self.commits += 1
         for event in self._watchers:
             event.set()
+        if waits and len(done) == 1 and self._syncs_under_way == 0 and self._sync_seconds < INLINE_SECONDS:
+            self._settle(done, *self._sync())
+            return
         if waits:
+            self._syncs_under_way += 1
             self._to_sync.put(done)
             return
-        _settle(done)
+        self._settle(done, None, self._sync_seconds)
         if not self._sync_soon and self._loop is not None:
             self._sync_soon = True
             self._loop.call_later(SYNC_BEHIND_SECONDS, self._sync_behind)
 
     def _sync_behind(self) -> None:
         self._sync_soon = False
+        self._syncs_under_way += 1
         self._to_sync.put([])
+
+    def _sync(self) -> tuple[StoreError | None, float]:
+        """Wait for the disk; how that went, and how long it took."""
+        began = time.perf_counter()
+        try:
+            os.fdatasync(self._log)
+        except OSError as error:
+            # What the kernel failed to write once it may report as written later: trust nothing from here on.
+            self._broken = StoreError(f"the disk did not take a write: {error}")
+        return self._broken, time.perf_counter() - began
+
+    def _settle(self, done: list[tuple[asyncio.Future[Any], Any]], failure: StoreError | None, took: float) -> None:
+        self._sync_seconds += (took - self._sync_seconds) / 8
+        for future, value in done:
+            if future.done():
+                continue
+            if failure is None:
+                future.set_result(value)
+            else:
+                future.set_exception(failure)
+
+    def _settle_group(
+        self, done: list[tuple[asyncio.Future[Any], Any]], groups: int, failure: StoreError | None, took: float
+    ) -> None:
+        self._syncs_under_way -= groups
+        self._settle(done, failure, took)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         self._loop = asyncio.get_running_loop()
+        self._log = os.open(f"{self.path}-wal", os.O_RDONLY)
         self._syncer = threading.Thread(target=self._sync_forever, name="farhand-sync", daemon=True)
         self._syncer.start()
         return self._loop
 
     def _sync_forever(self) -> None:
         assert self._loop is not None
-        log = os.open(f"{self.path}-wal", os.O_RDONLY)
         checkpointer = _connect(self.path)
         tried = 0
         try:
             while (done := self._to_sync.get()) is not None:
-                try:
-                    while (more := self._to_sync.get_nowait()) is not None:
-                        done.extend(more)
-                    self._to_sync.put(None)
-                except queue.Empty:
-                    pass
-                try:
-                    os.fdatasync(log)
-                except OSError as error:
-                    # What the kernel failed to write once it may report as written later: trust nothing from here on.
-                    self._broken = StoreError(f"the disk did not take a write: {error}")
-                self._loop.call_soon_threadsafe(_settle, done, self._broken)
+                groups = 1
+                while not self._to_sync.empty():
+                    more = self._to_sync.get()
+                    if more is None:
+                        self._to_sync.put(None)
+                        break
+                    done.extend(more)
+                    groups += 1
+                self._loop.call_soon_threadsafe(self._settle_group, done, groups, *self._sync())
                 if self._log_pages < tried:
                     tried = 0
                 if self._log_pages - tried > CHECKPOINT_PAGES:
                     tried = self._log_pages
                     checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         finally:
-            os.close(log)
             checkpointer.close()
 
     def _log_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
@@ -205,9 +239,9 @@ class Database:
     def healthy(self) -> bool:
         return self._broken is None
 
-    async def flush(self) -> None:
-        """Returns once everything written so far is on disk."""
-        await self.write(lambda _: None)
+    def flush(self) -> asyncio.Future[None]:
+        """Done once everything written so far is on disk."""
+        return self.write(lambda _: None)
 
     async def close(self) -> None:
         if self._syncer is not None:
@@ -215,6 +249,7 @@ class Database:
                 await self.flush()
             self._to_sync.put(None)
             await asyncio.to_thread(self._syncer.join)
+            os.close(self._log)
         with self._reader:
             if self._read_connection is not None:
                 self._read_connection.close()
@@ -244,13 +279,3 @@ def _connect(path: Path) -> apsw.Connection:
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("foreign_keys", True)
     return connection
-
-
-def _settle(done: list[tuple[asyncio.Future[Any], Any]], failure: StoreError | None = None) -> None:
-    for future, value in done:
-        if future.done():
-            continue
-        if failure is None:
-            future.set_result(value)
-        else:
-            future.set_exception(failure)

@@ -1,0 +1,299 @@
+"""`call`, and `calls` with its `show` and `cancel`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from farhand.cli.client import Answer, Client, ClientError, ConnectionLost, client_command
+from farhand.cli.screen import (
+    SHORT_ID,
+    Column,
+    ago,
+    fits,
+    json_text,
+    moment,
+    paint,
+    plain_lines,
+    remark,
+    show_answer,
+    show_fields,
+    show_table,
+    show_text,
+    took,
+)
+
+GRACE_SECONDS = 15.0
+"""How much longer than its --timeout a call may stay silent: the gateway asks the node to stop and says what it did."""
+
+SEARCHED = 1000
+"""How many of the newest calls are searched for one whose id ends as given."""
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("tool")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | -")
+@click.option("--timeout", "seconds", type=float, metavar="SECONDS", help="How long the call may take; 0.5 is fine.")
+@click.option("--session", "session_key", metavar="KEY", help="Session the call belongs to.")
+@click.option("--background", is_flag=True, help="Do not wait: print the call's id.")
+@click.option("--idempotency-key", metavar="KEY", help="Run once however often this is repeated, for 24 hours.")
+@client_command
+def call(
+    tool: str,
+    arguments: tuple[str, ...],
+    seconds: float | None,
+    session_key: str | None,
+    background: bool,
+    idempotency_key: str | None,
+    client: Client,
+    as_json: bool,
+) -> int:
+    """Call one tool, and print its result.
+
+    A VALUE that is JSON is taken as JSON (5, true, null, [1,2]), anything else as text; n='"5"' is the text 5. One
+    argument that begins with { or [ is all the arguments; - reads them from standard input.
+
+    The status is 0 only when the call succeeded. Ctrl-C cancels the call, unless it is in the background or has an
+    idempotency key.
+
+    \b
+    Examples:
+      farhand call node.ping
+      farhand call node.fs.read_text path=notes/today.txt
+      farhand call laptop__Bash command='uname -a' --timeout 20
+      farhand call node.echo '{"text": "hello", "times": 3}'
+      date | jq -R '{now: .}' | farhand call node.echo -
+    """
+    body: dict[str, Any] = {"tool": tool, "args": read_arguments(arguments)}
+    if seconds is not None:
+        if not math.isfinite(seconds) or not 0.001 <= seconds <= 86_400:
+            raise click.UsageError(f"--timeout takes seconds from 0.001 to 86400, not {seconds:g}.")
+        body["timeout_ms"] = round(seconds * 1000)
+    if session_key is not None:
+        body["session_key"] = session_key
+    if background:
+        body["background"] = True
+    if idempotency_key is not None and not (idempotency_key.isascii() and idempotency_key.isprintable()):
+        raise click.UsageError("--idempotency-key takes printable ASCII characters.")
+    headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+    lasting = background or idempotency_key is not None
+    try:
+        answer = client.request(
+            "POST",
+            "/v1/tools/invoke",
+            body,
+            headers=headers,
+            seconds=None if seconds is None else seconds + GRACE_SECONDS,
+        )
+    except ConnectionLost as lost:
+        raise ConnectionLost(f"{lost}; whether the call ran is in `farhand calls`", lost.code) from None
+    except KeyboardInterrupt:
+        fate = "the call goes on: see `farhand calls`" if lasting else "the gateway cancels the call"
+        raise ClientError("interrupted", f"interrupted; {fate}") from None
+    ended = answer.value
+    if as_json:
+        show_answer(answer)
+    elif not ended["ok"]:
+        _show_failure(ended["error"])
+    elif ended["state"] == "running":
+        print(ended["request_id"])
+        remark(f"running; `farhand calls show {ended['request_id']}` tells how it ends")
+    else:
+        _show_result(ended.get("result"))
+    return 0 if ended["ok"] else 1
+
+
+def read_arguments(arguments: Sequence[str]) -> Any:
+    """The arguments of a tool from those of the command. Raises click.UsageError naming the one at fault."""
+    if len(arguments) == 1 and (arguments[0] == "-" or arguments[0][:1] in ("{", "[")):
+        source = "standard input" if arguments[0] == "-" else "the argument"
+        text = sys.stdin.read() if arguments[0] == "-" else arguments[0]
+        try:
+            return _json(text)
+        except ValueError as error:
+            reason = "it is empty" if not text.strip() else str(error)
+            raise click.UsageError(f"{source} is not JSON: {reason}") from None
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        key, separator, text = argument.partition("=")
+        if not separator or not key:
+            raise click.UsageError(f"{argument!r} is not KEY=VALUE; JSON must be the only argument, in quotes.")
+        if key in values:
+            raise click.UsageError(f"{key!r} is given twice.")
+        if not argument.isprintable() and any("\ud800" <= character <= "\udfff" for character in argument):
+            raise click.UsageError(f"the value of {key!r} is not UTF-8 text.")
+        try:
+            values[key] = _json(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+def _json(text: str) -> Any:
+    """Raises ValueError, also for numbers that JSON does not have."""
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits} is not a number of JSON")
+        return value
+
+    try:
+        return json.loads(text, parse_constant=number, parse_float=number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _show_result(result: Any) -> None:
+    if isinstance(result, dict) and result.keys() == {"content"}:
+        result = result["content"]
+    show_text(result if isinstance(result, str) else json_text(result))
+
+
+def _show_failure(error: dict[str, str]) -> None:
+    remark(f"{error['kind']}: {plain_lines(error['message'])}")
+
+
+# -- the record -------------------------------------------------------------------------------------------
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
+@click.option("--node", "node_id", metavar="ID", help="Only calls that went to this node.")
+@click.option("--tool", metavar="NAME", help="Only calls of this tool.")
+@click.option("--state", metavar="STATE", help="running, ok, error, timeout, cancelled, denied or unknown.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many, newest first.")
+@client_command
+def calls(node_id: str | None, tool: str | None, state: str | None, limit: int, client: Client, as_json: bool) -> None:
+    """List what ran and what runs, newest first; show or cancel one call.
+
+    \b
+    Examples:
+      farhand calls
+      farhand calls --state running
+      farhand calls --tool node.ping --limit 5 --json
+      farhand calls show 0198c0de-7a11-7000-8000-0123456789ab
+      farhand calls cancel 0123456789ab
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    filters = {"node_id": node_id, "tool": tool, "state": state, "limit": limit}
+    answer = client.get("/v1/calls?" + urlencode({key: value for key, value in filters.items() if value is not None}))
+    if as_json:
+        show_answer(answer)
+    elif not answer.value["calls"]:
+        remark("no calls yet" if filters.keys() == {"limit"} or not any((node_id, tool, state)) else "no such calls")
+    else:
+        _show_calls(answer.value["calls"])
+
+
+def _show_calls(records: Sequence[dict[str, Any]]) -> None:
+    columns = [
+        Column("ID"),
+        Column("TOOL"),
+        Column("NODE"),
+        Column("STATE"),
+        Column("TOOK", right=True),
+        Column("STARTED"),
+    ]
+    rows = [
+        [
+            record["id"],
+            record["tool"],
+            record["route"].get("node_id") or "",
+            record["state"] if "error" not in record else f"{record['state']}: {record['error']['kind']}",
+            took(record["duration_ms"]),
+            ago(record["created_at"]),
+        ]
+        for record in records
+    ]
+    for row, record in zip(rows, records, strict=True):
+        if "error" in record and record["state"] == record["error"]["kind"]:
+            row[3] = record["state"]
+    if not fits(columns, rows):  # the end of an id is its random part, and enough for `show` and `cancel`
+        for row in rows:
+            row[0] = row[0][-SHORT_ID:]
+    show_table(columns, rows)
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@client_command
+def show(call_id: str, client: Client, as_json: bool) -> None:
+    """Show one call: its arguments, and how it ended.
+
+    ID is the whole id, or the end of it as the list shows it on a narrow terminal.
+
+    \b
+    Examples:
+      farhand calls show 0198c0de-7a11-7000-8000-0123456789ab
+      farhand calls show 0123456789ab --json
+    """
+    answer = client.get(_path(client, call_id))
+    if as_json:
+        show_answer(answer)
+        return
+    record = answer.value
+    show_fields(
+        [
+            ("call", record["id"]),
+            ("tool", record["tool"]),
+            ("node", record["route"].get("node_id") or ""),
+            ("state", record["state"] + (" (in the background)" if record["background"] else "")),
+            ("session", record["session_key"] or ""),
+            ("agent", record["agent_id"] or ""),
+            ("started", f"{moment(record['created_at'])} ({ago(record['created_at'])})"),
+            ("deadline", "" if record["ended_at"] else moment(record["deadline_at"])),
+            ("took", took(record["duration_ms"])),
+        ]
+    )
+    _show_section("arguments", json_text(record["args"]))
+    if "error" in record:
+        _show_section("error", plain_lines(f"{record['error']['kind']}: {record['error']['message']}"))
+    elif record["state"] != "running":
+        _show_section("result", json_text(record.get("result")))
+
+
+def _show_section(title: str, text: str) -> None:
+    print(f"\n{paint(title, bold=True)}\n{text}")
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@client_command
+def cancel(call_id: str, client: Client, as_json: bool) -> int:
+    """Cancel a running call; its node is told to stop it.
+
+    The status is 0 when the call is cancelled, and 1 when it had ended otherwise before.
+
+    \b
+    Example:
+      farhand calls cancel 0198c0de-7a11-7000-8000-0123456789ab
+    """
+    answer = client.request("DELETE", _path(client, call_id))
+    record = answer.value
+    cancelled = record["state"] == "cancelled"
+    if as_json:
+        show_answer(answer)
+    elif cancelled:
+        print(f"cancelled: {plain_lines(record['error']['message'])}")
+    else:
+        remark(f"farhand: the call was over before: {record['state']}")
+    return 0 if cancelled else 1
+
+
+def _path(client: Client, call_id: str) -> str:
+    """The resource of a call named by its id or the end of it. Raises ClientError when that is not one call."""
+    if len(call_id) != 36:
+        recent: Answer = client.get(f"/v1/calls?limit={SEARCHED}")
+        found = [record["id"] for record in recent.value["calls"] if call_id and record["id"].endswith(call_id)]
+        if len(found) > 1:
+            raise ClientError("ambiguous", f"{len(found)} calls have ids that end in {call_id!r}")
+        if found:
+            call_id = found[0]
+    return f"/v1/calls/{quote(call_id, safe='')}"

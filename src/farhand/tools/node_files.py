@@ -1,0 +1,185 @@
+"""The node's file tools: Read, Write, Edit, Glob and Grep, worded as the node tools reference words them."""
+
+# The names of tools and parameters are the reference's, and the schema is read from these signatures.
+# ruff: noqa: N802, N803
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Annotated, Any, BinaryIO
+
+from msgspec import Meta
+
+from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.find import find
+from farhand.machine.pattern import BadPattern
+from farhand.machine.search import search
+from farhand.machine.sniff import HEAD, mime_type
+from farhand.machine.text import NotOnce, NotText, read_lines, replace_text
+from farhand.protocol.errors import Failed, InvalidArgs
+
+LARGEST_IMAGE = 10 * 1024 * 1024
+MOST_MATCHES = 100
+
+FilePath = Annotated[str, Meta(description="Path to the file. Relative paths resolve against the node workspace.")]
+Folder = Annotated[
+    str | None,
+    Meta(description="Directory to search in. Relative paths resolve against the node workspace (the default)."),
+]
+Offset = Annotated[int, Meta(ge=0, description="Line number to start reading from (0-based). Ignored for image files.")]
+Limit = Annotated[
+    Annotated[int, Meta(ge=0)] | None,
+    Meta(description="Maximum number of lines to read (default: all of them). Ignored for image files."),
+]
+Content = Annotated[str, Meta(description="Content to write.")]
+OldString = Annotated[str, Meta(description="Exact text to find and replace.")]
+NewString = Annotated[str, Meta(description="Replacement text.")]
+ReplaceAll = Annotated[
+    bool, Meta(description="Replace all occurrences. When false, oldString must occur exactly once.")
+]
+GlobPattern = Annotated[
+    str,
+    Meta(description='Glob pattern (e.g. "**/*.md", "src/**/*.{rs,ts}"). A trailing "/" lists directories.'),
+]
+RegexPattern = Annotated[str, Meta(description="Regex pattern to search for (Rust regex syntax, no look-around).")]
+Include = Annotated[
+    str | None,
+    Meta(
+        description='File name glob pattern to filter files (e.g. "*.md", "*.{rs,ts}"). '
+        "Matched against file name only, not full path."
+    ),
+]
+
+
+class FileTools:
+    """The five tools over one computer's files. Each method blocks; run it in a thread."""
+
+    def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
+        self._files = files
+        self._search_seconds = search_seconds
+
+    def Read(self, *, path: FilePath, offset: Offset = 0, limit: Limit = None) -> dict[str, Any]:
+        """Read file contents from the node's filesystem.
+
+        Text files come with 1-based line numbers; read large ones in pages with offset and limit.
+        Image files (up to 10 MB) come as an image.
+        """
+        _refuse_negative("offset", offset)
+        _refuse_negative("limit", limit)
+        resolved = self._files.resolve(path)
+        with self._files.open(path) as file, told("read", resolved):
+            head = file.read(HEAD)
+            # Text has no NUL, but a small picture may happen to be valid UTF-8.
+            if b"\0" in head and mime_type(head).startswith("image/"):
+                return _image_or_refusal(file, head, resolved)
+            file.seek(0)
+            try:
+                lines = read_lines(file, offset, limit)
+            except NotText:
+                return _image_or_refusal(file, head, resolved)
+        numbered = (f"{number}\t{line}" for number, line in enumerate(lines, offset + 1))
+        return {"path": shown(resolved), "content": "\n".join(numbered), "lines": len(lines)}
+
+    def Write(self, *, path: FilePath, content: Content) -> dict[str, Any]:
+        """Write content to a file on the node's filesystem.
+
+        Creates parent directories if they do not exist and overwrites the file if it does.
+        """
+        data = _encoded("content", content)
+        return {"path": shown(self._files.write(path, data)), "bytes": len(data)}
+
+    def Edit(
+        self, *, path: FilePath, oldString: OldString, newString: NewString, replaceAll: ReplaceAll = False
+    ) -> dict[str, Any]:
+        """Edit a file by replacing exact text matches on the node's filesystem.
+
+        oldString must match the file exactly (without line numbers) and only once, unless replaceAll is true.
+        """
+        if not oldString:
+            raise InvalidArgs("parameter 'oldString': must not be empty; give the exact text to replace")
+        _encoded("oldString", oldString)
+        _encoded("newString", newString)
+        resolved = shown(self._files.resolve(path))
+        try:
+            count = replace_text(self._files, path, oldString, newString, every=replaceAll)
+        except NotOnce as found:
+            if found.count:
+                raise Failed(
+                    f"oldString found {found.count} times in '{resolved}'. "
+                    "Use replaceAll: true or provide more context to make it unique."
+                ) from None
+            advice = ": its lines end with \\r\\n, so write line breaks that way" if found.windows_lines else ""
+            raise Failed(f"oldString not found in '{resolved}'{advice}") from None
+        return {"path": resolved, "replacements": count}
+
+    def Glob(self, *, pattern: GlobPattern, path: Folder = None) -> dict[str, Any]:
+        """Find files matching a glob pattern on the node's filesystem.
+
+        Results are sorted by modification time, newest first. Hidden and git-ignored files are included.
+        """
+        refuse_unnameable("pattern", pattern)
+        base = "/" if pattern.startswith("/") else path or "."
+        try:
+            matches = find(self._files, pattern, base, seconds=self._search_seconds)
+        except BadPattern as error:
+            raise InvalidArgs(f"parameter 'pattern': Invalid pattern {pattern!r}: {error}") from None
+        return {
+            "pattern": pattern,
+            "basePath": shown(self._files.resolve(base)),
+            "matches": matches,
+            "count": len(matches),
+        }
+
+    def Grep(self, *, pattern: RegexPattern, path: Folder = None, include: Include = None) -> dict[str, Any]:
+        """Search file contents using regular expressions on the node's filesystem.
+
+        Searches hidden and git-ignored files too, follows symbolic links, skips binary files, and returns at most
+        100 matching lines of at most 200 characters.
+        """
+        base = path or "."
+        try:
+            matches, more = search(
+                self._files, pattern, base, include=include, most=MOST_MATCHES, seconds=self._search_seconds
+            )
+        except BadPattern as error:
+            raise InvalidArgs(f"parameter 'pattern': Invalid regex pattern: {error}") from None
+        result: dict[str, Any] = {
+            "pattern": pattern,
+            "basePath": shown(self._files.resolve(base)),
+            "matches": [{"path": match.path, "line": match.line, "content": match.content} for match in matches],
+        }
+        return {**result, "truncated": True} if more else {**result, "count": len(matches)}
+
+
+def _image_or_refusal(file: BinaryIO, head: bytes, path: str) -> dict[str, Any]:
+    """A file that is no text: shown when it is an image, else refused."""
+    kind = mime_type(head)
+    name = shown(os.path.basename(path))  # noqa: PTH119
+    size = os.fstat(file.fileno()).st_size
+    if not kind.startswith("image/"):
+        raise Failed(f"Binary file: {name} ({kind}, {size} bytes) — not a text or image file")
+    if size <= LARGEST_IMAGE:
+        file.seek(0)
+        data = file.read(LARGEST_IMAGE + 1)  # it may have grown
+        size = len(data)
+    if size > LARGEST_IMAGE:
+        raise Failed(f"Image file too large: {name} ({kind}, {size} bytes, max {LARGEST_IMAGE} bytes)")
+    return {
+        "content": [
+            {"type": "text", "text": f"Image file: {name} ({kind}, {size} bytes)"},
+            {"type": "image", "data": base64.b64encode(data).decode("ascii"), "mimeType": kind},
+        ]
+    }
+
+
+def _refuse_negative(parameter: str, number: int | None) -> None:
+    if number is not None and number < 0:
+        raise InvalidArgs(f"parameter '{parameter}': must be 0 or more, got {number}")
+
+
+def _encoded(parameter: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
