@@ -2,8 +2,8 @@
 
     python -m benchmarks.jobs [--rounds 200] [--idle 200] [--profile]
 
-`--profile` uses the user's own shell profile; without it an empty home is used, so that the profile's own cost does not hide
-the difference. Memory is the proportional set size (`Pss`) of the processes the jobs need, each shared page counted once.
+`--profile` uses the user's own shell profile; without it an empty home is used, so that the profile's own cost does
+not hide the difference. Memory is the proportional set size (`Pss`): each shared page is counted once.
 """
 
 from __future__ import annotations
@@ -131,10 +131,11 @@ async def idling(jobs: Jobs, tools: ShellTools, count: int) -> None:
         elif words == b"sleep\x00100000\x00":
             commands.append(pid)
     keeper, command = sum(map(memory, keepers)), sum(map(memory, commands))
+    total = (keeper + command) / 1024
     print(
-        f"{count} idle background jobs: started in {took:.2f} s; keeper and {len(keepers) - 1} workers {keeper / 1024:.0f} MB, "
-        f"commands {command / 1024:.0f} MB, this program +{(own_memory() - before) / 1024:.0f} MB: "
-        f"{(keeper + command) / 1024:.0f} MB in total, {keeper / count:.0f} KB of keeper a job"
+        f"{count} idle background jobs: started in {took:.2f} s, {total:.0f} MB in total: "
+        f"keeper and {len(keepers) - 1} workers {keeper / 1024:.0f} MB ({keeper / count / 1024:.1f} MB a job), "
+        f"commands {command / 1024:.0f} MB; this program +{(own_memory() - before) / 1024:.0f} MB"
     )
     started = time.perf_counter()
     await asyncio.gather(*(jobs.end(job, grace=0) for job in jobs.listing() if job.running))

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -25,9 +26,12 @@ SHARED_TOKEN = "shared-node-token"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port below the ephemeral range: no outgoing connection takes it while a gateway is being restarted."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Answer:
@@ -396,11 +400,20 @@ class Plugin(PluginProcess):
     def __enter__(self) -> Plugin:
         self.start()
         try:
-            self.gateway.wait_for_node(self.node_id, seconds=30)
+            wait_until(lambda: self.ended or self._joined(), 30, f"node {self.node_id} online")
+            assert not self.ended, f"the plug-in did not start:\n{self._log.read_text()[-3000:]}"
         except BaseException:
             self.stop()
             raise
         return self
+
+    @property
+    def ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def _joined(self) -> bool:
+        nodes = self.gateway.get("/v1/nodes")["nodes"]
+        return any(node["node_id"] == self.node_id and node["online"] for node in nodes)
 
     def steps(self, call_id: str) -> list[str]:
         """What the plug-in noted about a call, in order."""
@@ -408,16 +421,15 @@ class Plugin(PluginProcess):
         lines = log.read_text().split("\n") if log.exists() else []
         return [word for word, _, noted in (line.partition(" ") for line in lines) if noted == call_id]
 
-    def started(self, count: int = 1, seconds: float = 15) -> list[str]:
-        """The ids of the first `count` calls that started, once there are so many."""
+    def started(self, count: int = 0, seconds: float = 15) -> list[str]:
+        """The ids of the calls that started, in order, once there are at least `count`."""
+        wait_until(lambda: len(self._started()) >= count, seconds, f"{count} started calls")
+        return self._started()
 
-        def ids() -> list[str] | None:
-            log = self.folder / "log"
-            lines = log.read_text().split("\n") if log.exists() else []
-            found = [line.partition(" ")[2] for line in lines if line.startswith("start ")]
-            return found if len(found) >= count else None
-
-        return wait_until(ids, seconds, f"{count} started calls")
+    def _started(self) -> list[str]:
+        log = self.folder / "log"
+        lines = log.read_text().split("\n") if log.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.startswith("start ")]
 
     def release(self, name: str) -> None:
         (self.folder / name).touch()

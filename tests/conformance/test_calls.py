@@ -56,7 +56,7 @@ def started(plugin: Plugin, call_id: str) -> None:
     wait_until(lambda: plugin.steps(call_id), 15, f"the start of call {call_id}")
 
 
-def unused(future: Future[Any]) -> bool:
+def still_open(future: Future[Any]) -> bool:
     time.sleep(0.2)
     return not future.done()
 
@@ -356,7 +356,7 @@ def send_and_leave(gateway: GatewayProcess, body: dict[str, Any], leave_when: An
 def test_hang_up_of_the_client_reaches_the_node(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     before = len(worker.started())
     body = {"tool": "worker.hold", "args": {"until": "never"}}
-    send_and_leave(shared_gateway, body, lambda: len(worker.started(0)) > before)
+    send_and_leave(shared_gateway, body, lambda: len(worker.started()) > before)
     call_id = worker.started(before + 1)[-1]
     found = ended(shared_gateway, call_id)
     assert found["state"] == "cancelled" and "hung up" in found["error"]["message"]
@@ -364,9 +364,9 @@ def test_hang_up_of_the_client_reaches_the_node(shared_gateway: GatewayProcess, 
 
 
 def test_hang_up_with_a_key_lets_the_call_go_on(shared_gateway: GatewayProcess, worker: Plugin) -> None:
-    before = len(worker.started(0))
+    before = len(worker.started())
     body = {"tool": "worker.hold", "args": {"until": "keyed"}}
-    send_and_leave(shared_gateway, body, lambda: len(worker.started(0)) > before, "Idempotency-Key: hang-up-and-return")
+    send_and_leave(shared_gateway, body, lambda: len(worker.started()) > before, "Idempotency-Key: hang-up-and-return")
     call_id = worker.started(before + 1)[-1]
     worker.release("keyed")
     envelope = shared_gateway.invoke(
@@ -415,13 +415,14 @@ def test_slots_of_calls_that_were_given_up_are_free_again(
     assert last["result"] == "free"
 
 
-def test_node_with_too_many_open_calls_is_busy(shared_gateway: GatewayProcess, worker: Plugin) -> None:
+def test_node_with_too_many_open_calls_is_busy(
+    shared_gateway: GatewayProcess, worker: Plugin, threads: ThreadPoolExecutor
+) -> None:
     async def scenario() -> Any:
         async with PlainNode.connect(shared_gateway, "flooded", ["flooded"]):
 
             def flood() -> Any:
-                for _ in range(256):
-                    in_background(shared_gateway, "flooded.x", None)
+                list(threads.map(lambda _: in_background(shared_gateway, "flooded.x", None), range(256)))
                 refused = shared_gateway.invoke("flooded.x")
                 assert shared_gateway.invoke("worker.echo", {"text": "x"})["ok"] is True
                 return refused
@@ -471,20 +472,20 @@ def test_same_key_same_outcome(shared_gateway: GatewayProcess, worker: Plugin) -
 def test_same_key_at_the_same_time_runs_once(
     shared_gateway: GatewayProcess, worker: Plugin, threads: ThreadPoolExecutor
 ) -> None:
-    before = set(worker.started(0))
+    before = set(worker.started())
     calls = [
         threads.submit(
             shared_gateway.invoke, "worker.hold", {"until": "together"}, headers={"Idempotency-Key": "together"}
         )
         for _ in range(16)
     ]
-    wait_until(lambda: set(worker.started(0)) - before, 15, "the call")
+    wait_until(lambda: set(worker.started()) - before, 15, "the call")
     assert not any(call.done() for call in calls)
     worker.release("together")
     envelopes = [call.result(30) for call in calls]
     assert len({envelope["request_id"] for envelope in envelopes}) == 1
     assert all(envelope["ok"] for envelope in envelopes)
-    assert len(set(worker.started(0)) - before) == 1
+    assert len(set(worker.started()) - before) == 1
 
 
 def test_same_key_with_another_body_is_a_conflict(shared_gateway: GatewayProcess, worker: Plugin) -> None:
@@ -628,9 +629,9 @@ def test_call_survives_a_lost_link(
 ) -> None:
     proxy, plugin = proxied
     waiting = threads.submit(shared_gateway.invoke, f"{plugin.node_id}.hold", {"until": "go"})
-    call_id = plugin.started()[0]
+    call_id = plugin.started(1)[0]
     proxy.cut()
-    assert unused(waiting)
+    assert still_open(waiting)
     shared_gateway.wait_for_node(plugin.node_id)
     plugin.release("go")
     assert waiting.result(20)["result"] == {"call": call_id, "until": "go"}
@@ -642,12 +643,12 @@ def test_result_finished_while_the_link_was_down_is_delivered(
 ) -> None:
     proxy, plugin = proxied
     waiting = threads.submit(shared_gateway.invoke, f"{plugin.node_id}.hold", {"until": "go"})
-    call_id = plugin.started()[0]
+    call_id = plugin.started(1)[0]
     proxy.cut(refuse=True)
     shared_gateway.wait_for_node(plugin.node_id, online=False)
     plugin.release("go")
     wait_until(lambda: "end" in plugin.steps(call_id), 10, "the end of the work")
-    assert unused(waiting)
+    assert still_open(waiting)
     proxy.admit()
     assert waiting.result(20)["result"]["call"] == call_id
     assert plugin.steps(call_id) == ["start", "end"]
@@ -659,8 +660,8 @@ def test_request_that_never_arrived_is_sent_again_and_runs_once(
     proxy, plugin = proxied
     proxy.freeze()
     waiting = threads.submit(shared_gateway.invoke, f"{plugin.node_id}.effect", {"text": "x"})
-    assert unused(waiting)
-    assert plugin.started(0) == []
+    assert still_open(waiting)
+    assert plugin.started() == []
     proxy.cut()
     proxy.thaw()
     envelope = waiting.result(20)
@@ -675,7 +676,7 @@ def test_call_cancelled_before_it_arrived_never_runs(
     proxy.freeze()
     call_id = in_background(shared_gateway, f"{plugin.node_id}.effect", {"text": "x"})
     stopping = threads.submit(shared_gateway.request, "DELETE", f"/v1/calls/{call_id}")
-    assert unused(stopping), "the node has a moment to confirm"
+    assert still_open(stopping), "the node has a moment to confirm"
     proxy.cut()
     proxy.thaw()
     assert stopping.result(20).json()["state"] == "cancelled"
@@ -704,7 +705,7 @@ def test_deadline_with_the_node_away_is_unknown(
 ) -> None:
     proxy, plugin = proxied
     waiting = threads.submit(shared_gateway.invoke, f"{plugin.node_id}.hold", {"until": "go"}, timeout_ms=2000)
-    call_id = plugin.started()[0]
+    call_id = plugin.started(1)[0]
     proxy.cut(refuse=True)
     envelope = waiting.result(20)
     assert envelope["error"]["kind"] == "failed" and envelope["error"]["message"].startswith(UNKNOWN)
@@ -719,13 +720,13 @@ def test_stopped_node_is_waited_for(
     proxy, plugin = proxied
     assert plugin.process is not None
     waiting = threads.submit(shared_gateway.invoke, f"{plugin.node_id}.hold", {"until": "go"})
-    call_id = plugin.started()[0]
+    call_id = plugin.started(1)[0]
     plugin.process.send_signal(signal.SIGSTOP)
     try:
         proxy.cut()
         shared_gateway.wait_for_node(plugin.node_id, online=False)
         plugin.release("go")
-        assert unused(waiting)
+        assert still_open(waiting)
     finally:
         plugin.process.send_signal(signal.SIGCONT)
     assert waiting.result(20)["result"]["call"] == call_id
@@ -736,10 +737,10 @@ def test_node_killed_mid_call_and_started_again_is_unknown(
 ) -> None:
     with Plugin(shared_gateway, tmp_path, "mortal") as plugin:
         waiting = threads.submit(shared_gateway.invoke, "mortal.hold", {"until": "go"})
-        call_id = plugin.started()[0]
+        call_id = plugin.started(1)[0]
         plugin.stop(signal.SIGKILL)
         shared_gateway.wait_for_node("mortal", online=False)
-        assert unused(waiting)
+        assert still_open(waiting)
         plugin.start()
         envelope = waiting.result(20)
     assert envelope["error"]["message"].startswith(UNKNOWN) and "restarted" in envelope["error"]["message"]
@@ -782,7 +783,7 @@ def test_result_finished_while_the_gateway_was_dead_is_delivered(gateway: Gatewa
     with Plugin(gateway, tmp_path, "w") as plugin:
         with contextlib.suppress(OSError), ThreadPoolExecutor() as pool:
             waiting = pool.submit(gateway.invoke, "w.hold", {"until": "go"}, headers=key)
-            call_id = plugin.started()[0]
+            call_id = plugin.started(1)[0]
             gateway.kill()
             waiting.result(20)
         plugin.release("go")
@@ -808,10 +809,10 @@ def test_deadline_passes_while_the_gateway_is_dead(gateway: GatewayProcess, tmp_
 def test_gateway_told_to_stop_lets_open_calls_finish(gateway: GatewayProcess, tmp_path: Path) -> None:
     with Plugin(gateway, tmp_path, "w") as plugin, ThreadPoolExecutor() as pool:
         waiting = pool.submit(gateway.invoke, "w.hold", {"until": "go"})
-        call_id = plugin.started()[0]
+        call_id = plugin.started(1)[0]
         assert gateway.process is not None
         gateway.process.send_signal(signal.SIGTERM)
-        assert unused(waiting)
+        assert still_open(waiting)
         plugin.release("go")
         assert waiting.result(20)["result"]["call"] == call_id
         assert gateway.process.wait(20) == 0
@@ -820,10 +821,10 @@ def test_gateway_told_to_stop_lets_open_calls_finish(gateway: GatewayProcess, tm
 def test_call_to_a_gateway_that_is_stopping_did_not_run(gateway: GatewayProcess, tmp_path: Path) -> None:
     with Plugin(gateway, tmp_path, "w") as plugin, ThreadPoolExecutor() as pool:
         waiting = pool.submit(gateway.invoke, "w.hold", {"until": "go"})
-        plugin.started()
+        plugin.started(1)
         assert gateway.process is not None
         gateway.process.send_signal(signal.SIGTERM)
-        assert unused(waiting)
+        assert still_open(waiting)
         refused = gateway.invoke("w.effect", {})
         assert refused["ok"] is False and "did not run" in refused["error"]["message"]
         assert plugin.steps(refused["request_id"]) == []

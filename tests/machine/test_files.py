@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import subprocess
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -179,18 +180,24 @@ def as_nobody(*acts: Callable[[], object]) -> list[str]:
     return said
 
 
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that everybody reaches; pytest's own is closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @as_root
-def test_unreadable_files_and_folders_are_not_allowed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(0o755)
-    (tmp_path / "secret").write_text("x")
-    (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "closed").mkdir(mode=0o700)
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "open" / "kept").write_text("kept")
-    (tmp_path / "open" / "kept").chmod(0o444)
-    files = Files(tmp_path)
+def test_unreadable_files_and_folders_are_not_allowed(public_folder: Path) -> None:
+    (public_folder / "secret").write_text("x")
+    (public_folder / "secret").chmod(0o600)
+    (public_folder / "closed").mkdir(mode=0o700)
+    (public_folder / "open").mkdir()
+    (public_folder / "open").chmod(0o777)
+    (public_folder / "open" / "kept").write_text("kept")
+    (public_folder / "open" / "kept").chmod(0o444)
+    files = Files(public_folder)
     assert as_nobody(
         lambda: files.open("secret"),
         lambda: files.open("closed/x"),
@@ -198,14 +205,14 @@ def test_unreadable_files_and_folders_are_not_allowed(tmp_path: Path) -> None:
         lambda: files.write("closed/new/file", b"changed"),
         lambda: files.write("open/kept", b"changed"),
     ) == [
-        f"Failed to read '{tmp_path}/secret': Permission denied",
-        f"Failed to read '{tmp_path}/closed/x': Permission denied",
-        f"Failed to write '{tmp_path}/new': Permission denied",
-        f"Failed to create the folders of '{tmp_path}/closed/new/file': Permission denied",
-        f"Failed to write '{tmp_path}/open/kept': Permission denied",
+        f"Failed to read '{public_folder}/secret': Permission denied",
+        f"Failed to read '{public_folder}/closed/x': Permission denied",
+        f"Failed to write '{public_folder}/new': Permission denied",
+        f"Failed to create the folders of '{public_folder}/closed/new/file': Permission denied",
+        f"Failed to write '{public_folder}/open/kept': Permission denied",
     ]
-    assert (tmp_path / "open" / "kept").read_text() == "kept"
-    assert os.listdir(tmp_path / "open") == ["kept"]
+    assert (public_folder / "open" / "kept").read_text() == "kept"
+    assert os.listdir(public_folder / "open") == ["kept"]
 
 
 @not_as_root
@@ -299,7 +306,7 @@ def test_read_only_files_are_read_and_never_written(tmp_path: Path) -> None:
 
 def test_a_file_where_a_folder_is_needed(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
-    with pytest.raises(NotFound, match=r"create the folders .* not a folder"):
+    with pytest.raises(Failed, match=r"create the folders .* not a folder"):
         files.write("file/below", b"x")
 
 
@@ -331,7 +338,7 @@ def test_a_full_disk_keeps_the_old_content_and_no_half_file(tiny_disk: Path) -> 
 def test_a_disk_mounted_read_only_is_not_allowed(tiny_disk: Path) -> None:
     (tiny_disk / "file").write_text("old")
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
-    with pytest.raises(NotAllowed, match="'.*/disk/file'"):
+    with pytest.raises(NotAllowed, match=r"'.*/disk/file'"):
         Files(tiny_disk).write("file", b"new")
 
 

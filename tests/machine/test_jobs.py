@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from farhand.machine import jobs as jobs_module
 from farhand.machine import tree
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs, login_shell
+from farhand.machine.link import connected
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 Scenario = Callable[[Jobs], Awaitable[Any]]
@@ -60,6 +62,11 @@ class Box:
         return found
 
 
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def box(tmp_path: Path):
     box = Box(tmp_path)
@@ -70,7 +77,7 @@ def box(tmp_path: Path):
     if box.folder.exists():
         box.run(nothing, end=True)
     for pid in box.keepers():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
 
 
 async def finish(jobs: Jobs, command: str, **options: Any) -> tuple[Job, bytes]:
@@ -134,8 +141,8 @@ def test_a_child_that_holds_the_output_does_not_hold_up_the_end(box: Box) -> Non
         job, output = await finish(jobs, "sleep 1000 & echo said")
         assert output == b"said\n"
         assert job.exit is not None
-        assert [process.name for process in job.exit.left] == ["sleep"]
-        assert await jobs.processes(job) == job.exit.left
+        (left,) = job.exit.left
+        assert [process.pid for process in await jobs.processes(job)] == [left.pid]
 
     box.run(scenario, end=True)
 
@@ -144,7 +151,7 @@ def test_what_a_command_left_running_is_killed_with_it(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         job, _ = await finish(jobs, "setsid sleep 1000 & sleep 1001 &")
         ending = await jobs.end(job, grace=0)
-        assert [process.name for process in ending.ended] == ["sleep", "sleep"]
+        assert len(ending.ended) == 2
         assert ending.survivors == ()
         assert await jobs.processes(job) == ()
 
@@ -187,12 +194,38 @@ def test_ending_asks_first_and_the_command_can_say_good_bye(box: Box) -> None:
 def test_a_timeout_ends_the_whole_tree_and_says_so(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         command = "trap '' TERM; setsid sleep 1000 & sleep 1001; sleep 1002"
-        job, _ = await finish(jobs, command, timeout=0.5)
+        job, _ = await finish(jobs, command, timeout=2.0)
         assert job.exit is not None
         assert job.exit.timed_out
         assert job.exit.signal == "SIGKILL"
-        assert {process.name for process in job.exit.ended} == {"bash", "sleep"}
+        assert "bash" in {process.name for process in job.exit.ended}
         assert tree.carrying(job.cookie) == []
+
+    box.run(scenario)
+
+
+def test_a_timeout_may_be_as_long_as_one_likes(box: Box) -> None:
+    async def scenario(jobs: Jobs) -> None:
+        for seconds in (1e6, 1e12, 1e300):
+            job, output = await finish(jobs, "sleep 0.05; echo fine", timeout=seconds)
+            assert (output, job.lost) == (b"fine\n", False)
+
+    box.run(scenario)
+
+
+def test_a_clients_nonsense_does_not_hurt_the_job(box: Box) -> None:
+    async def scenario(jobs: Jobs) -> None:
+        job = await jobs.start("read line; exit 4", workdir="/", stdin=True)
+        for nonsense in (b"nonsense\n", b"[]\n", b"{}\n", b'{"id":1,"do":"write"}\n', b'{"id":1,"do":"dance"}\n', b""):
+            reader, writer = await asyncio.open_unix_connection(sock=connected(jobs.folder / job.id / "socket"))
+            writer.write(nonsense)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        await jobs.write(job, b"\n")
+        assert await jobs.wait(job, 30)
+        assert job.exit is not None
+        assert job.exit.exit_code == 4
 
     box.run(scenario)
 
@@ -390,7 +423,7 @@ def test_a_full_disk_stops_neither_the_command_nor_its_exit(box: Box) -> None:
         box.run(scenario)
     finally:
         for pid in box.keepers():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         subprocess.run(["umount", "-l", str(box.folder)], check=True)
 
 
@@ -527,7 +560,7 @@ def test_an_end_while_nobody_looked_is_found(box: Box) -> None:
 
 def test_the_timeout_holds_while_nobody_looks(box: Box) -> None:
     async def first(jobs: Jobs) -> str:
-        return (await jobs.start("sleep 1000", workdir="/", timeout=0.5)).id
+        return (await jobs.start("sleep 1000", workdir="/", timeout=1.0)).id
 
     name = box.run(first)
     asyncio.run(until(lambda: b"exited" in (box.folder / name / "record.jsonl").read_bytes(), "the exit"))
@@ -546,7 +579,7 @@ def test_jobs_go_on_and_new_ones_start_when_the_keeper_is_killed(box: Box) -> No
         worker = int(Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[1])
         for pid in box.keepers():
             if pid != worker:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
         assert (await finish(jobs, "echo new"))[1] == b"new\n"
         await jobs.write(job, b"\n")
         assert await jobs.wait(job, 30)
@@ -585,7 +618,7 @@ def test_after_a_reboot_a_job_is_lost_with_its_log(box: Box) -> None:
         await until(lambda: jobs.size(job), "the first word")
         worker = int(Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[1])
         for pid in (worker, *tree.descendants(worker)):
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         return job.id
 
     name = box.run(first)
@@ -707,11 +740,12 @@ def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
         sys.path.append(sys.argv[1])
         import farhand.machine.keeper
         ours = sorted(name for name in sys.modules if name.partition(".")[0] == "farhand")
-        assert ours == ["farhand", "farhand.machine", "farhand.machine.keeper", "farhand.machine.output",
-                        "farhand.machine.spawn", "farhand.machine.tree", "farhand.machine.worker"], ours
-        heavy = {"asyncio", "pathlib", "dataclasses", "logging", "typing_extensions"} & set(sys.modules)
+        rooms = ["conversation", "keeper", "output", "spawn", "tree", "worker"]
+        assert ours == ["farhand", "farhand.machine", *(f"farhand.machine.{name}" for name in rooms)], ours
+        heavy = {"asyncio", "pathlib", "dataclasses", "logging", "subprocess"} & set(sys.modules)
         assert not heavy, heavy
-        strangers = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"farhand", "__main__"}
+        known = {*sys.stdlib_module_names, "farhand", "__main__"}
+        strangers = {name.partition(".")[0] for name in sys.modules} - known
         assert not strangers, strangers
     """
     subprocess.run([sys.executable, "-I", "-S", "-c", textwrap.dedent(code), str(SOURCE)], check=True)

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from farhand.machine.files import Files
+from farhand.machine.find import find
 from farhand.machine.root import Opener, Root, _kernel_can, by_kernel, by_walk
+from farhand.machine.search import search
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 
 OPENERS = [pytest.param(by_walk, id="walk")]
@@ -226,9 +228,7 @@ def swapping(place: Path) -> Iterator[None]:
     (place / "inside" / "door").mkdir()
     (place / "inside" / "door" / "note").write_text("inside")
     (place / "inside" / "trap").symlink_to(place / "outside")
-    neighbour = multiprocessing.get_context("fork").Process(
-        target=swap_for_ever, args=(place / "inside",), daemon=True
-    )
+    neighbour = multiprocessing.get_context("fork").Process(target=swap_for_ever, args=(place / "inside",), daemon=True)
     neighbour.start()
     try:
         yield
@@ -282,3 +282,23 @@ def test_a_swapped_folder_never_takes_a_write_to_the_outside(place: Path, opener
     assert os.listdir(place / "outside") == ["note"]
     assert (place / "outside" / "note").read_text() == "outside"
     assert counts["written"] > 0
+
+
+@pytest.mark.siege
+def test_a_search_through_a_swapped_folder_never_shows_the_outside(place: Path) -> None:
+    (place / "outside" / "only-here").write_text("outside")
+    root = str(place / "inside")
+    files = Files(root, roots=[Root(root)])
+
+    def searched() -> str:
+        matches, _ = search(files, "outside", ".")
+        return "outside" if any("outside" in match.content for match in matches) else "nothing"
+
+    def listed() -> str:
+        return "outside" if any("only-here" in path for path in find(files, "**/*", ".")) else "nothing"
+
+    with swapping(place):
+        counts = seen(searched, RACE_SECONDS)
+        counts_of_names = seen(listed, RACE_SECONDS)
+    assert counts.keys() == {"nothing"}
+    assert counts_of_names.keys() == {"nothing"}

@@ -152,15 +152,15 @@ def test_a_tree_is_seen_whole_and_zombies_are_not_alive() -> None:
     shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1001 & true & wait"], start_new_session=True)
     try:
         give_up = time.monotonic() + 30
-        while len(tree.living(tree.descendants(shell.pid))) != 2:
+        while [process.name for process in tree.living(tree.descendants(shell.pid))] != ["sleep", "sleep"]:
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        assert {process.name for process in tree.living(tree.descendants(shell.pid))} == {"sleep"}
         assert tree.strike(shell.pid, signal.SIGKILL)
         shell.wait(30)
         assert tree.descendants(shell.pid) == []
         assert tree.living([shell.pid]) == []
     finally:
+        tree.strike(shell.pid, signal.SIGKILL)
         shell.kill()
         shell.wait()
 
@@ -197,7 +197,7 @@ def test_what_carries_a_cookie_is_ended_with_all_below_it() -> None:
     )
     try:
         give_up = time.monotonic() + 30
-        while len(tree.living(tree.descendants(orphan.pid))) != 2:
+        while [process.name for process in tree.living(tree.descendants(orphan.pid))] != ["sleep", "sleep"]:
             assert time.monotonic() < give_up
             time.sleep(0.01)
         below = tree.descendants(orphan.pid)
@@ -205,5 +205,16 @@ def test_what_carries_a_cookie_is_ended_with_all_below_it() -> None:
         assert survivors == []
         assert {process.pid for process in ended} == {orphan.pid, *below}
     finally:
+        tree.strike(orphan.pid, signal.SIGKILL)
         orphan.kill()
         orphan.wait()
+
+
+def test_children_are_found_without_the_kernels_list_of_them() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert child.pid in tree._children_from_scan()(os.getpid())
+        assert child.pid in tree._children_from_proc(os.getpid())
+    finally:
+        child.kill()
+        child.wait()

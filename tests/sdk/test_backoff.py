@@ -43,7 +43,9 @@ def test_two_nodes_do_not_come_back_together() -> None:
     st.floats(1, 10),
     st.integers(0, 1_000_000),
 )
-def test_no_setting_and_no_attempt_leaves_the_bounds(initial: float, longest: float, factor: float, attempt: int) -> None:
+def test_no_setting_and_no_attempt_leaves_the_bounds(
+    initial: float, longest: float, factor: float, attempt: int
+) -> None:
     delay = ReconnectBackoff(initial, longest, factor).delay(attempt)
     try:
         base = min(initial * factor**attempt, longest)

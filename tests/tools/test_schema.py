@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict
@@ -155,10 +156,7 @@ def test_methods_lambdas_and_partials() -> None:
 
     def base(ctx: object, a: int, b: int = 2) -> None: ...
 
-    try:
-        parameters = Parameters(functools.partial(base, b=3), skip=1)
-    except ValueError:
-        return  # refusing is an answer, too; any other exception is not
+    parameters = Parameters(functools.partial(base, b=3), skip=1)
     assert parameters.read(Raw(b'{"a":1}')) == {"a": 1, "b": 3}
 
 
@@ -190,7 +188,7 @@ def test_wrong_arguments_name_the_parameter(arguments: str, message: str) -> Non
 def test_a_fault_deep_inside_names_its_place() -> None:
     def tool(places: list[Place], count: Annotated[int, msgspec.Meta(ge=1)] = 1) -> None: ...
 
-    with pytest.raises(InvalidArgs, match=r"parameter 'places\[...\]\.zip': expected 'int', got 'str'"):
+    with pytest.raises(InvalidArgs, match=r"parameter 'places\[0\]\.zip': expected 'int', got 'str'"):
         read(tool, '{"places":[{"city":"Bern","zip":"x"}]}')
     with pytest.raises(InvalidArgs, match="missing required parameter 'city'"):
         read(tool, '{"places":[{}]}')
@@ -242,10 +240,12 @@ def test_an_annotation_of_the_context_need_not_resolve() -> None:
 
 json_text = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["query", "limit", "exact", "x"]) | st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["query", "limit", "exact", "x"]) | st.text(), inner, max_size=4)
+    ),
     max_leaves=8,
-).map(lambda value: __import__("json").dumps(value).encode())
+).map(lambda value: json.dumps(value).encode())
 
 
 @settings(max_examples=200, deadline=None)

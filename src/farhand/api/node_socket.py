@@ -29,7 +29,7 @@ from farhand.gateway.roster import (
     HelloRefused,
 )
 from farhand.protocol.errors import ProtocolError
-from farhand.protocol.messages import NodeHello, Ping, Pong, ToolResponse, ToolsUpdate, decode, encode
+from farhand.protocol.messages import NodeAnswer, NodeHello, Ping, Pong, ToolResponse, ToolsUpdate, decode, encode
 from farhand.protocol.version import (
     HELLO_SECONDS,
     LINK_DEADLINE_SECONDS,
@@ -254,6 +254,8 @@ class NodeConversation(picows.WSListener):
             self._hub.gate.answered(connection, message)
         elif isinstance(message, Ping):
             self.send(encode(Pong(message.timestamp)))
+        elif isinstance(message, NodeAnswer):
+            self._hub.queries.answered(connection, message)
         elif isinstance(message, ToolsUpdate):
             self._hub.update(connection, message)
 

@@ -21,9 +21,9 @@ from farhand.gateway.gate import (
     Outcome,
     new_call_id,
 )
-from farhand.gateway.hub import Hub
+from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError
 from farhand.store.events import Event
@@ -60,6 +60,10 @@ class InvokeAnswer(msgspec.Struct):
     state: str
 
 
+class ProbeRequest(msgspec.Struct):
+    bins: list[str]
+
+
 class TokenRequest(msgspec.Struct):
     node_id: str | None = None
     label: str = ""
@@ -67,6 +71,7 @@ class TokenRequest(msgspec.Struct):
 
 
 _invoke_decoder = msgspec.json.Decoder(InvokeRequest)
+_probe_decoder = msgspec.json.Decoder(ProbeRequest)
 _token_decoder = msgspec.json.Decoder(TokenRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -86,6 +91,10 @@ def routes(hub: Hub) -> list[Route]:
         Route("GET", "/v1/calls", Scope.READ, doors.calls),
         Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call),
         Route("DELETE", "/v1/calls/{call_id}", Scope.TOOLS_EXEC, doors.cancel),
+        Route("GET", "/v1/calls/{call_id}/output", Scope.READ, doors.call_output),
+        Route("GET", "/v1/jobs", Scope.READ, doors.jobs),
+        Route("GET", "/v1/nodes/{node_id}/jobs/{job_id}/output", Scope.READ, doors.job_output),
+        Route("POST", "/v1/nodes/{node_id}/probe", Scope.READ, doors.probe),
         Route("GET", "/v1/events", Scope.READ, doors.events),
         Route("GET", "/v1/tokens", Scope.ADMIN, doors.tokens),
         Route("POST", "/v1/tokens", Scope.ADMIN, doors.create_token),
@@ -227,6 +236,50 @@ class Doors:
             raise _no_call(request)
         return json_reply(_call_view(record))
 
+    # -- what commands print ----------------------------------------------------------------------------
+
+    async def call_output(self, request: Request) -> Reply:
+        record = await self._hub.gate.find(request.params["call_id"])
+        if record is None or record.node_id is None:
+            raise _no_call(request)
+        return await self._output(request, record.node_id, {"call_id": record.id})
+
+    async def job_output(self, request: Request) -> Reply:
+        return await self._output(request, request.params["node_id"], {"job_id": request.params["job_id"]})
+
+    async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
+        """Bytes from `offset` on: what is there with `wait=0`, else until the command has ended."""
+        offset = request.query_int("offset", 0, 0, 2**62)
+        wait = request.query("wait") not in ("0", "false", "no")
+        pages = self._hub.output(node_id, of, offset, wait=wait)
+        try:
+            first = await anext(pages)
+        except ToolError as error:
+            raise Problem(404 if error.kind is ErrorKind.NOT_FOUND else 502, error.kind.value, error.message) from None
+        headers = [(b"x-offset", b"%d" % first.offset)]
+        if not wait:
+            page, parts = first, [first.data]
+            async for page in pages:
+                parts.append(page.data)
+            headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
+            return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers)
+        return Reply(
+            content_type=b"application/octet-stream", headers=headers, pieces=_until_gone(request, _bytes(first, pages))
+        )
+
+    async def jobs(self, request: Request) -> Reply:
+        jobs, silent = await self._hub.jobs(request.query("node_id"))
+        return json_reply({"jobs": jobs, "count": len(jobs), "unanswered": silent})
+
+    async def probe(self, request: Request) -> Reply:
+        wanted: ProbeRequest = await request.json(_probe_decoder)
+        try:
+            runtime = await self._hub.probe(request.params["node_id"], wanted.bins)
+        except ToolError as error:
+            status = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400}.get(error.kind, 502)
+            raise Problem(status, error.kind.value, error.message) from None
+        return json_reply(runtime)
+
     # -- the journal ------------------------------------------------------------------------------------
 
     async def events(self, request: Request) -> Reply:
@@ -352,6 +405,12 @@ async def _stream(pages: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, No
         yield b"".join(
             b"id: %d\nevent: %b\ndata: %b\n\n" % (event.id, event.kind.encode(), _encode(event)) for event in page
         )
+
+
+async def _bytes(first: Output, pages: AsyncIterator[Output]) -> AsyncGenerator[bytes, None]:
+    yield first.data
+    async for page in pages:
+        yield page.data
 
 
 async def _until_gone(request: Request, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

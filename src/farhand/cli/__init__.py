@@ -69,6 +69,11 @@ def main(args: list[str] | None = None) -> None:
             sys.stdout.flush()
         except click.exceptions.Abort:
             _fail("interrupted", "interrupted", as_json, 130)
+        except click.exceptions.NoArgsIsHelpError as error:
+            if as_json:
+                _fail("usage", "a command is missing", as_json, 2)
+            print(error.format_message(), file=sys.stderr)
+            raise SystemExit(2) from None
         except click.UsageError as error:
             hint = f"\nTry `{error.ctx.command_path} --help`." if error.ctx and not as_json else ""
             _fail("usage", error.format_message() + hint, as_json, 2)

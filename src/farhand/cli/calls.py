@@ -36,7 +36,7 @@ SEARCHED = 1000
 """How many of the newest calls are searched for one whose id ends as given."""
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command()
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | -")
 @click.option("--timeout", "seconds", type=float, metavar="SECONDS", help="How long the call may take; 0.5 is fine.")
@@ -167,7 +167,9 @@ def _show_failure(error: dict[str, str]) -> None:
 @click.option("--node", "node_id", metavar="ID", help="Only calls that went to this node.")
 @click.option("--tool", metavar="NAME", help="Only calls of this tool.")
 @click.option("--state", metavar="STATE", help="running, ok, error, timeout, cancelled, denied or unknown.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, metavar="N", help="How many.  [default: 20, at most 1000]"
+)
 @client_command
 def calls(node_id: str | None, tool: str | None, state: str | None, limit: int, client: Client, as_json: bool) -> None:
     """List what ran and what runs, newest first; show or cancel one call.
@@ -187,7 +189,7 @@ def calls(node_id: str | None, tool: str | None, state: str | None, limit: int, 
     if as_json:
         show_answer(answer)
     elif not answer.value["calls"]:
-        remark("no calls yet" if filters.keys() == {"limit"} or not any((node_id, tool, state)) else "no such calls")
+        remark("no such calls" if node_id or tool or state else "no calls yet")
     else:
         _show_calls(answer.value["calls"])
 
@@ -206,15 +208,12 @@ def _show_calls(records: Sequence[dict[str, Any]]) -> None:
             record["id"],
             record["tool"],
             record["route"].get("node_id") or "",
-            record["state"] if "error" not in record else f"{record['state']}: {record['error']['kind']}",
+            f"error: {record['error']['kind']}" if record["state"] == "error" else record["state"],
             took(record["duration_ms"]),
             ago(record["created_at"]),
         ]
         for record in records
     ]
-    for row, record in zip(rows, records, strict=True):
-        if "error" in record and record["state"] == record["error"]["kind"]:
-            row[3] = record["state"]
     if not fits(columns, rows):  # the end of an id is its random part, and enough for `show` and `cancel`
         for row in rows:
             row[0] = row[0][-SHORT_ID:]

@@ -13,7 +13,18 @@ from typing import Any, Final
 import click
 
 from farhand.cli.client import Client, ConnectionLost, NoGateway, client_command
-from farhand.cli.screen import SHORT_ID, STATE_COLOURS, moment, on_terminal, paint, plain, remark, show_json
+from farhand.cli.screen import (
+    SHORT_ID,
+    STATE_COLOURS,
+    moment,
+    moment_briefly,
+    on_terminal,
+    paint,
+    plain,
+    remark,
+    show_json,
+    wrap,
+)
 
 LAST: Final = 20
 SILENCE_SECONDS: Final = 45.0
@@ -25,7 +36,12 @@ WINDOW: Final = 500
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Stay, and show what happens; survives restarts of the gateway.")
 @click.option("--after", type=click.IntRange(min=0), metavar="ID", help="Begin after this event.")
-@click.option("--limit", type=click.IntRange(min=0), help=f"How many of the last.  [default: {LAST}; 0 with --follow]")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=f"How many of the last.  [default: {LAST}; 0 with --follow]",
+)
 @client_command
 def events(follow: bool, after: int | None, limit: int | None, client: Client, as_json: bool) -> None:
     """Show the journal: the last entries, those --after an id, or live with --follow.
@@ -138,21 +154,26 @@ def _print(entries: Iterable[Any], as_json: bool) -> None:
 
 
 def _line(event: Any) -> str:
-    subject = plain(event["subject"])
-    data = event["data"] if isinstance(event["data"], dict) else {"data": event["data"]}
+    """One line; on a terminal the message of an error stands below, broken between words."""
+    subject, data, error = plain(event["subject"]), event["data"], ""
+    data = data if isinstance(data, dict) else {"data": data}
     if event["kind"].startswith("call."):
         words = [subject[-SHORT_ID:] if on_terminal() else subject, plain(str(data.get("tool", "")))]
+        if "node_id" in data:
+            words.append(f"on {plain(str(data['node_id']))}")
         if "state" in data:
             state = str(data["state"])
             words.append(paint(plain(state), STATE_COLOURS.get(state)))
-        error = data.get("error")
-        if isinstance(error, dict):
-            words.append(plain(f"{error.get('kind')}: {error.get('message')}"))
+        if isinstance(data.get("error"), dict):
+            error = plain(f"{data['error'].get('kind')}: {data['error'].get('message')}")
     else:
         words = [subject]
         words += [f"{plain(key)}={plain(_value(value))}" for key, value in data.items() if value not in (None, "", [])]
-    when = moment(event["at"])[5:] if on_terminal() else moment(event["at"])
-    return f"{paint(str(event['id']).rjust(6), dim=True)}  {when}  {plain(event['kind']):<13}  {' '.join(words)}"
+    when = moment_briefly(event["at"]) if on_terminal() else moment(event["at"])
+    line = f"{paint(str(event['id']).rjust(6), dim=True)}  {when}  {plain(event['kind']):<13}  {' '.join(words)}"
+    if not error:
+        return line
+    return f"{line}\n{wrap(error, ' ' * 8)}" if on_terminal() else f"{line} {error}"
 
 
 def _value(value: Any) -> str:

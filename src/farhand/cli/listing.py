@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from farhand.cli.client import Client, client_command
-from farhand.cli.screen import Column, ago, paint, plain, plain_lines, remark, show_answer, show_json, show_table
+from farhand.cli.screen import Column, ago, paint, plain, plain_lines, remark, show_answer, show_json, show_table, wrap
 
 
 @click.command()
@@ -66,21 +66,20 @@ def _first_line(text: str) -> str:
 def _show_tool(offer: dict[str, Any]) -> None:
     print(f"{paint(plain(offer['name']), bold=True)} on {plain(offer['host'])}")
     if offer["description"]:
-        print(plain_lines(offer["description"].strip()))
+        print(wrap(plain_lines(offer["description"].strip())))
     properties = offer["parameters"].get("properties")
     properties = properties if isinstance(properties, dict) else {}
     required = offer["parameters"].get("required")
     required = required if isinstance(required, list) else []
     if properties:
         print()
-        columns = [Column("PARAMETER"), Column("TYPE"), Column("NEEDED"), Column("DESCRIPTION")]
+        columns = [Column("PARAMETER"), Column("TYPE"), Column("NEEDED"), Column("DEFAULT"), Column("DESCRIPTION")]
         rows = [
-            [name, _type(schema), "yes" if name in required else _default(schema), _description(schema)]
+            [name, _type(schema), "yes" if name in required else "no", _default(schema), _description(schema)]
             for name, schema in properties.items()
         ]
-        if not any(row[3] for row in rows):
-            columns, rows = columns[:3], [row[:3] for row in rows]
-        show_table(columns, rows)
+        used = [place for place in range(5) if place < 3 or any(row[place] for row in rows)]
+        show_table([columns[place] for place in used], [[row[place] for place in used] for row in rows])
     example = " ".join(f"{shlex.quote(plain(str(name)))}=…" for name in required)
     print(f"\nfarhand call {shlex.quote(plain(offer['name']))} {example}".rstrip())
 
@@ -96,8 +95,8 @@ def _type(schema: Any) -> str:
 
 def _default(schema: Any) -> str:
     if isinstance(schema, dict) and "default" in schema:
-        return f"no: {json.dumps(schema['default'], ensure_ascii=False)}"
-    return "no"
+        return json.dumps(schema["default"], ensure_ascii=False)
+    return ""
 
 
 def _description(schema: Any) -> str:
@@ -130,22 +129,24 @@ def _show_nodes(entries: list[dict[str, Any]]) -> None:
     columns = [
         Column("NODE"),
         Column("STATE"),
-        Column("SINCE"),
+        Column("SEEN"),
         Column("TYPE"),
         Column("VERSION"),
         Column("TOOLS", right=True),
         Column("RUNNING", right=True),
+        Column("CAPABILITIES", flexible=True),
         Column("TAGS", flexible=True),
     ]
     rows = [
         [
             node["node_id"],
             "online" if node["online"] else "offline",
-            ago(node["connected_at"] if node["online"] else node["last_seen"]),
+            "now" if node["online"] else ago(node["last_seen"]),
             node["node_type"] or "",
             node["version"] or "",
             str(len(node["tools"])) if node["tools"] else "?",
             str(node["running"]),
+            " ".join(node["capabilities"]),
             " ".join(node["tags"]),
         ]
         for node in entries

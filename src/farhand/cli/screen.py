@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ STATE_COLOURS: Final = {
     "cancelled": "yellow",
 }
 SHORT_ID: Final = 12
+GAP: Final = 2
+MIN_FLEXIBLE: Final = 12
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Column:
 
 def on_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def colours() -> bool:
@@ -97,41 +104,39 @@ def remark(text: str) -> None:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def table_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """How wide the table would like to be."""
-    from rich.cells import cell_len  # noqa: PLC0415
-
-    widths = (
-        max(cell_len(text) for text in (column.name, *cells)) for column, *cells in zip(columns, *rows, strict=True)
-    )
-    return sum(widths) + 2 * (len(columns) - 1)
-
-
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    return not on_terminal() or table_width(columns, rows) <= shutil.get_terminal_size().columns
+    return not on_terminal() or sum(_widths(columns, rows)) + GAP * (len(columns) - 1) <= terminal_width()
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """On a terminal as wide as it is; elsewhere as wide as the longest cells."""
+    """On a terminal as wide as that is; elsewhere as wide as the longest cells."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     rows = [[plain(cell) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
+    widths = _widths(columns, rows)
+    total = sum(widths) + GAP * (len(columns) - 1)
+    if on_terminal():
+        for place, column in reversed(list(enumerate(columns))):
+            if column.flexible:
+                spared = max(0, min(total - terminal_width(), widths[place] - MIN_FLEXIBLE))
+                widths[place] -= spared
+                total -= spared
+        total = min(total, terminal_width())
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
             no_wrap=column.flexible,
             overflow="ellipsis" if column.flexible else "fold",
-            min_width=len(column.name) if column.flexible else None,
+            max_width=width,
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    width = shutil.get_terminal_size().columns if on_terminal() else table_width(columns, rows)
+        table.add_row(*(Text(cell, _style(column, cell)) for column, cell in zip(columns, row, strict=True)))
     console = Console(
-        width=width,
+        width=total,
         color_system="standard" if colours() else None,
         force_terminal=colours(),
         legacy_windows=False,
@@ -143,8 +148,26 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
         print(line.rstrip())
 
 
-def _style(cell: str) -> str:
-    return STATE_COLOURS.get(cell.partition(" ")[0].rstrip(":"), "")
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    return [max(len(column.name), *(cell_len(row[place]) for row in rows)) for place, column in enumerate(columns)]
+
+
+def wrap(text: str, indent: str = "") -> str:
+    """Lines that break between words on a terminal; elsewhere each as long as it is."""
+    if not on_terminal():
+        return "\n".join(indent + line for line in text.splitlines())
+    width = max(20, terminal_width())
+    lines: list[str] = []
+    for line in text.splitlines():
+        own = indent + line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, width, initial_indent=indent, subsequent_indent=own, drop_whitespace=True) or [""]
+    return "\n".join(lines)
+
+
+def _style(column: Column, cell: str) -> str:
+    return STATE_COLOURS.get(cell.partition(":")[0], "") if column.name == "STATE" else ""
 
 
 def show_fields(fields: Sequence[tuple[str, str]]) -> None:
@@ -195,3 +218,9 @@ def took(milliseconds: float | None) -> str:
 def moment(at: int) -> str:
     """Local date and time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at / 1000))
+
+
+def moment_briefly(at: int) -> str:
+    """Without what a reader at a terminal knows: the year, and today's date."""
+    local = time.localtime(at / 1000)
+    return time.strftime("%H:%M:%S" if local[:3] == time.localtime()[:3] else "%m-%d %H:%M:%S", local)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import click
 
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
 from farhand.cli.screen import Column, ago, paint, plain, remark, show_answer, show_fields, show_json, show_table
+
+SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "admin")
 
 
 @click.group()
@@ -19,7 +21,7 @@ def token() -> None:
     \b
     Examples:
       farhand token create --node laptop
-      farhand token create --label 'nightly script' --scope read --scope tools.exec
+      farhand token create --label dashboard --scope read
       farhand token list
       farhand token revoke 1a2b3c4d
     """
@@ -57,8 +59,8 @@ def show(client: Client, as_json: bool) -> None:
     "scopes",
     multiple=True,
     metavar="SCOPE",
-    help="What it may do; repeatable: read, chat, tools.read, tools.write, tools.exec, approve, pair, admin.  "
-    "[default: the first five]",
+    type=click.Choice(SCOPES),
+    help=f"What it may do; repeatable: {', '.join(SCOPES)}.  [default: the first five]",
 )
 @client_command
 def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Client, as_json: bool) -> None:
@@ -90,8 +92,8 @@ def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Cli
     parts = urlsplit(url)
     if is_loopback(parts.hostname or ""):
         remark(
-            f"\n{parts.netloc} is this machine. For another one, start the gateway with --host and put an\n"
-            "address there under which the other machine reaches this one."
+            f"\n{parts.netloc} is this machine. For another one, start the gateway with\n"
+            "--host, and put an address there that leads from the other machine to this one."
         )
 
 
@@ -104,7 +106,7 @@ def _command(url: str, secret: str, node_id: str | None) -> str:
 @token.command("list")
 @client_command
 def list_(client: Client, as_json: bool) -> None:
-    """List the tokens that were made, without their secrets, and those that were revoked.
+    """List the tokens that were made, without their secrets.
 
     \b
     Example:

@@ -1,35 +1,34 @@
 // The console. It speaks only the public HTTP interface, and puts other people's words on the page only as text.
 
 const SHAPES = { running: "◐", ok: "✓", error: "✕", timeout: "◔", cancelled: "■", denied: "▲", unknown: "?", online: "●", offline: "○" };
-const CHANGES = {
-  "node.online": ["nodes", "tools"], "node.offline": ["nodes", "tools"], "node.changed": ["nodes", "tools"],
-  "node.forgotten": ["nodes", "tools"], "call.started": ["calls"], "call.ended": ["calls"],
-};
+const EVENTS = ["node.online", "node.offline", "node.changed", "node.forgotten", "call.started", "call.ended"];
+const UNITS = [[864e5, "d"], [36e5, "h"], [6e4, "min"], [1000, "s"], [1, "ms"]];
 const MOST_SHOWN = 100_000;
 
 const $ = (id) => document.getElementById(id);
+const say = (id, text) => ($(id).textContent = text);
+const on = (id, kind, act) => $(id).addEventListener(kind, act);
 
 // Building the page
 
-function make(tag, attributes, ...children) {
+function make(tag, kind = "", ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (typeof value === "function") element.addEventListener(name, value);
-    else element.setAttribute(name, value);
-  }
+  element.className = kind;
   element.append(...children);
   return element;
 }
 
-// Keeps one row for each item, so that what is open or in focus stays so when the list is fetched again.
+function makeButton(kind, act, ...children) {
+  return Object.assign(make("button", kind, ...children), { type: "button", onclick: act });
+}
+
+// One row for each item: what is open or in focus stays so when the list is fetched again.
 function rows(parent, key, build) {
   const known = new Map();
   return (items) => {
     const wanted = new Set(items.map((item) => item[key]));
     for (const [id, row] of known) {
-      if (wanted.has(id)) continue;
-      row.element.remove();
-      known.delete(id);
+      if (!wanted.has(id)) known.delete(id) && row.element.remove();
     }
     let place = parent.firstChild;
     for (const item of items) {
@@ -44,26 +43,14 @@ function rows(parent, key, build) {
 
 function setState(element, state) {
   element.className = `state ${state}`;
-  element.replaceChildren(make("i", { "aria-hidden": "true" }, SHAPES[state] ?? "·"), state);
+  element.replaceChildren(Object.assign(make("i", "", SHAPES[state] ?? "·"), { ariaHidden: true }), state);
   return element;
 }
 
-function span(ms) {
-  const s = Math.floor(ms / 1000);
-  if (s < 1) return `${Math.round(ms)} ms`;
-  if (s < 60) return `${(ms / 1000).toFixed(1)} s`;
-  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+function span(ms, exact = true) {
+  const [size, unit] = UNITS.find(([size]) => ms >= size) ?? UNITS.at(-1);
+  return `${exact && size > 1 ? (ms / size).toFixed(1) : Math.floor(ms / size)} ${unit}`;
 }
-
-function ago(ms) {
-  const s = Math.floor(ms / 1000);
-  if (s < 5) return "just now";
-  if (s < 60) return `${s - (s % 5)} s ago`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
-  return s < 86400 ? `${Math.floor(s / 3600)} h ago` : `${Math.floor(s / 86400)} d ago`;
-}
-
-let skew = 0; // the gateway's clock less ours
 
 function setTime(element, at, running) {
   Object.assign(element.dataset, { at, running: running ?? "" });
@@ -74,8 +61,9 @@ function setTime(element, at, running) {
 }
 
 function tick(element) {
-  const passed = Math.max(0, Date.now() + skew - element.dataset.at);
-  const text = element.dataset.running ? span(passed - (passed % 1000)) : ago(passed);
+  const passed = Math.max(0, Date.now() - element.dataset.at);
+  const calm = passed < 6e4 ? passed - (passed % 5000) : passed;
+  const text = element.dataset.running ? span(passed, false) : calm ? `${span(calm, false)} ago` : "just now";
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -84,39 +72,29 @@ setInterval(() => document.querySelectorAll("time").forEach(tick), 1000);
 function pretty(value) {
   const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
   const more = text.length - MOST_SHOWN;
-  return make("pre", { tabindex: 0 }, more > 0 ? `${text.slice(0, MOST_SHOWN)}\n… ${more} more characters` : text);
+  const element = make("pre", "", text.slice(0, MOST_SHOWN), more > 0 ? `\n… ${more} more characters` : "");
+  return Object.assign(element, { tabIndex: 0 });
 }
 
 // Talking to the gateway
 
-class Refused extends Error {}
-
-// Numbers too long for JavaScript are shown as they were written.
+// Numbers too long for JavaScript stay as they were written.
 const exactly = (_, value, context) =>
   typeof value === "number" && JSON.rawJSON && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
 
 async function ask(path, options) {
   const response = await fetch(path, { signal: AbortSignal.timeout(20_000), ...options });
-  const text = await response.text();
-  const late = Date.parse(response.headers.get("date")) - Date.now();
-  if (Math.abs(late - skew) > 2000) skew = late;
-  let body;
-  try {
-    body = JSON.parse(text, exactly);
-  } catch {
-    body = {};
-  }
+  const body = JSON.parse(await response.text(), exactly);
   if (response.ok) return body;
-  throw Object.assign(new Refused(body.error?.message ?? `status ${response.status}`), { status: response.status });
+  throw Object.assign(new Error(body.error.message), { status: response.status });
 }
 
-let events, retry;
-let patience = 500;
+let events, retry, patience = 500;
 
 function setLine(line, text, trouble = "") {
   document.body.dataset.line = line;
-  $("line").textContent = text;
-  if ($("banner").textContent !== trouble) $("banner").textContent = trouble;
+  say("line", text);
+  if ($("banner").textContent !== trouble) say("banner", trouble);
   $("banner").hidden = !trouble;
 }
 
@@ -128,23 +106,24 @@ function signedIn(yes) {
 async function connect() {
   disconnect();
   try {
-    $("version").textContent = (await ask("/v1/health")).version;
+    say("version", (await ask("/v1/health")).version);
   } catch (error) {
-    stumble(error);
-    return;
+    return stumble(error);
   }
   disconnect(); // another attempt may have come as far
-  signedIn(true);
   events = new EventSource("/v1/events");
   events.onopen = () => {
     patience = 500;
     setLine("live", "Live");
     touch("nodes", "tools", "calls");
   };
-  events.onerror = connect;
-  for (const [kind, lists] of Object.entries(CHANGES)) {
+  events.onerror = () => {
+    setLine("wait", "Connecting");
+    later();
+  };
+  for (const kind of EVENTS) {
     events.addEventListener(kind, (event) => {
-      touch(...lists);
+      touch(...(kind.startsWith("node") ? ["nodes", "tools"] : ["calls"]));
       if (kind === "call.ended" && JSON.parse(event.data).subject === watched?.request_id) follow();
     });
   }
@@ -156,25 +135,28 @@ function disconnect() {
   events = null;
 }
 
-// What a failed request means for the whole page; then try again.
-function stumble(error) {
+function later() {
   disconnect();
-  if (error.status === 401) {
-    setLine("out", "Not signed in");
-    signedIn(false);
-    $("spent").hidden = location.pathname !== "/signin";
-    return;
-  }
-  const trouble = error instanceof Refused ? `The gateway refuses: ${error.message}` : "The gateway does not answer";
-  setLine("offline", "Offline", `${trouble}. This page may be old; it goes on by itself.`);
   retry = setTimeout(connect, patience);
   patience = Math.min(patience * 2, 5000);
 }
 
-// Lists that may be out of date are fetched together, never twice at once, and less often when that is slow.
+// What a failed request means for the whole page.
+function stumble(error) {
+  if (error.status === 401) {
+    disconnect();
+    signedIn(false);
+    $("spent").hidden = location.pathname !== "/signin";
+    return setLine("out", "Not signed in");
+  }
+  const trouble = error.status ? `The gateway refuses: ${error.message}` : "The gateway does not answer";
+  setLine("offline", "Offline", `${trouble}. This page may be old; it goes on by itself.`);
+  later();
+}
+
+// Lists out of date are fetched together, never twice at once, and less often when that is slow.
 const stale = new Set();
-let fetching;
-let pace = 120;
+let fetching, pace = 120;
 
 function touch(...lists) {
   for (const list of lists) stale.add(list);
@@ -187,6 +169,7 @@ async function refresh() {
   const began = performance.now();
   try {
     await Promise.all(lists.map(async (list) => show[list](await ask(`/v1/${list}`))));
+    signedIn(true);
   } catch (error) {
     stumble(error);
   }
@@ -199,19 +182,17 @@ async function refresh() {
 setInterval(() => events && touch("nodes"), 15_000);
 const comeBack = () => $("signed-out").hidden || connect();
 window.addEventListener("focus", comeBack);
-$("again").addEventListener("click", comeBack);
+on("again", "click", comeBack);
 
 // Nodes
 
 const listNodes = rows($("nodes"), "node_id", () => {
-  const state = make("span"), id = make("h3", { class: "name" }), name = make("p", { class: "text" });
-  const about = make("p", { class: "text" }), seen = make("time"), count = make("summary"), names = make("p", { class: "name" });
-  const lends = make("details", null, count, names);
-  const element = make("li", null, make("div", { class: "head" }, id, state), name, about, make("p", null, "Last seen ", seen), lends);
+  const state = make("span"), id = make("h3", "name"), name = make("p", "text"), about = make("p", "text");
+  const seen = make("time"), count = make("summary"), names = make("p", "name");
+  const head = make("div", "head", id, state), last = make("p", "", "Last seen ", seen);
+  const element = make("li", "panel", head, name, about, last, make("details", "", count, names));
   const update = (node) => {
-    const is = node.online ? "online" : "offline";
-    element.className = `panel ${is}`;
-    setState(state, is);
+    setState(state, node.online ? "online" : "offline");
     id.textContent = node.node_id;
     name.textContent = node.name;
     name.hidden = node.name === node.node_id;
@@ -225,19 +206,18 @@ const listNodes = rows($("nodes"), "node_id", () => {
 
 // Tools
 
-let offers = [];
-let chosen, watched;
+let offers = [], chosen, watched;
 const drafts = new Map();
 
 const listTools = rows($("tools"), "name", (offer) => {
-  const name = make("span", { class: "name" }, offer.name), text = make("span", { class: "text" });
-  const button = make("button", { type: "button", click: () => choose(offer) }, name, text);
+  const name = make("span", "name", offer.name), text = make("span", "text");
+  const button = makeButton("", () => choose(offer), name, text);
   const update = (newest) => {
     offer = newest;
     text.textContent = text.title = offer.description || `on ${offer.host}`;
-    button.setAttribute("aria-current", chosen?.name === offer.name);
+    button.ariaCurrent = chosen?.name === offer.name;
   };
-  return { element: make("li", null, button), update };
+  return { element: make("li", "", button), update };
 });
 
 const named = (name) => offers.find((offer) => offer.name === name) ?? { name, description: "", parameters: {} };
@@ -250,18 +230,17 @@ function find() {
     return words.every((word) => text.includes(word));
   });
   listTools(found);
-  $("tools-count").textContent = query ? `${found.length} of ${offers.length}` : offers.length;
-  $("no-tools").hidden = found.length > 0;
+  say("tools-count", query ? `${found.length} of ${offers.length}` : offers.length);
   // A node may serve names that it does not list.
-  $("by-name").textContent = `Call ${query} by its name`;
+  say("by-name", `Call ${query} by its name`);
   $("by-name").hidden = !query || offers.some((offer) => offer.name === query);
 }
 
-$("search").addEventListener("input", find);
-$("search").addEventListener("keydown", (event) => {
+on("search", "input", find);
+on("search", "keydown", (event) => {
   if (event.key === "Enter") ($("tools").querySelector("button") ?? $("by-name")).click();
 });
-$("by-name").addEventListener("click", () => choose(named($("search").value.trim())));
+on("by-name", "click", () => choose(named($("search").value.trim())));
 
 // What a schema asks for: its required fields, with the defaults it names.
 function example(schema, root = schema, depth = 0) {
@@ -282,14 +261,10 @@ function example(schema, root = schema, depth = 0) {
   return { string: "", integer: number, number, boolean: false, array: [] }[type] ?? null;
 }
 
-function typeName(schema) {
-  const choices = schema?.enum?.map((value) => JSON.stringify(value)) ?? schema?.anyOf?.map(typeName);
-  return (choices ?? [schema?.type ?? "any"].flat()).join(" | ");
-}
-
-function parameter([name, schema], required) {
-  const about = make("dd", null, make("small", null, typeName(schema)), ` ${schema?.description ?? ""}`);
-  return [make("dt", { class: "name" }, name, required?.includes(name) ? "" : "?"), about];
+function parameter(name, schema, required) {
+  const type = schema?.enum ? JSON.stringify(schema.enum) : [schema?.type ?? "any"].flat().join(" | ");
+  const about = make("dd", "", make("small", "", type), ` ${schema?.description ?? ""}`);
+  return [make("dt", "name", name, required?.includes(name) ? "" : "?"), about];
 }
 
 function choose(offer, args) {
@@ -299,18 +274,18 @@ function choose(offer, args) {
     $("outcome").replaceChildren();
   }
   chosen = offer;
-  $("no-choice").hidden = true;
   $("form").hidden = false;
-  $("tool-name").textContent = offer.name;
-  $("tool-text").textContent = offer.description;
-  const schema = offer.parameters;
-  $("parameters").replaceChildren(...Object.entries(schema.properties ?? {}).flatMap((field) => parameter(field, schema.required)));
-  let filled = "{}";
+  say("tool-name", offer.name);
+  say("tool-text", offer.description);
+  let fields = [], filled = "{}";
   try {
-    filled = JSON.stringify(example(schema) ?? {}, null, 2);
+    const { properties, required } = offer.parameters;
+    fields = Object.entries(properties ?? {}).flatMap(([name, schema]) => parameter(name, schema, required));
+    filled = JSON.stringify(example(offer.parameters) ?? {}, null, 2);
   } catch {
     // a schema that is none: the node decides
   }
+  $("parameters").replaceChildren(...fields);
   $("args").value = args ?? drafts.get(offer.name) ?? filled;
   check();
   find();
@@ -327,40 +302,37 @@ function check() {
   } catch (error) {
     problem = `Not JSON: ${error.message}`;
   }
-  $("args").setAttribute("aria-invalid", Boolean(problem));
-  $("problem").textContent = problem;
+  $("args").ariaInvalid = Boolean(problem);
+  say("problem", problem);
   return !problem;
 }
 
-$("args").addEventListener("change", check);
-$("form").addEventListener("keydown", (event) => {
+on("args", "change", check);
+on("form", "keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
 
-// In the background: neither a reload nor the browser's few connections can end a call. The key is one for each press
-// of the button: a browser that sends the request again does not run the call again.
-$("form").addEventListener("submit", async (event) => {
+// In the background, so that neither a reload nor the browser's few connections end a call; with a key, so that a
+// browser that repeats the request does not repeat the call.
+on("form", "submit", async (event) => {
   event.preventDefault();
   if (!check()) return $("args").focus();
-  const seconds = Number($("limit").value);
-  const limit = seconds > 0 ? `,"timeout_ms":${Math.ceil(seconds * 1000)}` : "";
-  const started = (watched = { state: "running", created_at: Date.now() + skew });
+  const started = (watched = { state: "running", created_at: Date.now() });
   showOutcome();
   try {
     const answer = await ask("/v1/tools/invoke", {
       method: "POST",
       headers: { "content-type": "application/json", "idempotency-key": crypto.getRandomValues(new Uint32Array(4)).join("-") },
-      body: `{"tool":${JSON.stringify(chosen.name)},"args":${written()},"background":true${limit}}`,
+      body: `{"tool":${JSON.stringify(chosen.name)},"args":${written()},"background":true}`,
     });
     if (watched !== started) return;
     watched = { ...started, ...answer };
     showOutcome();
     follow();
   } catch (error) {
-    const refused = error instanceof Refused;
-    const text = refused ? error.message : "No answer came. The call may have run: see Calls once the gateway is back.";
-    if (watched === started) $("outcome").replaceChildren(make("p", { class: "bad text" }, text));
-    if (!refused || error.status === 401) stumble(error);
+    const text = error.status ? error.message : "No answer came. The call may have run: see Calls once the gateway is back.";
+    if (watched === started) $("outcome").replaceChildren(make("p", "bad text", text));
+    if (!error.status || error.status === 401) stumble(error);
   }
 });
 
@@ -375,7 +347,7 @@ async function follow() {
 }
 
 function showOutcome() {
-  const line = make("p", { class: "row" }, setState(make("span"), watched.state), make("small", null, took(watched)));
+  const line = make("p", "row", setState(make("span"), watched.state), make("small", "", took(watched)));
   if (watched.state === "running" && watched.request_id) line.append(cancelButton(watched.request_id));
   $("outcome").replaceChildren(line, ...ending(watched));
 }
@@ -387,30 +359,29 @@ const took = (record) =>
   record.state === "running" ? setTime(make("time"), record.created_at, true) : span(record.duration_ms ?? 0);
 
 function ending({ state, error, result }) {
-  if (error) return [make("p", { class: "text" }, make("b", { class: "bad" }, error.kind), ` ${error.message}`)];
+  if (error) return [make("p", "text", make("b", "bad", error.kind), ` ${error.message}`)];
   return state === "ok" ? [pretty(result)] : [];
 }
 
 function cancelButton(id) {
-  const button = make("button", { type: "button", class: "stop" }, "Cancel");
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    await ask(callPath(id), { method: "DELETE" }).catch(stumble);
-    button.disabled = false;
+  const cancel = async ({ target }) => {
+    target.disabled = true;
+    await ask(callPath(id), { method: "DELETE" }).catch(() => (target.disabled = false));
     touch("calls");
-    follow();
-  });
-  return button;
+  };
+  return makeButton("stop", cancel, "Cancel");
 }
 
 const listCalls = rows($("calls"), "request_id", (record) => {
-  const state = make("span"), time = make("span", { class: "took soft" });
-  const name = make("span", { class: "name call" }, record.tool), when = setTime(make("time", { class: "soft when" }), record.created_at);
-  const where = make("span", { class: "name soft where" }, record.route.node_id ?? "");
-  const body = make("div", { class: "body" });
+  const state = make("span"), time = make("span", "took soft");
+  const name = make("span", "name", record.tool);
+  const where = make("span", "name soft", record.route.node_id ?? "");
+  const when = setTime(make("time", "soft"), record.created_at);
+  const body = make("div", "body");
   const fill = () => body.replaceChildren(...(details.open ? callBody(record) : []));
-  const details = make("details", { toggle: fill }, make("summary", null, state, name, where, when, time), body);
-  const element = make("li", null, details);
+  const details = make("details", "", make("summary", "", state, name, where, when, time), body);
+  details.ontoggle = fill;
+  const element = make("li", "", details);
   let shown;
   const update = (newest) => {
     record = newest;
@@ -418,7 +389,8 @@ const listCalls = rows($("calls"), "request_id", (record) => {
     shown = record.state;
     setState(state, shown);
     time.replaceChildren(took(record));
-    element.replaceChildren(details, ...(shown === "running" ? [cancelButton(record.request_id)] : []));
+    element.querySelector(".stop")?.remove();
+    if (shown === "running") element.append(cancelButton(record.request_id));
     fill();
   };
   return { element, update };
@@ -429,16 +401,16 @@ function callBody(record) {
   const facts = {
     Call: record.request_id, Route: [kind, node_id, capability].filter(Boolean).join(" · "),
     Session: record.session_key, Agent: record.agent_id,
-    Started: new Date(record.created_at).toLocaleString(), Deadline: new Date(record.deadline_at).toLocaleString(),
+    Started: new Date(record.created_at).toLocaleString(),
   };
-  const terms = Object.entries(facts).flatMap(([term, value]) => (value ? [make("dt", null, term), make("dd", null, value)] : []));
+  const known = Object.entries(facts).filter(([, value]) => value);
   const again = () => choose(named(record.tool), JSON.stringify(record.args ?? {}, null, 2));
   const end = ending(record);
   return [
-    make("dl", null, ...terms),
-    make("h4", null, "Arguments"), pretty(record.args),
-    ...(end.length ? [make("h4", null, record.error ? "Error" : "Result"), ...end] : []),
-    make("button", { type: "button", click: again }, "Use again"),
+    make("dl", "", ...known.flatMap(([term, value]) => [make("dt", "", term), make("dd", "", value)])),
+    make("h4", "", "Arguments"), pretty(record.args),
+    ...(end.length ? [make("h4", "", record.error ? "Error" : "Result"), ...end] : []),
+    makeButton("", again, "Use again"),
   ];
 }
 
@@ -446,8 +418,7 @@ const show = {
   nodes({ nodes }) {
     nodes.sort((one, other) => other.online - one.online);
     listNodes(nodes);
-    $("nodes-count").textContent = `${nodes.filter((node) => node.online).length} of ${nodes.length} online`;
-    $("no-nodes").hidden = nodes.length > 0;
+    say("nodes-count", `${nodes.filter((node) => node.online).length} of ${nodes.length} online`);
   },
   tools({ tools }) {
     offers = tools;
@@ -456,9 +427,7 @@ const show = {
   calls({ calls }) {
     listCalls(calls);
     const running = calls.filter((record) => record.state === "running").length;
-    $("calls-count").textContent = running ? `${running} running` : "";
-    $("calls").hidden = !calls.length;
-    $("no-calls").hidden = calls.length > 0;
+    say("calls-count", running ? `${running} running` : "");
     follow();
   },
 };

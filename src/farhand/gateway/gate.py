@@ -31,6 +31,7 @@ log = logging.getLogger("farhand.gate")
 
 DEFAULT_TIMEOUT_MS = 300_000
 MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
+OWN_LIMIT_GRACE_MS = 10_000
 MAX_RUNNING_PER_NODE = 256
 MAX_OPEN_CALLS = 10_000
 CONFIRM_SECONDS = 3.0
@@ -38,6 +39,7 @@ CONFIRM_SECONDS = 3.0
 ACK_SECONDS = 0.05
 MAX_IDEMPOTENCY_KEY = 256
 
+UNKNOWN = "outcome unknown:"
 NO_ERROR_GIVEN = "unknown node error"
 
 
@@ -130,8 +132,8 @@ class Gate:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
             target = self._catalog.find(call.tool)
-            timeout_ms = _timeout(call, target)
             self._catalog.check(target, call)
+            timeout_ms = _timeout(call, target)
             if len(self._open) >= MAX_OPEN_CALLS or target.node.running >= MAX_RUNNING_PER_NODE:
                 raise Failed(
                     f"busy: node {target.node.card.node_id!r} has {target.node.running} calls open, the gateway "
@@ -294,7 +296,8 @@ class Gate:
             state, reason = opened.stopping
             self._end(opened, state, _stopped(state, f"{reason}; node: {error.message}"), connection)
             return
-        self._end(opened, CallState.ERROR, ToolResult(ok=False, error=error), connection)
+        state = CallState.UNKNOWN if error.message.startswith(UNKNOWN) else CallState.ERROR
+        self._end(opened, state, ToolResult(ok=False, error=error), connection)
 
     # -- stopping ---------------------------------------------------------------------------------------
 
@@ -345,6 +348,7 @@ class Gate:
         """Settle with a node that is back: send what never reached it, stop what nobody waits for any more."""
         resume = connection.resume
         known = {*resume.running, *resume.finished} if resume else set()
+        earlier = set(resume.earlier) if resume else set()
         for opened in self._of(connection.node_id):
             if not opened.sent or opened.record.ended_at is not None:
                 continue  # still being written down; it is sent after that
@@ -357,7 +361,10 @@ class Gate:
                     CallState.UNKNOWN,
                     _unknown(f"node {connection.node_id!r} was restarted while the call was open"),
                 )
-            elif opened.wanted:
+            elif opened.stopping is not None:
+                state, reason = opened.stopping
+                self._end(opened, state, _stopped(state, f"{reason}; it did not run"))
+            elif opened.wanted or opened.record.id in earlier:
                 self._send(opened)
             else:
                 self._end(
@@ -366,6 +373,8 @@ class Gate:
                     _failed("the call never reached its node and nobody waits; it did not run"),
                 )
         if resume:
+            if settled := [call_id for call_id in resume.earlier if call_id not in self._open]:
+                connection.link.send(encode(ToolAck(settled)))
             for call_id in resume.running:
                 if call_id not in self._open:
                     connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call")))
@@ -476,10 +485,22 @@ def new_call_id() -> str:
 def _timeout(call: ToolCall, target: Target) -> int:
     wanted = call.timeout_ms
     if wanted is None:
-        wanted = (target.spec.timeout_ms if target.spec else None) or DEFAULT_TIMEOUT_MS
+        spec = target.spec
+        wanted = (spec.timeout_ms if spec else None) or DEFAULT_TIMEOUT_MS
+        if spec is not None and spec.timeout_parameter is not None:
+            wanted = _own_limit(call, spec.timeout_parameter, wanted)
     if not 1 <= wanted <= MAX_TIMEOUT_MS:
         raise InvalidArgs(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted}")
     return wanted
+
+
+def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
+    """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
+    args = msgspec.json.decode(call.args)
+    limit = args.get(parameter, default) if isinstance(args, dict) else default
+    if not isinstance(limit, int | float) or limit < 0:
+        return default
+    return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
 
 
 def _request(call: ToolCall, target: Target, timeout_ms: int) -> bytes:
@@ -526,7 +547,7 @@ def _failed(message: str) -> ToolResult:
 
 
 def _unknown(message: str) -> ToolResult:
-    return ToolResult.failed("failed", f"outcome unknown: {message}")
+    return ToolResult.failed("failed", f"{UNKNOWN} {message}")
 
 
 def _stopped(state: CallState, message: str) -> ToolResult:

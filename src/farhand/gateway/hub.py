@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from farhand import __version__
 from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
 from farhand.gateway.gate import Gate
+from farhand.gateway.queries import Queries
 from farhand.gateway.roster import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, Connection, Link, Roster
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import FarhandError, ToolError
 from farhand.protocol.messages import FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MAX_FRAME_BYTES
@@ -41,6 +43,19 @@ from farhand.store.tokens import (
 log = logging.getLogger("farhand.hub")
 
 EVENT_PAGE = 500
+OUTPUT_WAIT_MS = 20_000
+NODE_AWAY_SECONDS = 120.0
+JOBS_SECONDS = 5.0
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A piece of what a command printed, and where it belongs."""
+
+    offset: int
+    next_offset: int
+    data: bytes
+    over: bool
+    skipped: int = 0
 
 
 class Hub:
@@ -54,6 +69,7 @@ class Hub:
         self.roster = Roster(read(all_nodes), environment.capabilities)
         self.catalog = Catalog(self.roster)
         self.gate = Gate(database, self.roster, self.catalog)
+        self.queries = Queries(self.roster)
 
     @classmethod
     async def open(cls, home: Path, environ: Mapping[str, str], *, open: bool = False) -> Hub:  # noqa: A002
@@ -108,6 +124,7 @@ class Hub:
 
     def leave(self, connection: Connection) -> None:
         """A socket ended. Only the node's current one makes it offline."""
+        self.queries.left(connection)
         if not self.roster.leave(connection):
             return
         node = self.roster.nodes[connection.node_id]
@@ -130,6 +147,66 @@ class Hub:
                 card.node_id,
                 {"tools": len(card.tools), "capabilities": card.capabilities},
             )
+
+    # -- questions to nodes -----------------------------------------------------------------------------
+
+    async def output(
+        self, node_id: str, of: Mapping[str, str], offset: int, *, wait: bool
+    ) -> AsyncGenerator[Output, None]:
+        """What a command printed from `offset` on: what is there, or with `wait` until it has ended.
+
+        A node that drops off is waited for. Raises ToolError when it does not know the command, or stays away.
+        """
+        away_since: float | None = None
+        while True:
+            params = {**of, "offset": offset, "wait_ms": OUTPUT_WAIT_MS if wait else 0}
+            try:
+                answer = await self.queries.ask(node_id, "output", params, OUTPUT_WAIT_MS / 1000 + 10)
+            except ToolError:
+                node = self.roster.nodes.get(node_id)
+                now = time.monotonic()
+                away_since = away_since or now
+                if not wait or node is None or node.online or now - away_since > NODE_AWAY_SECONDS:
+                    raise
+                await asyncio.sleep(0.2)
+                continue
+            away_since = None
+            page = msgspec.json.decode(answer, type=Output)
+            offset = page.next_offset
+            yield page
+            if page.over or (not wait and not page.data):
+                return
+
+    async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+        """The commands of one node or of all connected ones, newest first, and the nodes that did not answer."""
+        nodes = [node.card.node_id for node in self.roster.nodes.values() if node.connection is not None]
+        asked = [name for name in nodes if node_id in (None, name)]
+        asked = [name for name in asked if "jobs" in self.roster.queries(name)]
+        answers = await asyncio.gather(
+            *(self.queries.ask(name, "jobs", None, JOBS_SECONDS) for name in asked), return_exceptions=True
+        )
+        jobs: list[dict[str, Any]] = []
+        silent = []
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException):
+                silent.append(name)
+            else:
+                jobs += [{"node_id": name, **job} for job in msgspec.json.decode(answer)]
+        return sorted(jobs, key=lambda job: job["started_at"], reverse=True), silent
+
+    async def probe(self, node_id: str, bins: list[str]) -> dict[str, Any]:
+        """Ask which programs a node has; what it says becomes part of its runtime information. Raises ToolError."""
+        answer = msgspec.json.decode(await self.queries.ask(node_id, "probe", {"bins": bins}, 30.0))
+        node = self.roster.nodes[node_id]
+        known = node.card.runtime.get("hostBinStatus", {})
+        found = {**known, **answer["hostBinStatus"]}
+        runtime = {**node.card.runtime, **answer, "hostBinStatus": found}
+        card = msgspec.structs.replace(node.card, runtime=runtime)
+        node.update(card)
+        self._record(
+            lambda store: save_node(store, card, node.connected_at, node.last_seen), "node.probed", node_id, answer
+        )
+        return runtime
 
     # -- the record -------------------------------------------------------------------------------------
 

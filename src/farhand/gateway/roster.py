@@ -19,6 +19,7 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import (
     FEATURE_CANCEL,
+    FEATURE_QUERY,
     FEATURE_RESUME,
     NodeExtras,
     NodeHello,
@@ -75,6 +76,9 @@ class Connection:
         self.generation = generation
         features = extras.features if extras else []
         self.can_cancel = FEATURE_CANCEL in features
+        self.queries = {
+            feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
+        }
         self.resume: Resume | None = extras.resume if extras and FEATURE_RESUME in features else None
         self.max_request_bytes = (extras.max_request_bytes if extras else None) or MAX_REQUEST_BYTES
         self.current = True
@@ -211,6 +215,11 @@ class Roster:
                 nodes.pop(node.card.node_id, None)
                 if not nodes:
                     del self._serving[capability.casefold()]
+
+    def queries(self, node_id: str) -> set[str]:
+        """The questions a connected node answers."""
+        node = self.nodes.get(node_id)
+        return node.connection.queries if node and node.connection else set()
 
     def clock(self) -> int:
         return int(self._now() * 1000)

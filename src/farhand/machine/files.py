@@ -154,18 +154,17 @@ def refuse_unnameable(parameter: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def told(act: str, path: str) -> Iterator[None]:
+def told(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterator[None]:
     """Turn what the system says into an error that names the act, the path and the reason."""
     try:
         yield
     except OSError as error:
         message = f"Failed to {act} '{shown(path)}': {_reason(error)}"
-        raise _KINDS.get(error.errno or 0, Failed)(message) from error
+        kind = missing if error.errno in (errno.ENOENT, errno.ENOTDIR) else _KINDS.get(error.errno or 0, Failed)
+        raise kind(message) from error
 
 
 _KINDS: dict[int, type[ToolError]] = {
-    errno.ENOENT: NotFound,
-    errno.ENOTDIR: NotFound,
     errno.EACCES: NotAllowed,
     errno.EPERM: NotAllowed,
     errno.EROFS: NotAllowed,
@@ -196,7 +195,7 @@ def _folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]
     else:
         parent, name = os.path.split(place.real)
     if make:
-        with told("create the folders of", place.path):
+        with told("create the folders of", place.path, missing=Failed):
             folder = place.root.open_folder(parent, make=True)
     else:
         folder = place.root.open_folder(parent)

@@ -8,13 +8,14 @@ the pattern itself names is followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from farhand.machine.files import Files, Place, shown
+from farhand.machine.files import Files, Place, shown, told
 from farhand.machine.pattern import BadPattern, Part, Route, combined, parse
 from farhand.protocol.errors import NotFound, Timeout, ToolError
 
@@ -31,8 +32,9 @@ def find(files: Files, pattern: str, base: str, *, seconds: float = 30.0) -> lis
     if not stat.S_ISDIR(files.status(base).st_mode):
         raise NotFound(f"'{shown(files.resolve(base))}' is not a folder; give the folder to search in")
     walk = _Walk(files, seconds)
-    for start, beneath in _starts(files, base, routes).items():
-        walk.run(start, beneath)
+    with told("search", files.resolve(base)):
+        for start, beneath in _starts(files, base, routes).items():
+            walk.run(start, beneath)
     newest_first = sorted(walk.found, key=walk.found.__getitem__, reverse=True)
     return [path if path.isascii() else shown(path) for path in newest_first]
 
@@ -89,7 +91,7 @@ class _Walk:
         self._waiting.append((self._files.place(start), self._step(frozenset(routes))))
         while self._waiting:
             place, step = self._waiting.pop()
-            with contextlib.suppress(OSError):
+            with _passing_over():
                 self._visit(self._files.open_folder(place), place, step, _DEPTH)
 
     def _step(self, routes: frozenset[Route]) -> _Step:
@@ -108,7 +110,7 @@ class _Walk:
                 inner = Place(path + name, real + name, place.root)
                 following = self._enter(inner, name, step, link=False)
                 if following and depth:
-                    with contextlib.suppress(OSError):
+                    with _passing_over():
                         self._visit(os.open(name, _LIST, dir_fd=folder), inner, following, depth - 1)
                 elif following:
                     self._waiting.append((inner, following))
@@ -162,6 +164,16 @@ class _Walk:
                 self._waiting.append((place, following))
         elif matches and stat.S_ISREG(status.st_mode):
             self.found[path] = status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _passing_over() -> Iterator[None]:
+    """A folder that is gone or closed to us is left out; a system at its limits must not look like an empty one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
 
 
 def _without_depth(route: Route) -> Iterable[Route]:

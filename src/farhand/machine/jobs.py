@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from farhand.machine import keeper, output, tree
+from farhand.machine.conversation import line
 from farhand.machine.job import Ending, Job, processes, read_record
-from farhand.machine.link import Link, line
+from farhand.machine.link import Link
 from farhand.machine.output import Chunk
 from farhand.machine.tree import Process
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
@@ -80,7 +81,7 @@ class Jobs:
         self._hold: Link | None = None
         self._keeper_lock = asyncio.Lock()
         self._next_sweep = 0.0
-        self._boot = _boot_id()
+        self._boot = machine_boot()
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -488,7 +489,7 @@ def _retrieve(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-def _boot_id() -> str:
+def machine_boot() -> str:
     """Names this run of the machine: a job of another run is lost."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -31,6 +31,7 @@ import traceback
 from typing import NoReturn
 
 from farhand.machine import worker
+from farhand.machine.conversation import listen, refuse
 
 SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
 
@@ -46,7 +47,7 @@ def main(folder: str, linger: float) -> NoReturn:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os._exit(0)  # there is one already, or about to be
-    listener = worker.listen(SOCKET, 512)
+    listener = listen(SOCKET, 512)
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -98,7 +99,7 @@ class Keeper:
         """How long to wait for a word. The next worker is forked in a lull, not beside the start of a command."""
         if self._spare is None:
             return 5
-        return None if self._clients else self._patience * 1000
+        return None if self._clients else min(self._patience * 1000, worker.LONGEST_WAIT_MS)
 
     def _greet(self) -> None:
         with contextlib.suppress(OSError):
@@ -124,7 +125,7 @@ class Keeper:
             try:
                 spare = self._fork_spare()
             except OSError as error:
-                worker.refuse(client, "failed", f"cannot fork a worker for the command: {error.strerror}")
+                refuse(client, "failed", f"cannot fork a worker for the command: {error.strerror}")
                 return
             self._spare = None
             try:

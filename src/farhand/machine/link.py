@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from farhand.machine.conversation import line
 from farhand.protocol.errors import ToolError
 
 
@@ -30,7 +31,7 @@ class Link(asyncio.Protocol):
     async def open(cls, path: Path, learn: Callable[[dict[str, Any]], None], gone: Callable[[Link], None]) -> Self:
         """Raises FileNotFoundError or ConnectionRefusedError when nobody listens, OSError when we cannot ask."""
         link = cls(learn, gone)
-        connection = _connected(path)
+        connection = connected(path)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connection)
         except BaseException:
@@ -95,12 +96,8 @@ class Link(asyncio.Protocol):
         self._gone(self)
 
 
-def line(message: dict[str, Any]) -> bytes:
-    """A message as both sides write it."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def _connected(path: Path) -> socket.socket:
+def connected(path: Path) -> socket.socket:
+    """A socket connected to `path`, however long it is. Raises OSError when nobody listens there."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)

@@ -133,8 +133,7 @@ def _alternatives(pattern: str) -> list[str]:
             start, commas, end = group
             edges = [start, *commas, end]
             waiting.extend(
-                text[:start] + text[left + 1 : right] + text[end + 1 :]
-                for left, right in itertools.pairwise(edges)
+                text[:start] + text[left + 1 : right] + text[end + 1 :] for left, right in itertools.pairwise(edges)
             )
         if len(done) + len(waiting) > _MOST_ALTERNATIVES:
             raise BadPattern(f"its braces stand for more than {_MOST_ALTERNATIVES} patterns")

@@ -15,13 +15,12 @@ import shutil
 import stat
 import subprocess
 import sysconfig
-import tempfile
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, BinaryIO
 
-from farhand.machine.files import Files, refuse_unnameable, shown
+from farhand.machine.files import Files, refuse_unnameable, shown, told
 from farhand.machine.pattern import BadPattern, name_expression
 from farhand.machine.text import is_text
 from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
@@ -85,7 +84,7 @@ def search(
     elif include:
         options.append("--glob=" + re.sub(r"^([!#])", r"\\\1", include))
     found: list[Match] = []
-    with contextlib.closing(_hits([ripgrep(), *options, "--", base], seconds)) as hits:
+    with told("search", base), contextlib.closing(_hits([ripgrep(), *options, "--", base], seconds)) as hits:
         for match in _read(files, hits):
             found.append(match)
             if len(found) > most:
@@ -144,26 +143,25 @@ def _open_text(files: Files, path: str) -> BinaryIO | None:
 
 def _hits(command: list[str], seconds: float) -> Generator[tuple[bytes, int, int]]:
     """Path, line number and byte offset of every match, as ripgrep tells them."""
-    with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
-        )
-        assert process.stdout is not None
-        try:
-            buffer = b""
-            for chunk in _chunks(process.stdout, seconds):
-                *records, buffer = _records(buffer + chunk)
-                for record in records:
-                    path, _, place = _BINARY_NOTE.sub(b"", record).partition(b"\0")
-                    line, offset, _ = place.split(b":", 2)
-                    yield path, int(line), int(offset)
-            status = process.wait()
-        finally:
-            process.kill()
-            process.stdout.close()
-            process.wait()
-        complaints.seek(0)
-        complaint = complaints.read().decode("utf-8", "replace").strip()
+    # With its messages off the program only complains about the expression, and then it prints nothing else.
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    rest = b""
+    try:
+        for chunk in _chunks(process.stdout, seconds):
+            *records, rest = _records(rest + chunk)
+            for record in records:
+                path, _, place = _BINARY_NOTE.sub(b"", record).partition(b"\0")
+                line, offset, _ = place.split(b":", 2)
+                yield path, int(line), int(offset)
+        status = process.wait()
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+    complaint = _BINARY_NOTE.sub(b"", rest).decode("utf-8", "replace").strip()
     if status < 0:
         raise Failed(f"ripgrep was ended by signal {-status}; try again")
     if status > 1 and complaint:

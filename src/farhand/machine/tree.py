@@ -15,10 +15,9 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -162,16 +161,12 @@ def _children_from_proc(pid: int) -> list[int]:
     return found
 
 
-class _children_from_scan:  # noqa: N801  (called like the function it stands in for)
+def _children_from_scan() -> Callable[[int], list[int]]:
     """Children by one look at the whole process table, for kernels without `/proc/*/task/*/children`."""
-
-    def __init__(self) -> None:
-        self._below: dict[int, list[int]] = {}
-        for pid, parent in _all_parents():
-            self._below.setdefault(parent, []).append(pid)
-
-    def __call__(self, pid: int) -> list[int]:
-        return self._below.get(pid, [])
+    below: dict[int, list[int]] = {}
+    for pid, parent in _all_parents():
+        below.setdefault(parent, []).append(pid)
+    return lambda pid: below.get(pid, [])
 
 
 def _all_pids() -> list[int]:
@@ -196,5 +191,7 @@ def _stat_from_ps(pid: int) -> _Stat | None:
 
 
 def _ps(*options: str) -> list[str]:
+    import subprocess  # noqa: PLC0415  (not where /proc is: the keeper stays small)
+
     answer = subprocess.run(["ps", *options], capture_output=True, text=True, check=False)  # noqa: S603, S607
     return [row for row in answer.stdout.splitlines() if row.strip()]

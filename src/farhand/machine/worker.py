@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from farhand.machine import tree
+from farhand.machine.conversation import READ_SIZE, Conversation, first_line, line, listen, refuse
 from farhand.machine.output import OutputWriter
 from farhand.machine.spawn import Refused, open_workdir, spawn
 
@@ -32,9 +33,8 @@ COOKIE = "FARHAND_JOB"  # in the environment of everything a command starts
 DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
 SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
 KILL_SECONDS = 5.0  # after that long, what SIGKILL did not end is reported, not waited for
-READ_SIZE = 65536
+LONGEST_WAIT_MS = 3_600_000.0  # poll takes no number without end
 STDIN_LIMIT = 1024 * 1024
-LINE_LIMIT = 16 * 1024 * 1024
 
 
 def prepare() -> None:
@@ -48,34 +48,15 @@ def work(conversation: socket.socket) -> NoReturn:
     """Start and serve the command that the client at `conversation` asks for, in this forked process."""
     conversation.settimeout(10.0)
     try:
-        request, rest = _first_line(conversation)
+        request, rest = first_line(conversation)
         worker = Worker(request)
     except Refused as refusal:
         refuse(conversation, refusal.kind, str(refusal))
     except FileExistsError:
-        conversation.sendall(_line({"exists": True}))
+        conversation.sendall(line({"exists": True}))
     else:
         worker.serve(conversation, rest)
     os._exit(0)
-
-
-def refuse(conversation: socket.socket, kind: str, message: str) -> None:
-    """Tell a client that what it asked to start was not started."""
-    with contextlib.suppress(OSError):
-        conversation.sendall(_line({"error": {"kind": kind, "message": message}}))
-
-
-def _first_line(conversation: socket.socket) -> tuple[dict[str, Any], bytes]:
-    text = bytearray()
-    while b"\n" not in text:
-        data = conversation.recv(READ_SIZE)
-        if not data:
-            raise Refused("failed", "the client hung up before it had said what to start")
-        text += data
-        if len(text) > LINE_LIMIT:
-            raise Refused("invalid_args", f"the request is over {LINE_LIMIT} bytes")
-    line, _, rest = bytes(text).partition(b"\n")
-    return json.loads(line), rest
 
 
 class Worker:
@@ -94,9 +75,9 @@ class Worker:
         self._survivors: list[tree.Process] = []
         self._report: dict[str, Any] = {"ended": [], "survivors": []}
         self._drain_until = 0.0
-        self._conversations: dict[int, _Conversation] = {}
-        self._watchers: list[tuple[_Conversation, int, int]] = []
-        self._enders: list[tuple[_Conversation, int]] = []
+        self._conversations: dict[int, Conversation] = {}
+        self._watchers: list[tuple[Conversation, int, int]] = []
+        self._enders: list[tuple[Conversation, int]] = []
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
         self._stdin = -1
@@ -223,7 +204,7 @@ class Worker:
         return self._exit_saved and self._alone and self._ending is None
 
     def _patience(self) -> float | None:
-        moments = []
+        moments: list[float] = []
         if self._deadline is not None and self._leader_status is None:
             moments.append(self._deadline)
         if self._sync_at is not None:
@@ -234,7 +215,9 @@ class Worker:
             moments.append(self._drain_until)
         if self._exit is not None and not self._exit_saved:
             moments.append(time.monotonic() + 1.0)
-        return max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5) if moments else None
+        if not moments:
+            return None
+        return min(max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5), LONGEST_WAIT_MS)
 
     def _finish(self, status: int, now: float) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -340,19 +323,21 @@ class Worker:
 
     # what is asked
 
-    def ask(self, conversation: _Conversation, request: dict[str, Any]) -> None:
+    def _ask(self, conversation: Conversation, request: dict[str, Any]) -> None:
         """Do what a client asks, or say why not."""
-        number = request.get("id", 0)
+        number = request.get("id", 0) if isinstance(request, dict) else 0
         try:
             answer = self._asked(conversation, number, request)
         except Refused as refusal:
             answer = {"error": {"kind": refusal.kind, "message": str(refusal)}}
         except OSError as error:
             answer = {"error": {"kind": "failed", "message": error.strerror or str(error)}}
+        except (LookupError, TypeError, ValueError) as error:  # a client's slip must not cost the command its keeper
+            answer = {"error": {"kind": "invalid_args", "message": f"not a request: {error!r}"}}
         if answer is not None:
             conversation.send({"id": number, **answer})
 
-    def _asked(self, conversation: _Conversation, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _asked(self, conversation: Conversation, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
         match request["do"]:
             case "write":
                 return {"written": self._feed(binascii.a2b_base64(request["data"]))}
@@ -442,14 +427,13 @@ class Worker:
             if self._exit is not None:
                 conversation.send(self._exit)
 
-    def _join(self, client: socket.socket) -> _Conversation:
-        client.setblocking(False)
-        conversation = _Conversation(self, client)
+    def _join(self, client: socket.socket) -> Conversation:
+        conversation = Conversation(client, self._ask, self._leave)
         self._conversations[client.fileno()] = conversation
         self._watch(client.fileno(), select.POLLIN, lambda _: conversation.read())
         return conversation
 
-    def leave(self, conversation: _Conversation) -> None:
+    def _leave(self, conversation: Conversation) -> None:
         """Forget a client; what it asked for goes on."""
         descriptor = conversation.client.fileno()
         if self._conversations.pop(descriptor, None) is None:
@@ -487,44 +471,6 @@ class _Ending:
         self.next_round = next_round
 
 
-class _Conversation:
-    """One client of a worker."""
-
-    def __init__(self, worker: Worker, client: socket.socket) -> None:
-        self.client = client
-        self._worker = worker
-        self._text = bytearray()
-
-    def read(self) -> None:
-        try:
-            data = self.client.recv(READ_SIZE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data or len(self._text) > LINE_LIMIT:
-            self._worker.leave(self)
-            return
-        self.feed(data)
-
-    def feed(self, data: bytes) -> None:
-        self._text += data
-        *lines, rest = bytes(self._text).split(b"\n")
-        self._text = bytearray(rest)
-        for line in lines:
-            self._worker.ask(self, json.loads(line))
-
-    def send(self, message: dict[str, Any]) -> None:
-        """A client that does not read is dropped: it finds everything in the record."""
-        text = _line(message)
-        try:
-            sent = self.client.send(text)
-        except OSError:
-            sent = -1
-        if sent != len(text):
-            self._worker.leave(self)
-
-
 class _Record:
     """What happened to the command, one line per fact."""
 
@@ -534,7 +480,7 @@ class _Record:
 
     def add(self, fact: dict[str, Any]) -> None:
         """Raises OSError when it could not be written whole; a torn line is never continued."""
-        text = b"\n" * self._torn + _line(fact)
+        text = b"\n" * self._torn + line(fact)
         self._torn = True
         while text:
             text = text[os.write(self._file, text) :]
@@ -545,30 +491,11 @@ class _Record:
         os.fdatasync(self._file)
 
 
-def listen(path: str, backlog: int) -> socket.socket:
-    """A socket at `path` that only its owner can open."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(mask)  # commands inherit the mask of the person who started the node
-    listener.listen(backlog)
-    listener.setblocking(False)
-    return listener
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def _remove(folder: str) -> None:

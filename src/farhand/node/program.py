@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from farhand import __version__
-from farhand.protocol.calls import ToolSpec
+from farhand.machine.files import Files
+from farhand.machine.jobs import Jobs, machine_boot
+from farhand.machine.root import Root
+from farhand.node.family import Limits, call_id, family
+from farhand.node.questions import Questions
+from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import NodeInfo
+from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MIB
-from farhand.sdk import NodeClient, ReconnectBackoff, Shutdown, ToolContext, ToolRegistry
-from farhand.sdk.registry import Registered
+from farhand.sdk.backoff import ReconnectBackoff
+from farhand.sdk.client import NodeClient
+from farhand.sdk.errors import Shutdown
+from farhand.sdk.ledger import FileLedger
+from farhand.tools.node_files import FileTools
+from farhand.tools.node_shell import ShellTools
 
 MAX_BYTES = 32 * MIB
 """A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
+
+SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
+SECRET_FILES = ("token", "farhand.db", "farhand.db-wal", "farhand.db-shm", "farhand.toml")
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,37 +53,60 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
-    """Serve until `shutdown`. Raises NodeSdkError when the gateway refuses this node for good."""
-    client = NodeClient(
-        options.gateway_ws_url,
-        options.token,
-        node_info=NodeInfo(options.node_id, options.node_id, host_os(), __version__, list(options.tags)),
-        max_request_bytes=MAX_BYTES,
-        max_response_bytes=MAX_BYTES,
-        reconnect_backoff=ReconnectBackoff(initial_delay=0.5, max_delay=30.0),
-        role=options.role,
-        runtime={"hostOs": host_os(), "hostEnv": sorted(os.environ)},
-        ca_file=options.ca_file,
-        token_in_query=False,
-    )
-    with contextlib.suppress(Shutdown):
-        await client.run(node_registry(options), shutdown)
+    """Serve until `shutdown`. Raises FarhandError when this node cannot be, or is refused for good."""
+    try:
+        validate_node_id(options.node_id)
+        roots = [Root(root) for root in options.roots]
+    except (ValueError, OSError) as error:
+        raise FarhandError(f"this node cannot start: {error}") from None
+    workspace = _workspace(options)
+    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    folder = options.home / "nodes" / _folder_name(options.node_id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ledger = FileLedger(folder / "ledger", machine_boot())
+    try:
+        async with Jobs(folder / "jobs", environment=environment) as jobs:
+            files = Files(
+                workspace,
+                roots=roots,
+                hidden=[options.home / name for name in SECRET_FILES],
+                read_only=options.read_only,
+            )
+            shell = ShellTools(jobs, workspace, call_id=call_id.get)
+            limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
+            client = NodeClient(
+                options.gateway_ws_url,
+                options.token,
+                node_info=NodeInfo(options.node_id, options.node_id, host_os(), __version__, list(options.tags)),
+                max_request_bytes=MAX_BYTES,
+                max_response_bytes=MAX_BYTES,
+                reconnect_backoff=ReconnectBackoff(initial_delay=0.5, max_delay=30.0),
+                role=options.role,
+                runtime={"hostOs": host_os(), "hostEnv": sorted(environment), "workspace": str(workspace)},
+                ca_file=options.ca_file,
+                token_in_query=False,
+                ledger=ledger,
+                queries=Questions(jobs, environment).handlers(),
+            )
+            with contextlib.suppress(Shutdown):
+                await client.run(family(FileTools(files), shell, limits), shutdown)
+    finally:
+        ledger.close()
 
 
-def node_registry(options: NodeOptions) -> ToolRegistry:
-    registry = ToolRegistry()
+def _workspace(options: NodeOptions) -> Path:
+    """Where relative paths begin: with roots, the first of them unless the workspace lies in one."""
+    workspace = options.workspace
+    if options.roots and not any(workspace.resolve().is_relative_to(root.resolve()) for root in options.roots):
+        workspace = options.roots[0]
+    if not workspace.is_dir():
+        raise FarhandError(f"the workspace {workspace} is not a folder")
+    return workspace
 
-    async def ping(_ctx: ToolContext, _args: msgspec.Raw) -> dict[str, Any]:
-        return {"pong": True, "node": options.node_id, "workspace": str(options.workspace)}
 
-    spec = ToolSpec(
-        name="Ping",
-        description="Answer with this node's name: shows that the way to it works.",
-        parameters={"type": "object", "properties": {}},
-        read_only=True,
-        capability="node.ping",
-    )
-    return registry.add(Registered(spec, ping, ping))
+def _folder_name(node_id: str) -> str:
+    """A node id as the name of a folder: two ids never share one, whatever the file system thinks of their letters."""
+    return f"{re.sub(r'[^a-z0-9.-]', '-', node_id.lower())[:40]}-{hashlib.sha256(node_id.encode()).hexdigest()[:8]}"
 
 
 def default_node_id() -> str:

@@ -22,6 +22,8 @@ class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     capability: str | None = None
     timeout_ms: int | None = None
     """How long a call may take when its caller does not say."""
+    timeout_parameter: str | None = None
+    """The argument with the tool's own limit in milliseconds, where it has one: the call is given a little more."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ Millis = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 FEATURE_CANCEL = "cancel"
 FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
+FEATURE_QUERY = "query."
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS)
 
 
@@ -57,6 +58,8 @@ class Resume(Struct, frozen=True, omit_defaults=True):
     """Names one life of the node program: what another life accepted, this one cannot speak for."""
     running: list[str] = []
     finished: list[str] = []
+    earlier: list[str] = []
+    """Accepted by an earlier life of the program: asked again, the node tells what became of them."""
 
 
 class NodeExtras(Struct, frozen=True, omit_defaults=True):
@@ -134,7 +137,35 @@ class ToolsUpdate(Struct, frozen=True, tag_field="type", tag="tools_update"):
     tools: list[ToolSpec] = []
 
 
-Message = NodeHello | GatewayWelcome | ToolRequest | ToolResponse | Ping | Pong | ToolCancel | ToolAck | ToolsUpdate
+class NodeQuery(Struct, frozen=True, tag_field="type", tag="node_query"):
+    """Gateway -> node (`query.<kind>`): a question beside the tool calls, such as a command's output so far."""
+
+    query_id: int
+    kind: str
+    params: Raw = NULL
+
+
+class NodeAnswer(Struct, frozen=True, tag_field="type", tag="node_answer"):
+    """Node -> gateway: the answer to a query."""
+
+    query_id: int
+    result: Raw | UnsetType = UNSET
+    error: ToolFailure | UnsetType = UNSET
+
+
+Message = (
+    NodeHello
+    | GatewayWelcome
+    | ToolRequest
+    | ToolResponse
+    | Ping
+    | Pong
+    | ToolCancel
+    | ToolAck
+    | ToolsUpdate
+    | NodeQuery
+    | NodeAnswer
+)
 
 # Field order on the wire is the guide's, which is also the order of the array form.
 _ORDER: Final[dict[str, tuple[str, ...]]] = {

@@ -7,23 +7,27 @@ import logging
 import os
 import ssl
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, Raw
 
-from farhand.protocol.errors import ProtocolError
+from farhand.protocol.calls import ToolFailure
+from farhand.protocol.errors import NotFound, ProtocolError, ToolError
 from farhand.protocol.messages import (
+    FEATURE_QUERY,
     FEATURE_RESUME,
     FEATURE_TOOLS,
     FEATURES,
     GatewayExtras,
     GatewayWelcome,
+    NodeAnswer,
     NodeExtras,
     NodeHello,
     NodeInfo,
+    NodeQuery,
     Ping,
     Pong,
     ToolAck,
@@ -42,14 +46,19 @@ from farhand.protocol.version import (
 from farhand.sdk.backoff import ReconnectBackoff
 from farhand.sdk.dispatch import Dispatcher
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
+from farhand.sdk.ledger import Ledger
 from farhand.sdk.link import Link, LinkLost
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
 
 DEFAULT_URL = "ws://localhost:3210/v1/nodes/ws"
+MAX_QUERIES = 64
 PONG_SECONDS = 15.0
 """A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
+
+
+Query = Callable[[Raw], Awaitable[Any]]
 
 
 class NodeClient:
@@ -75,12 +84,15 @@ class NodeClient:
         runtime: Mapping[str, Any] | None = None,
         ca_file: str | None = None,
         token_in_query: bool = True,
+        ledger: Ledger | None = None,
+        queries: Mapping[str, Query] | None = None,
     ) -> None:
         """Raises ConfigError for settings that cannot work.
 
         `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
         beside the system's authorities. `token_in_query=False` keeps the token out of the URL; it then travels in
-        the `Authorization` header alone, which a SerialAgent gateway does not read.
+        the `Authorization` header alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls
+        (default: in memory); `queries` answer a gateway's questions beside the tool calls.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
@@ -105,6 +117,8 @@ class NodeClient:
         self._max_response_bytes = max_response_bytes
         self._role = role
         self._runtime = dict(runtime or {})
+        self._ledger = ledger
+        self.queries = dict(queries or {})
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
         self.shown_url = gateway_ws_url.partition("?")[0]
         self._tls = _tls_context(ca_file) if gateway_ws_url.startswith("wss:") else None
@@ -119,7 +133,7 @@ class NodeClient:
             shutdown = asyncio.Event()
         dispatcher = Dispatcher(
             registry,
-            boot=uuid.uuid4().hex,
+            ledger=self._ledger or Ledger(),
             max_concurrent=self._max_concurrent,
             max_request_bytes=self._max_request_bytes,
             max_response_bytes=self._max_response_bytes,
@@ -155,7 +169,7 @@ class NodeClient:
             node=self.node_info,
             capabilities=registry.capabilities(),
             farhand=NodeExtras(
-                features=list(FEATURES),
+                features=[*FEATURES, *(f"{FEATURE_QUERY}{kind}" for kind in self.queries)],
                 tools=registry.specs(),
                 runtime=self._runtime,
                 role=self._role,
@@ -183,6 +197,7 @@ class _Connection:
         self._welcome: asyncio.Future[GatewayWelcome] = asyncio.get_running_loop().create_future()
         self._extras = GatewayExtras()
         self._link: Link | None = None
+        self._asked: set[asyncio.Task[None]] = set()
         self.welcomed = False
 
     async def serve(self, stop: asyncio.Future[Any]) -> None:
@@ -241,6 +256,8 @@ class _Connection:
         finally:
             unsubscribe()
             heart.cancel()
+            for asked in self._asked:
+                asked.cancel()
         if not stop.done():
             raise link.ended.result()
 
@@ -287,8 +304,27 @@ class _Connection:
                 self._dispatcher.cancel(request_id, reason or "cancelled by the gateway")
             case ToolAck(request_ids):
                 self._dispatcher.acknowledge(request_ids)
+            case NodeQuery():
+                if len(self._asked) < MAX_QUERIES:
+                    asked = asyncio.get_running_loop().create_task(self._answer(message))
+                    self._asked.add(asked)
+                    asked.add_done_callback(self._asked.discard)
             case _:
                 log.debug("ignored an unexpected %s", type(message).__name__)
+
+    async def _answer(self, query: NodeQuery) -> None:
+        handler = self._client.queries.get(query.kind)
+        try:
+            if handler is None:
+                raise NotFound(f"this node does not answer {query.kind!r}")
+            answer = NodeAnswer(query.query_id, result=Raw(msgspec.json.encode(await handler(query.params))))
+        except ToolError as error:
+            answer = NodeAnswer(query.query_id, error=ToolFailure.of(error))
+        except Exception as error:
+            log.exception("the query %s failed", query.kind)
+            answer = NodeAnswer(query.query_id, error=ToolFailure("failed", f"{type(error).__name__}: {error}"))
+        if self._link is not None:
+            self._link.send(encode(answer))
 
 
 def build_url(url: str, token: str | None, node_id: str) -> str:

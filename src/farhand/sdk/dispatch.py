@@ -14,6 +14,7 @@ from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
 from farhand.sdk.context import CancelToken, ToolContext
+from farhand.sdk.ledger import Ledger, storable
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
@@ -33,14 +34,14 @@ class Dispatcher:
         self,
         registry: ToolRegistry,
         *,
-        boot: str,
+        ledger: Ledger,
         max_concurrent: int,
         max_request_bytes: int,
         max_response_bytes: int,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._registry = registry
-        self._boot = boot
+        self._ledger = ledger
         self._max_concurrent = max_concurrent
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
@@ -48,6 +49,7 @@ class Dispatcher:
         self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
         self._waiting: OrderedDict[str, ToolRequest] = OrderedDict()
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
+        self._accepted: set[str] = set()
         self._done: deque[str] = deque()
         self._done_ids: set[str] = set()
         self._send: Send | None = None
@@ -73,9 +75,10 @@ class Dispatcher:
 
     def resume(self) -> Resume:
         return Resume(
-            boot=self._boot,
+            boot=self._ledger.boot,
             running=[*self._running, *self._waiting],
             finished=list(self._unacknowledged),
+            earlier=sorted(self._ledger.earlier - self._running.keys() - self._waiting.keys()),
         )
 
     # -- messages ---------------------------------------------------------------------------------------
@@ -99,8 +102,10 @@ class Dispatcher:
                     "(max_request_bytes)"
                 ),
             )
-        elif self._registry.find(request.tool) is None:
+        elif (tool := self._registry.find(request.tool)) is None:
             self._refuse(request_id, NotFound(f"unknown tool: {request.tool}"))
+        elif request_id in self._ledger.earlier and not tool.continues:
+            self._refuse(request_id, Failed("outcome unknown: the node was restarted while the call ran"))
         elif len(self._running) < self._max_concurrent:
             self._start(request)
         elif len(self._waiting) < self._max_waiting and len(self._unacknowledged) < MAX_UNACKNOWLEDGED:
@@ -131,6 +136,9 @@ class Dispatcher:
         for request_id in request_ids:
             if self._unacknowledged.pop(request_id, None) is not None:
                 self._remember(request_id)
+            if request_id in self._accepted or request_id in self._ledger.earlier:
+                self._accepted.discard(request_id)
+                self._ledger.settle(request_id)
 
     async def close(self, reason: str) -> None:
         """Cancel everything and wait for it to end; no tool runs afterwards."""
@@ -145,6 +153,10 @@ class Dispatcher:
     # -- running ----------------------------------------------------------------------------------------
 
     def _start(self, request: ToolRequest) -> None:
+        tool = self._registry.find(request.tool)
+        if tool is not None and not tool.spec.read_only and self._keeps and storable(request.request_id):
+            self._accepted.add(request.request_id)
+            self._ledger.accept(request.request_id)
         token = CancelToken()
         task = asyncio.get_running_loop().create_task(self._run(request, token))
         self._running[request.request_id] = (task, token)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import validate_capability
 from farhand.sdk.context import ToolContext
 from farhand.tools.schema import Parameters
@@ -31,6 +32,8 @@ class Registered(msgspec.Struct, frozen=True):
     spec: ToolSpec
     run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
     handler: Callable[..., Any]
+    continues: bool = False
+    """The same call again goes on with what it began, also after this program was killed; it never begins twice."""
 
 
 class ToolRegistry:
@@ -57,7 +60,11 @@ class ToolRegistry:
             raise ValueError(f"the handler of {name!r} cannot be called: {handler!r}")
 
         async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
-            return await target(ctx, msgspec.json.decode(args))
+            try:
+                value = msgspec.json.decode(args)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise InvalidArgs(f"the arguments cannot be read: {error}") from None
+            return await target(ctx, value)
 
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
         return self.add(Registered(described, run, target))

@@ -6,13 +6,17 @@ are shown and the checks their arguments pass.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import msgspec
 
 from farhand.protocol.errors import InvalidArgs
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Parameters:
@@ -21,9 +25,12 @@ class Parameters:
     def __init__(self, function: Callable[..., Any], *, skip: int = 0) -> None:
         """Raises ValueError for a signature that cannot be described to a caller."""
         name = getattr(function, "__name__", "tool")
-        hints = get_type_hints(function, include_extras=True)
+        parameters = list(inspect.signature(function).parameters.values())
+        if any(parameter.kind not in _POSITIONAL for parameter in parameters[:skip]) or len(parameters) < skip:
+            raise ValueError(f"{name}: {skip} leading parameter(s) must take what every call is given first")
+        hints = _hints(function, parameters[skip:])
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for parameter in list(inspect.signature(function).parameters.values())[skip:]:
+        for parameter in parameters[skip:]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ValueError(f"{name}: parameter {parameter.name!r} has no name a caller could use")
             kind = hints.get(parameter.name, Any)
@@ -48,6 +55,23 @@ class Parameters:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgs(_worded(str(error))) from None
         return {field: getattr(record, field) for field in self._record.__struct_fields__}
+
+
+def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
+    # Only of what a caller sends: the context and the result may be named for a type checker alone.
+    written = {
+        parameter.name: parameter.annotation
+        for parameter in parameters
+        if parameter.annotation is not parameter.empty
+    }
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    scope = getattr(inspect.unwrap(inner), "__globals__", {})
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__=written), scope, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"{getattr(function, '__name__', 'tool')}: a parameter's type is unknown: {error}") from None
 
 
 def _default(value: Any) -> Any:

@@ -1,0 +1,101 @@
+"""The node's tools as this machine's owner lends them: the seven of the family, within the owner's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import NotAllowed
+from farhand.sdk.context import ToolContext
+from farhand.sdk.registry import Registered, ToolRegistry
+from farhand.tools.node_files import FileTools
+from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, ShellTools
+from farhand.tools.schema import Parameters
+
+CAPABILITIES: Final = {
+    "Glob": "filesystem.list",
+    "Read": "filesystem.read",
+    "Write": "filesystem.write",
+    "Edit": "filesystem.edit",
+    "Grep": "text.search",
+    "Bash": "shell.exec",
+    "Process": "shell.exec",
+}
+READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
+ACTING: Final = frozenset({"write", "submit", "kill"})
+
+call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", default=None)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the owner of this machine allows, whatever the gateway asks."""
+
+    read_only: bool = False
+    confined: bool = False
+    """Only some folders are lent, so a shell, which knows no folders, is not."""
+    allowed: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+
+    def refusal(self, tool: str) -> str | None:
+        """Why a tool is not lent at all."""
+        if tool in self.denied:
+            return f"the owner of this node does not lend {tool} (--deny-tool)"
+        if self.read_only and tool in ("Write", "Edit", "Bash"):
+            return f"{tool} is not allowed: this node is lent read-only"
+        if self.confined and tool in ("Bash", "Process") and tool not in self.allowed:
+            return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool {tool} lifts it)"
+        return None
+
+
+def family(files: FileTools, shell: ShellTools, limits: Limits) -> ToolRegistry:
+    registry = ToolRegistry()
+    for name in CAPABILITIES:
+        method = getattr(files if hasattr(files, name) else shell, name)
+        registry.add(_lent(name, method, limits))
+    return registry
+
+
+def _lent(name: str, method: Callable[..., Any], limits: Limits) -> Registered:
+    parameters = Parameters(method)
+    spec = ToolSpec(
+        name=name,
+        description=inspect.getdoc(method) or "",
+        parameters=parameters.schema,
+        read_only=name in READ_ONLY,
+        capability=CAPABILITIES[name],
+        timeout_ms=DEFAULT_TIMEOUT_MS,
+        timeout_parameter="timeout" if name == "Bash" else None,
+    )
+    refusal = limits.refusal(name)
+
+    async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
+        if refusal is not None:
+            raise NotAllowed(refusal)
+        arguments = parameters.read(args)
+        if limits.read_only and name == "Process" and str(arguments["action"]).strip().lower() in ACTING:
+            raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only")
+        call_id.set(ctx.request_id)
+        if inspect.iscoroutinefunction(method):
+            return await _until_cancelled(ctx, method(**arguments))
+        return await asyncio.to_thread(method, **arguments)
+
+    return Registered(spec, run, method, continues=name == "Bash")
+
+
+async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:
+    """The work's result; a cancelled call cancels it at once, so that it can say what it ended."""
+    task = asyncio.ensure_future(work)
+    cancelled = asyncio.ensure_future(ctx.cancel.cancelled())
+    try:
+        await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        cancelled.cancel()
+        if not task.done():
+            task.cancel()
+    return await task

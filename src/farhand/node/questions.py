@@ -1,0 +1,130 @@
+"""What a gateway may ask a node beside tool calls: output of a command, the jobs there are, programs on the PATH."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.machine.job import Job
+from farhand.machine.jobs import Jobs, login_shell
+from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.sdk.client import Query
+
+MOST_BYTES = 256 * 1024
+MOST_SECONDS = 30.0
+MOST_BINS = 500
+_BIN_NAME = re.compile(r"[A-Za-z0-9._+-]{1,128}")
+
+
+class OutputQuestion(msgspec.Struct):
+    """Output from `offset` on, of the command of a call or of a job; waits for some when there is none yet."""
+
+    call_id: str | None = None
+    job_id: str | None = None
+    offset: int = 0
+    wait_ms: int = 0
+
+
+class ProbeQuestion(msgspec.Struct):
+    bins: list[str]
+
+
+class Questions:
+    """Answers for one node."""
+
+    def __init__(self, jobs: Jobs, environment: Mapping[str, str]) -> None:
+        self._jobs = jobs
+        self._environment = dict(environment)
+
+    def handlers(self) -> dict[str, Query]:
+        return {"output": self.output, "jobs": self.jobs, "probe": self.probe}
+
+    async def output(self, params: msgspec.Raw) -> dict[str, Any]:
+        question = _read(params, OutputQuestion)
+        seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
+        job = await self._find(question, seconds)
+        deadline = time.monotonic() + seconds
+        chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+        while not chunk.data and job.running and (left := deadline - time.monotonic()) > 0:
+            following = self._jobs.follow(job, question.offset, MOST_BYTES)
+            try:
+                async with asyncio.timeout(left):
+                    chunk = await anext(following)
+            except (TimeoutError, StopAsyncIteration):
+                chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+            finally:
+                await following.aclose()  # type: ignore[attr-defined]
+        over = not job.running and chunk.next_offset >= self._jobs.size(job)
+        return {
+            "offset": chunk.offset,
+            "next_offset": chunk.next_offset,
+            "skipped": chunk.skipped,
+            "data": base64.b64encode(chunk.data).decode(),
+            "over": over,
+        }
+
+    async def jobs(self, _params: msgspec.Raw) -> list[dict[str, Any]]:
+        return [
+            {
+                "job_id": job.id,
+                "call_id": job.call_id,
+                "command": job.command,
+                "workdir": job.workdir,
+                "pid": job.pid,
+                "running": job.running,
+                "background": job.background,
+                "started_at": job.started_at,
+                "ended_at": job.ended_at,
+                "exit_code": job.exit.exit_code if job.exit else None,
+                "signal": job.exit.signal if job.exit else None,
+                "lost": job.lost,
+                "output_bytes": self._jobs.size(job),
+            }
+            for job in self._jobs.listing()
+        ]
+
+    async def probe(self, params: msgspec.Raw) -> dict[str, Any]:
+        """Which programs the login shell would find."""
+        question = _read(params, ProbeQuestion)
+        if len(question.bins) > MOST_BINS or not all(_BIN_NAME.fullmatch(name) for name in question.bins):
+            raise InvalidArgs(f"bins must be at most {MOST_BINS} names of letters, digits and . _ + -")
+        path = await self._login_path()
+        found = {name: shutil.which(name, path=path) is not None for name in question.bins}
+        return {"hostBinStatus": found, "hostBinStatusUpdatedAt": time.time_ns() // 1_000_000}
+
+    async def _login_path(self) -> str:
+        fallback = self._environment.get("PATH", os.defpath)
+        job = await self._jobs.start("env -0", workdir="/", timeout=15.0, env={}, shell=login_shell(self._environment))
+        await self._jobs.wait(job, 16.0)
+        for line in self._jobs.read(job, 0, 1024 * 1024).data.split(b"\0"):
+            if line.startswith(b"PATH="):
+                return os.fsdecode(line[5:])
+        return fallback
+
+    async def _find(self, question: OutputQuestion, seconds: float) -> Job:
+        """The job asked for; that of a call may be about to start."""
+        if question.job_id is not None:
+            return await self._jobs.get(question.job_id)
+        if question.call_id is None:
+            raise InvalidArgs("call_id or job_id is needed")
+        deadline = time.monotonic() + seconds
+        while (job := await self._jobs.find_call(question.call_id)) is None:
+            if time.monotonic() >= deadline:
+                raise NotFound(f"call {question.call_id} runs no command here")
+            await asyncio.sleep(0.02)
+        return job
+
+
+def _read(params: msgspec.Raw, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(params, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgs(str(error)) from None

@@ -1,0 +1,89 @@
+"""`farhand token`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farhand.cli.token import SCOPES
+from farhand.gateway.credentials import CALLER_SCOPES, Scope
+from tests.cli.conftest import Command
+from tests.harness import GatewayProcess
+
+
+def test_the_scopes_offered_are_those_there_are() -> None:
+    assert tuple(scope.value for scope in Scope) == SCOPES
+    assert SCOPES[:5] == tuple(scope.value for scope in CALLER_SCOPES)
+
+
+def test_show_prints_the_owners_token(command: Command, shared_gateway: GatewayProcess) -> None:
+    assert command("token", "show").out == shared_gateway.token + "\n"
+    assert command("token", "show", "--json").json() == {"token": shared_gateway.token}
+
+
+def test_show_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    assert "the first `farhand up` makes it" in command("token", "show").err
+    (tmp_path / "token").write_text(" \n")
+    done = command("token", "show", "--json")
+    assert done.status == 1 and done.json()["error"]["code"] == "no_token"
+
+
+def test_the_printed_command_makes_the_node_join(
+    command: Command, shared_gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    out = command("token", "create", "--node", "lap-top", "--label", "kitchen").out
+    [line] = [line.strip() for line in out.splitlines() if "SA_NODE_TOKEN=" in line]
+    variable, program, *arguments = shlex.split(line)
+    assert program == "farhand" and variable.partition("=")[2] in out.split("\n\n")[0]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farhand", *arguments, "--home", str(tmp_path / "node-home")],
+        env={**os.environ, "SA_NODE_TOKEN": variable.partition("=")[2]}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        shared_gateway.wait_for_node("lap-top")
+        [entry] = [t for t in command("token", "list", "--json").json()["tokens"] if t["label"] == "kitchen"]
+        assert command("token", "revoke", entry["id"]).out == f"revoked: {entry['id']}\n"
+        shared_gateway.wait_for_node("lap-top", online=False)
+    finally:
+        process.terminate()
+        process.wait(15)
+    assert variable.partition("=")[2] not in shared_gateway.log.read_text()
+
+
+def test_a_callers_token_may_do_what_its_scopes_say(command: Command, shared_gateway: GatewayProcess) -> None:
+    made = command("token", "create", "--scope", "read", "--json").json()
+    assert made["scopes"] == ["read"] and made["token"] in made["command"]
+    reader = command.with_env(FARHAND_URL=shared_gateway.url, FARHAND_TOKEN=made["token"])
+    assert reader("nodes").status == 0
+    refused = reader("call", "node.ping", "--json")
+    assert refused.status == 1 and refused.json()["error"]["code"] == "forbidden"
+
+
+def test_list_shows_no_secrets_and_marks_what_was_revoked(command: Command) -> None:
+    made = command("token", "create", "--label", "gone", "--json").json()
+    command("token", "revoke", made["id"])
+    shown = command("token", "list").out
+    [line] = [line for line in shown.splitlines() if line.startswith(made["id"])]
+    assert line.split()[1] == "revoked" and made["token"] not in shown
+    again = command("token", "revoke", made["id"], "--json")
+    assert again.status == 1 and again.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--scope", "bogus"], ["--node", "x", "--scope", "read"], ["--node"], ["--node", "gsv"], ["--node", "a__b"]],
+)
+def test_a_token_that_cannot_be_made(command: Command, options: list[str]) -> None:
+    done = command("token", "create", *options, "--json")
+    assert done.status in (1, 2) and done.json()["error"]["code"] in ("usage", "invalid_request")
+
+
+def test_create_needs_a_running_gateway(tmp_path: Path) -> None:
+    done = Command(tmp_path)("token", "create", "--node", "x")
+    assert done.status == 1 and "no gateway is running" in done.err and "farhand up" in done.err
