@@ -1,4 +1,4 @@
-"""Kill the gateway with SIGKILL, again and again, under traffic: no acknowledged call is lost, no side effect repeated."""
+"""Kill the gateway with SIGKILL, over and over under traffic: nothing acknowledged is lost, nothing happens twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ asyncio.run(client.run(registry))
 
 
 class Caller(threading.Thread):
-    """Makes one call after another. With a key it asks again until it is answered; without, a lost answer stays lost."""
+    """Makes one call after another. With a key it asks until it is answered; without, a lost answer stays lost."""
 
     def __init__(
         self, gateway: GatewayProcess, stop: threading.Event, *, keyed: bool, background: bool = False
