@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,10 +15,9 @@ import click
 
 from farhand import config
 from farhand.app import Gateway, set_up_logging
-from farhand.gateway.credentials import new_secret
+from farhand.cli.local_node import LocalNode
 from farhand.node.program import NodeOptions, default_node_id, run_node
 from farhand.protocol.errors import FarhandError
-from farhand.store.tokens import Token, token_hash
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,46 +64,23 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             setattr(section, name, options[name])
     set_up_logging(options["log_level"] or settings.log.level)
     running = Gateway(home, settings, open=options["open_"])
-    children: list[subprocess.Popen[bytes]] = []
+    local: LocalNode | None = None
 
     def ready(gateway: Gateway) -> None:
+        nonlocal local
         click.echo(f"farhand ready on {gateway.url}")
         click.echo(f"  console   {gateway.url}/signin?code={gateway.sessions.new_code()}")
         click.echo("  lend another machine:  farhand token create --node NAME, then there: farhand node --gateway URL")
         sys.stdout.flush()
         if with_node:
-            children.append(_start_node(gateway, home, Path(workspace) if workspace else None))
+            folder = Path(workspace) if workspace else home / "agents" / "main"
+            local = LocalNode(gateway, home, folder, section.tls_cert or None)
 
     try:
         run_loop(running.run(os.environ, ready))
     finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-
-
-def _start_node(gateway: Gateway, home: Path, workspace: Path | None) -> subprocess.Popen[bytes]:
-    """A node for this machine, in a process of its own, with a token that dies with the gateway."""
-    node_id = default_node_id()
-    secret = new_secret("fhn")
-    gateway.hub.credentials.add(
-        Token("local-node", token_hash(secret), "node", node_id, "this machine", gateway.hub.roster.clock())
-    )
-    folder = workspace or home / "agents" / "main"
-    folder.mkdir(parents=True, exist_ok=True)
-    arguments = ["--gateway", gateway.url, "--id", node_id, "--workspace", str(folder), "--home", str(home)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "farhand", "node", *arguments, "--token-stdin", "--with-parent", str(os.getpid())],
-        stdin=subprocess.PIPE,
-    )
-    assert child.stdin is not None
-    with child.stdin as pipe:  # neither the arguments nor the environment: both can be read by what the node runs
-        pipe.write(secret.encode())
-    return child
+        if local is not None:
+            local.stop()
 
 
 @click.command()
