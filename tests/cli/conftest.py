@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import pty
-import signal
 import struct
 import subprocess
 import sys
@@ -85,7 +84,7 @@ class Command:
     def __call__(self, *arguments: str, stdin: str = "", seconds: float = 30) -> Outcome:
         done = subprocess.run(
             [sys.executable, "-m", "farhand", *arguments],
-            env=self.env, input=stdin, capture_output=True, text=True, timeout=seconds,
+            check=False, env=self.env, input=stdin, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
         return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -93,7 +92,6 @@ class Command:
         return subprocess.Popen(
             [sys.executable, "-m", "farhand", *arguments],
             env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
 
     def on_terminal(self, *arguments: str, columns: int = 80) -> str:

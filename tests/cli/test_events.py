@@ -18,7 +18,7 @@ def test_the_last_twenty_by_default_and_others_by_wish(
     command: Command, shared_gateway: GatewayProcess, hello: PluginProcess
 ) -> None:
     for _ in range(15):
-        shared_gateway.invoke("node.ping")
+        shared_gateway.invoke("node.echo")
     document = command("events", "--json").json()
     ids = [event["id"] for event in document["events"]]
     assert len(ids) == 20 and ids == sorted(ids) and document["last_id"] == ids[-1]
@@ -26,7 +26,7 @@ def test_the_last_twenty_by_default_and_others_by_wish(
     everything = command("events", "--after", "0", "--json").json()["events"]
     assert everything[0]["id"] == 1 and everything[-1]["id"] == ids[-1]
     lines = command("events").out.splitlines()
-    assert len(lines) == 20 and "call.ended" in lines[-1] and "node.ping on hello ok" in lines[-1]
+    assert len(lines) == 20 and "call.ended" in lines[-1] and "node.echo on hello ok" in lines[-1]
 
 
 def test_after_the_last_there_is_nothing(command: Command, hello: PluginProcess) -> None:
@@ -50,7 +50,7 @@ def test_the_end_of_a_long_journal_is_found(gateway: GatewayProcess) -> None:
     with apsw.Connection(str(gateway.home / "farhand.db")) as store:
         for start in range(0, 30_000, 5_000):
             store.executemany(
-                "INSERT INTO events (at, kind, subject, data) VALUES (0, 'test', ?, '{}')",
+                "INSERT INTO events (at, kind, subject, data) VALUES (0, 'test', ?, x'7b7d')",
                 ((str(n),) for n in range(start, start + 5_000)),
             )
     last, entries = _tail(Client(home=str(gateway.home)), 7)
@@ -63,7 +63,7 @@ def test_following_shows_what_happens_as_lines_of_json(
     last = command("events", "--limit", "1", "--json").json()["last_id"]
     process = command.start("events", "--follow", "--after", str(last), "--json")
     assert process.stdout is not None
-    call_id = shared_gateway.invoke("node.ping")["request_id"]
+    call_id = shared_gateway.invoke("node.echo")["request_id"]
     events = [json.loads(process.stdout.readline()) for _ in range(2)]
     assert [(event["kind"], event["subject"]) for event in events] == [
         ("call.started", call_id),

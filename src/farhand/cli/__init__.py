@@ -65,7 +65,7 @@ def main(args: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            status = farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
+            status = _run(arguments)
             sys.stdout.flush()
         except click.exceptions.Abort:
             _fail("interrupted", "interrupted", as_json, 130)
@@ -89,6 +89,17 @@ def main(args: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _run(arguments: list[str]) -> Any:
+    """What the command returned. `click.main` would do, but for its own mind about pipes that were closed."""
+    if "_FARHAND_COMPLETE" in os.environ:  # the shell asks for completions
+        return farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
+    try:
+        with farhand.make_context("farhand", list(arguments)) as context:
+            return farhand.invoke(context)
+    except click.exceptions.Exit as left:  # --help and --version
+        return left.exit_code
 
 
 _STATUS: Final = {"usage": 2, "interrupted": 130}

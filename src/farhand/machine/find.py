@@ -67,6 +67,7 @@ class _Step:
             for route in opened
             if len(route.parts) > 1 and route.parts[0].expression is not None
         ]
+        self.links = bool(self.folders or self._onward)  # whether a link to a folder could matter here
 
     def through(self, name: str, *, link: bool) -> frozenset[Route]:
         """The routes that go on in the folder of this name."""
@@ -127,15 +128,18 @@ class _Walk:
                 name = entry.name
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
-                elif entry.is_symlink():
+                elif wanted and wanted(name):
+                    if entry.is_file(follow_symlinks=False):
+                        if hidden and self._files.is_hidden(real + name):
+                            continue
+                        try:
+                            found[path + name] = entry.stat(follow_symlinks=False).st_mtime_ns
+                        except OSError:
+                            continue
+                    elif entry.is_symlink():
+                        self._follow(path + name, name, step)
+                elif step.links and entry.is_symlink():
                     self._follow(path + name, name, step)
-                elif wanted and wanted(name) and entry.is_file(follow_symlinks=False):
-                    if hidden and self._files.is_hidden(real + name):
-                        continue
-                    try:
-                        found[path + name] = entry.stat(follow_symlinks=False).st_mtime_ns
-                    except OSError:
-                        continue
         return folders
 
     def _enter(self, place: Place, name: str, step: _Step, *, link: bool) -> _Step | None:
@@ -150,9 +154,6 @@ class _Walk:
 
     def _follow(self, path: str, name: str, step: _Step) -> None:
         """A link counts as what it leads to, if that may be seen."""
-        matches = step.files and step.files.fullmatch(name)
-        if not matches and not step.through(name, link=True) and not step.folders:
-            return
         try:
             place = self._files.place(path)
             status = self._files.status(path)
@@ -162,7 +163,7 @@ class _Walk:
             following = self._enter(place, name, step, link=True)
             if following:
                 self._waiting.append((place, following))
-        elif matches and stat.S_ISREG(status.st_mode):
+        elif stat.S_ISREG(status.st_mode) and step.files and step.files.fullmatch(name):
             self.found[path] = status.st_mtime_ns
 
 

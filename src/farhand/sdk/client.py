@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -98,18 +98,19 @@ class NodeClient:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
         if not gateway_ws_url:
             raise ConfigError("gateway_ws_url is required")
-        if urlsplit(gateway_ws_url).scheme not in ("ws", "wss"):
-            raise ConfigError(f"gateway_ws_url must begin with ws:// or wss://, not {gateway_ws_url!r}")
+        address = _address(gateway_ws_url)
         for setting, value in {
             "heartbeat_interval": heartbeat_interval,
             "max_concurrent_tools": max_concurrent_tools,
             "max_request_bytes": max_request_bytes,
             "max_response_bytes": max_response_bytes,
         }.items():
-            if value <= 0:
+            if not value > 0:
                 raise ConfigError(f"{setting} must be greater than 0, not {value!r}")
         self.node_info = node_info or NodeInfo(node_id, name, node_type, version, list(tags or []))
         self._token = os.environ.get("SA_NODE_TOKEN") if token is None else token
+        if self._token and not self._token.isprintable():
+            raise ConfigError("token holds a character that cannot be sent, perhaps a line break")
         self._heartbeat = heartbeat_interval
         self._backoff = reconnect_backoff or ReconnectBackoff()
         self._max_concurrent = max_concurrent_tools
@@ -120,8 +121,8 @@ class NodeClient:
         self._ledger = ledger
         self.queries = dict(queries or {})
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
-        self.shown_url = gateway_ws_url.partition("?")[0]
-        self._tls = _tls_context(ca_file) if gateway_ws_url.startswith("wss:") else None
+        self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+        self._tls = _tls_context(ca_file) if address.scheme == "wss" else None
 
     async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> NoReturn:
         """Serve until told to stop.
@@ -205,24 +206,24 @@ class _Connection:
         connecting = asyncio.ensure_future(self._client.connect(self))
         try:
             await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
             if not connecting.done():
-                connecting.cancel()
-        if stop.done() and not connecting.done():
-            return
-        link = self._link = await connecting
-        try:
+                return
+            link = self._link = connecting.result()
             await self._handshake(link, stop)
             if self.welcomed:
                 await self._converse(link, stop)
         finally:
+            connecting.cancel()
+            await asyncio.wait({connecting})
             if stop.done():
                 await self._dispatcher.close("the node is shutting down")
             self._dispatcher.detach("the link to the gateway was lost")
-            await link.close()
+            if not connecting.cancelled() and connecting.exception() is None:
+                await connecting.result().close()
 
     async def _handshake(self, link: Link, stop: asyncio.Future[Any]) -> None:
-        link.send(encode(self._client.hello(self._registry, self._dispatcher)))
+        self._told = self._client.hello(self._registry, self._dispatcher)
+        link.send(encode(self._told))
         waits: set[asyncio.Future[Any]] = {self._welcome, link.ended, stop}
         await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
@@ -325,6 +326,19 @@ class _Connection:
             answer = NodeAnswer(query.query_id, error=ToolFailure("failed", f"{type(error).__name__}: {error}"))
         if self._link is not None:
             self._link.send(encode(answer))
+
+
+def _address(url: str) -> SplitResult:
+    try:
+        address = urlsplit(url)
+        usable = address.scheme in ("ws", "wss") and address.hostname and not address.fragment and address.port != 0
+    except ValueError as error:
+        raise ConfigError(f"gateway_ws_url is not an address: {error}") from None
+    if not usable:
+        raise ConfigError(
+            f"gateway_ws_url must be ws://host[:port]/path or wss://…, without a #, not {url.partition('?')[0]!r}"
+        )
+    return address
 
 
 def build_url(url: str, token: str | None, node_id: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 
@@ -20,6 +23,9 @@ FATAL_CLOSES = frozenset({4400, 4401, 4403, 4406})
 """Bad hello, wrong credential, not allowed, a version the gateway does not speak."""
 
 
+log = logging.getLogger("farhand.sdk")
+
+
 class LinkLost(Exception):
     """The connection could not be made, or ended; another try may succeed."""
 
@@ -34,7 +40,7 @@ class Link(picows.WSListener):
     Whoever connected calls `close`.
     """
 
-    def __init__(self, on_text: Callable[[bytes], None]) -> None:
+    def __init__(self, on_text: Callable[[Link, bytes], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
         self.heard_at = loop.time()
@@ -42,6 +48,7 @@ class Link(picows.WSListener):
         self.welcomed = False
         self._time = loop.time
         self._parts: list[bytes] = []
+        self._size = 0
         self._text = True
         self._transport: picows.WSTransport | None = None
 
@@ -51,9 +58,10 @@ class Link(picows.WSListener):
         url: str,
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
-        on_text: Callable[[bytes], None],
+        on_text: Callable[[Link, bytes], None],
     ) -> Link:
         """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
+        dialled: list[socket.socket] = []
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await picows.ws_connect(
@@ -63,19 +71,26 @@ class Link(picows.WSListener):
                     extra_headers=dict(headers),
                     max_frame_size=MAX_FRAME_BYTES,
                     max_redirects=0,
-                    websocket_handshake_timeout=CONNECT_SECONDS,
+                    websocket_handshake_timeout=None,
+                    socket_factory=lambda parsed: _dial(parsed.host, parsed.port, dialled),
+                    logger_name=_wire_log(),
                 )
+        except asyncio.CancelledError:
+            _hang_up(dialled)
+            raise
         except picows.WSInvalidStatusError as error:
             raise _refusal(error) from None
         except ssl.SSLCertVerificationError as error:
             raise Refused(f"the gateway's certificate is not trusted: {error.verify_message}") from None
         except TimeoutError:
+            _hang_up(dialled)
             raise LinkLost(f"no connection within {CONNECT_SECONDS:.0f} s") from None
         except (OSError, picows.WSError) as error:
             raise LinkLost(str(error) or type(error).__name__) from None
         if link is None:  # lost in the middle of the handshake
             raise LinkLost("the connection was lost before it was open")
-        assert isinstance(link, cls)
+        if not isinstance(link, cls):
+            raise LinkLost("the gateway hung up before it answered")
         return link
 
     def send(self, frame: bytes) -> None:
@@ -99,6 +114,8 @@ class Link(picows.WSListener):
                 await self._transport.wait_disconnected()
         except TimeoutError:
             self._transport.disconnect(False)
+        except picows.WSError as error:
+            log.debug("the gateway's last frame was broken: %s", error)
 
     # -- called by picows -------------------------------------------------------------------------------
 
@@ -118,14 +135,16 @@ class Link(picows.WSListener):
             if kind != picows.WSMsgType.CONTINUATION:
                 self._text = kind == picows.WSMsgType.TEXT
                 self._parts.clear()
+                self._size = 0
             self._parts.append(frame.get_payload_as_bytes())
-            if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+            self._size += len(self._parts[-1])
+            if self._size > MAX_FRAME_BYTES:
                 self.drop(f"the gateway sent a message of more than {MAX_FRAME_BYTES} bytes")
             elif frame.fin:
                 message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                 self._parts.clear()
                 if self._text:
-                    self.on_text(message)
+                    self.on_text(self, message)
 
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._finish(LinkLost("the connection was lost"))
@@ -133,6 +152,41 @@ class Link(picows.WSListener):
     def _finish(self, end: LinkLost | Refused) -> None:
         if not self.ended.done():
             self.ended.set_result(end)
+
+
+async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.socket:
+    """A connected socket, also put into `dialled`: picows loses sight of one whose upgrade is given up."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            candidate = socket.socket(family, kind, protocol)
+            try:
+                candidate.setblocking(False)
+                await loop.sock_connect(candidate, address)
+            except BaseException:
+                candidate.close()
+                raise
+        except OSError as error:
+            failure = error
+            continue
+        dialled.append(candidate)
+        return candidate
+    raise failure
+
+
+def _hang_up(dialled: list[socket.socket]) -> None:
+    # The transport that holds the socket sees its end and closes it; closing it under the transport would not do.
+    for connected in dialled:
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+
+def _wire_log() -> logging.Logger:
+    """picows at its most talkative writes the upgrade down, and with it the token: never that."""
+    wire = log.getChild("wire")
+    wire.setLevel(logging.WARNING)
+    return wire
 
 
 def _refusal(error: picows.WSInvalidStatusError) -> Refused | LinkLost:
