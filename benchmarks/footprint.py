@@ -53,9 +53,7 @@ GOALS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.footprint", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="benchmarks.footprint", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--starts", type=int, default=5, help="how often the start is measured (5)")
     parser.add_argument("--json", action="store_true", help="one JSON document with every start")
     arguments = parser.parse_args()
@@ -103,9 +101,7 @@ def start_once(folder: Path, environment: dict[str, str], *, rest: bool) -> dict
         wait_until_ready(gateway, port, folder / "gateway.log")
         if not rest:
             return {"ready_cpu_s": cpu_seconds(gateway.pid), "ready_wall_s": time.monotonic() - began}
-        node = stack.enter_context(
-            running(node_command(sys.executable, port), folder / "node.log", None, environment)
-        )
+        node = stack.enter_context(running(node_command(sys.executable, port), folder / "node.log", None, environment))
         wait_until_joined(port, folder)
         before, began = cpu_seconds(gateway.pid), time.monotonic()
         time.sleep(REST_SECONDS)
@@ -123,9 +119,7 @@ def wait_until_ready(gateway: subprocess.Popen[bytes], port: int, log: Path) -> 
     deadline = time.monotonic() + READY_SECONDS
     while _get(port, "/readyz") is None:
         if gateway.poll() is not None or time.monotonic() > deadline:
-            raise BenchmarkError(
-                f"the gateway did not become ready:\n{log.read_text(errors='replace')[-3000:]}"
-            )
+            raise BenchmarkError(f"the gateway did not become ready:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.002)
 
 

@@ -24,6 +24,9 @@ from benchmarks.processes import BenchmarkError, stop_on_signals
 from benchmarks.targets import STARTS, fdatasync_microseconds
 
 CALLERS = (1, 16, 64)
+DISTURBED_CORES = 0.2
+TRIES = 3
+"""A run during which others used more than that much CPU is repeated, at most so often; the quietest counts."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=3, help="length of one measured run (3)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (5)")
     parser.add_argument("--json", action="store_true", help="one JSON document with every sample")
-    parser.add_argument(
-        "--only", nargs="+", choices=sorted(STARTS), default=list(STARTS), help="leave others out"
-    )
+    parser.add_argument("--only", nargs="+", choices=sorted(STARTS), default=list(STARTS), help="leave others out")
     parser.add_argument("--mcp-python", default=sys.executable, help="interpreter that has the package `mcp`")
     return parser.parse_args()
 
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             for callers in CALLERS:
                 for target in targets[number % len(targets) :] + targets[: number % len(targets)]:
                     progress(f"round {number + 1}/{arguments.rounds}, {callers} callers: {target.title}")
-                    samples.append(measure(target, callers, arguments.seconds, number))
+                    samples.append(least_disturbed(target, callers, arguments.seconds, number))
     progress("")
     return {
         "machine": {
@@ -113,6 +114,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "goals": verdicts(samples),
         "samples": [asdict(sample) for sample in samples],
     }
+
+
+def least_disturbed(target: Target, callers: int, seconds: int, number: int) -> Sample:
+    best = measure(target, callers, seconds, number)
+    for _ in range(TRIES - 1):
+        if best.other_cpu <= DISTURBED_CORES:
+            break
+        best = min(best, measure(target, callers, seconds, number), key=lambda sample: sample.other_cpu)
+    return best
 
 
 def figures(samples: list[Sample], target: str, callers: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_MS = 20_000
 FILES = ("index.html", "console.js", "console.css", "console.svg")
 HOSTILE = "<img src=x onerror=window.hit=1>"
 
@@ -98,15 +100,27 @@ class Visit:
         self.complaints.append(text)
 
     def sign_in(self, gateway: GatewayProcess) -> Any:
-        """The page, signed in and live."""
+        """The page, signed in and live, with its lists."""
         self.page.goto(gateway.url + gateway.request("POST", "/v1/signin", {}).json()["path"])
+        self.seen(self.page.locator("#signed-in"))
         self.seen(self.page.locator("#line"), "Live")
         return self.page
 
-    def seen(self, element: Any, text: str | re.Pattern[str]) -> None:
+    def seen(self, element: Any, text: str | re.Pattern[str] = "") -> None:
         from playwright.sync_api import expect
 
-        expect(element).to_contain_text(text, timeout=10_000)
+        expect(element).to_be_visible(timeout=PATIENCE_MS)
+        expect(element).to_contain_text(text, timeout=PATIENCE_MS)
+
+    @contextlib.contextmanager
+    def one_more_call(self) -> Iterator[None]:
+        """Ends once the list of calls has grown by one."""
+        from playwright.sync_api import expect
+
+        rows = self.page.locator("#calls > li")
+        before = rows.count()
+        yield
+        expect(rows).to_have_count(before + 1, timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +214,8 @@ def test_hostile_words_stay_words(staffed: GatewayProcess, visit: Callable[..., 
     tool(page, "lab.wait").click()
     one.seen(page.locator("#tool-text"), HOSTILE)
     page.fill("#args", f'{{"seconds": 0, "note": "{HOSTILE}"}}')
-    page.get_by_role("button", name="Call", exact=True).click()
+    with one.one_more_call():
+        page.get_by_role("button", name="Call", exact=True).click()
     one.seen(page.locator("#outcome pre"), HOSTILE)
     newest(page).locator("summary").click()
     one.seen(newest(page).locator(".body"), HOSTILE)
@@ -257,7 +272,8 @@ def test_all_of_it_works_from_the_keyboard(staffed: GatewayProcess, visit: Calla
     page.keyboard.press("Enter")
     page.keyboard.press("Control+A")
     page.keyboard.type("[1, 2]")
-    page.keyboard.press("Control+Enter")
+    with one.one_more_call():
+        page.keyboard.press("Control+Enter")
     one.seen(page.locator("#outcome"), re.compile(r"ok.*1,\s*2", re.DOTALL))
     newest(page).locator("summary").focus()
     page.keyboard.press("Enter")
@@ -277,8 +293,9 @@ def test_a_call_from_elsewhere_appears_by_itself(staffed: GatewayProcess, visit:
     one = visit()
     page = one.sign_in(staffed)
     page.evaluate("window.before = true")
-    call = staffed.invoke("node.echo", {"from": "elsewhere"})
-    page.locator("#calls summary").first.click()
+    with one.one_more_call():
+        call = staffed.invoke("node.echo", {"from": "elsewhere"})
+    newest(page).locator("summary").click()
     one.seen(newest(page).locator(".body"), call["request_id"])
     one.seen(newest(page).locator(".body"), '"from": "elsewhere"')
     assert page.evaluate("window.before") is True
@@ -287,7 +304,8 @@ def test_a_call_from_elsewhere_appears_by_itself(staffed: GatewayProcess, visit:
 def test_a_running_call_can_be_cancelled(staffed: GatewayProcess, visit: Callable[..., Visit]) -> None:
     one = visit()
     page = one.sign_in(staffed)
-    call = staffed.invoke("lab.wait", {"seconds": 60}, background=True)
+    with one.one_more_call():
+        call = staffed.invoke("lab.wait", {"seconds": 60}, background=True)
     one.seen(newest(page), "running")
     newest(page).get_by_role("button", name="Cancel").click()
     one.seen(newest(page).locator(".state"), "cancelled")
@@ -311,7 +329,8 @@ def test_a_phone_needs_no_sideways_scrolling(staffed: GatewayProcess, visit: Cal
     page = one.sign_in(staffed)
     tool(page, "node.echo").click()
     page.fill("#args", f'"{"w" * 300}"')
-    page.get_by_role("button", name="Call", exact=True).click()
+    with one.one_more_call():
+        page.get_by_role("button", name="Call", exact=True).click()
     one.seen(page.locator("#outcome pre"), "www")
     newest(page).locator("summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -335,7 +354,7 @@ def test_the_page_outlives_its_gateway(visit: Callable[..., Visit], tmp_path: Pa
     with gateway:
         page = one.page
         page.goto(gateway.url)
-        one.seen(page.locator("#line"), "Live")
+        one.seen(page.locator("#signed-in"))
     one.seen(page.get_by_role("alert").first, "The gateway does not answer")
     with gateway:
         one.seen(page.locator("#line"), "Live")

@@ -18,9 +18,11 @@ from farhand.protocol.messages import (
     GatewayExtras,
     GatewayWelcome,
     Message,
+    NodeAnswer,
     NodeExtras,
     NodeHello,
     NodeInfo,
+    NodeQuery,
     Ping,
     Pong,
     Resume,
@@ -149,13 +151,13 @@ ADDED = [
                 features=list(FEATURES),
                 tools=[ToolSpec("test.echo", "Echo.", {"type": "object"}, read_only=True)],
                 max_request_bytes=5,
-                resume=Resume("b1", ["r1"], ["r2"]),
+                resume=Resume("b1", ["r1"], ["r2"], ["r0"]),
             ),
         ),
         '{"type":"node_hello","protocol_version":1,"node":{"id":"probe1","name":"sa-node-probe","node_type":"probe",'
         '"version":"0.2.1"},"capabilities":["test"],"farhand":{"features":["cancel","resume","tools"],"tools":[{"name":'
         '"test.echo","description":"Echo.","parameters":{"type":"object"},"read_only":true}],"max_request_bytes":5,'
-        '"resume":{"boot":"b1","running":["r1"],"finished":["r2"]}}}',
+        '"resume":{"boot":"b1","running":["r1"],"finished":["r2"],"earlier":["r0"]}}}',
         id="hello: ours stands behind the guide's fields",
     ),
     pytest.param(
@@ -171,6 +173,19 @@ ADDED = [
     ),
     pytest.param(
         ToolCancel("r1", "hung up"), '{"type":"tool_cancel","request_id":"r1","reason":"hung up"}', id="cancel"
+    ),
+    pytest.param(
+        NodeQuery(7, "output", Raw(b'{"from":0}')),
+        '{"type":"node_query","query_id":7,"kind":"output","params":{"from":0}}',
+        id="query",
+    ),
+    pytest.param(
+        NodeAnswer(7, Raw(b"[1]")), '{"type":"node_answer","query_id":7,"result":[1]}', id="answer to a query"
+    ),
+    pytest.param(
+        NodeAnswer(7, error=ToolFailure("not_found", "m")),
+        '{"type":"node_answer","query_id":7,"error":{"kind":"not_found","message":"m"}}',
+        id="a query that failed",
     ),
     pytest.param(ToolAck(["r1", "r2"]), '{"type":"tool_ack","request_ids":["r1","r2"]}', id="ack"),
     pytest.param(
@@ -550,7 +565,7 @@ extras = st.builds(
     st.dictionaries(text, json_values, max_size=3),
     text,
     st.none() | st.integers(0, 2**53),
-    st.none() | st.builds(Resume, text, names, names),
+    st.none() | st.builds(Resume, text, names, names, names),
 )
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
@@ -572,6 +587,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Pong, timestamps),
     st.builds(ToolCancel, text, text),
     st.builds(ToolAck, names),
+    st.builds(NodeQuery, timestamps, text, raws),
+    st.builds(NodeAnswer, timestamps, st.just(UNSET) | raws, st.just(UNSET) | failures),
     st.builds(ToolsUpdate, names, st.lists(specs, max_size=3)),
 )
 
@@ -648,7 +665,18 @@ KEYS = sorted(
         "tools",
     }
 )
-TAGS = ["node_hello", "gateway_welcome", "tool_request", "tool_response", "ping", "pong", "tool_cancel", "tool_ack"]
+TAGS = [
+    "node_query",
+    "node_answer",
+    "node_hello",
+    "gateway_welcome",
+    "tool_request",
+    "tool_response",
+    "ping",
+    "pong",
+    "tool_cancel",
+    "tool_ack",
+]
 
 
 @bounded
@@ -704,15 +732,15 @@ def test_no_depth_raises_anything_else(opening: str, depth: int, field: str, clo
 
 @bounded
 @given(
-    st.sampled_from(["timestamp", "protocol_version", "timeout_ms", "args", "result", "unknown"]),
+    st.sampled_from(["timestamp", "protocol_version", "timeout_ms", "query_id", "args", "result", "unknown"]),
     st.integers(1, 6000),
     st.sampled_from(["", "-", "0", "1.", "1e", "1e-", "1E+"]),
 )
 def test_no_number_raises_anything_else(field: str, digits: int, sign: str) -> None:
     number = sign + "9" * digits
-    for tag in ("ping", "tool_request", "tool_response", "gateway_welcome"):
+    for tag in ("ping", "tool_request", "tool_response", "gateway_welcome", "node_query", "node_answer"):
         never_anything_else(
-            f'{{"type":"{tag}","request_id":"r","tool":"t","ok":true,"gateway_version":"1","{field}":{number}}}'
+            f'{{"type":"{tag}","request_id":"r","tool":"t","ok":true,"gateway_version":"1","kind":"k","{field}":{number}}}'
         )
 
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-import farhand.sdk as sdk
+from farhand import sdk
 from farhand.protocol import messages
 
 EXPORTS = {

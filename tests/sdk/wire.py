@@ -219,10 +219,10 @@ async def serving(url: str, registry: ToolRegistry, **options: Any) -> AsyncIter
 # -- bytes by hand ----------------------------------------------------------------------------------------
 
 
-def ws_frame(payload: str | bytes, opcode: int = 1, *, fin: bool = True, reserved: int = 0) -> bytes:
+def ws_frame(payload: str | bytes, opcode: int = 1, *, fin: bool = True) -> bytes:
     """One unmasked frame, as a server sends it."""
     data = payload.encode() if isinstance(payload, str) else payload
-    first = (0x80 if fin else 0) | reserved << 4 | opcode
+    first = (0x80 if fin else 0) | opcode
     if len(data) < 126:
         return struct.pack("!BB", first, len(data)) + data
     if len(data) < 1 << 16:

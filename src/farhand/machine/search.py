@@ -144,9 +144,7 @@ def _open_text(files: Files, path: str) -> BinaryIO | None:
 def _hits(command: list[str], seconds: float) -> Generator[tuple[bytes, int, int]]:
     """Path, line number and byte offset of every match, as ripgrep tells them."""
     # With its messages off the program only complains about the expression, and then it prints nothing else.
-    process = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     rest = b""
     try:

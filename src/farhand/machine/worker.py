@@ -69,7 +69,8 @@ class Worker:
         self._alone = False  # nothing below us, proved by waitpid
         self._timed_out = False
         self._exit: dict[str, Any] | None = None
-        self._exit_saved = False
+        self._exit_written = False
+        self._write_at = 0.0  # when writing it is tried again
         self._ending: _Ending | None = None
         self._ended: dict[int, str] = {}
         self._survivors: list[tree.Process] = []
@@ -171,11 +172,12 @@ class Worker:
     def _sync(self) -> None:
         """Make the record outlive the machine's power, and, the first time, the names that lead to it."""
         self._record.sync()
-        if self._sync_at is not None:
-            self._sync_at = None
+        if self._parent >= 0:
             os.fsync(self._folder)
             os.fsync(self._parent)
             os.close(self._parent)
+            self._parent = -1
+        self._sync_at = None
 
     # what happens
 
@@ -195,13 +197,13 @@ class Worker:
                 self._finish(self._leader_status, now)
         if self._ending is None and (self._exit is not None or self._leader_status is None):
             self._answer_enders()
-        if self._exit is not None and not self._exit_saved:
-            self._save(self._exit)
-        elif self._sync_at is not None and now >= self._sync_at:
+        if self._exit is not None and not self._exit_written and now >= self._write_at:
+            self._write_exit(self._exit, now)
+        if self._sync_at is not None and now >= self._sync_at:
             self._sync_at = now + 1.0  # again then, should it fail
             with contextlib.suppress(OSError):
                 self._sync()
-        return self._exit_saved and self._alone and self._ending is None
+        return self._exit_written and self._sync_at is None and self._alone and self._ending is None
 
     def _patience(self) -> float | None:
         moments: list[float] = []
@@ -213,8 +215,8 @@ class Worker:
             moments.append(self._ending.next_round)
         if self._leader_status is not None and self._exit is None:
             moments.append(self._drain_until)
-        if self._exit is not None and not self._exit_saved:
-            moments.append(time.monotonic() + 1.0)
+        if self._exit is not None and not self._exit_written:
+            moments.append(self._write_at)
         if not moments:
             return None
         return min(max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5), LONGEST_WAIT_MS)
@@ -238,17 +240,18 @@ class Worker:
         }
         self._close_stdin()
         self._ended = {}
-        self._save(self._exit)
+        self._write_exit(self._exit, now)
         for conversation in list(self._conversations.values()):
             conversation.send(self._exit)
         self._tell_watchers()
 
-    def _save(self, fact: dict[str, Any]) -> None:
+    def _write_exit(self, fact: dict[str, Any], now: float) -> None:
         """The exit must not be lost to a full disk: who listens is told, and it is tried again until it is written."""
+        self._write_at = now + 1.0
         with contextlib.suppress(OSError):
             self._record.add(fact)
-            self._sync()
-            self._exit_saved = True
+            self._exit_written = True
+            self._sync_at = now  # after it was told: what is written outlives every process, who waits need not wait
 
     def _end(self, grace: float) -> None:
         now = time.monotonic()

@@ -50,7 +50,8 @@ class ToolFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: ToolError) -> ToolFailure:
-        return cls(error.kind.value, error.message)
+        # A file's name may hold bytes that are no text; the message must be text to be sent at all.
+        return cls(error.kind.value, error.message.encode(errors="backslashreplace").decode())
 
 
 class ToolResult(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from farhand.protocol.calls import ToolFailure
-from farhand.protocol.errors import NotFound, ProtocolError, ToolError
+from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.messages import (
     FEATURE_QUERY,
     FEATURE_RESUME,
@@ -198,6 +198,7 @@ class _Connection:
         self._welcome: asyncio.Future[GatewayWelcome] = asyncio.get_running_loop().create_future()
         self._extras = GatewayExtras()
         self._link: Link | None = None
+        self._told: NodeHello | None = None
         self._asked: set[asyncio.Task[None]] = set()
         self.welcomed = False
 
@@ -239,18 +240,19 @@ class _Connection:
             )
         log.info("connected to %s as %s", self._client.shown_url, self._client.node_info.id)
 
-    def _welcomed(self, welcome: GatewayWelcome) -> None:
+    def _welcomed(self, link: Link, welcome: GatewayWelcome) -> None:
         """Ready at once: the next frame, perhaps already here, may be a request."""
-        assert self._link is not None
         if welcome.protocol_version == PROTOCOL_VERSION:
             if welcome.farhand is not UNSET:
                 self._extras = welcome.farhand
-            self.welcomed = self._link.welcomed = True
-            self._dispatcher.attach(self._link.send, keeps=FEATURE_RESUME in self._extras.features)
+            self.welcomed = link.welcomed = True
+            self._dispatcher.attach(link.send, keeps=FEATURE_RESUME in self._extras.features)
         self._welcome.set_result(welcome)
 
     async def _converse(self, link: Link, stop: asyncio.Future[Any]) -> None:
         unsubscribe = self._registry.on_change(self._announce)
+        if self._outdated():
+            self._announce()
         heart = asyncio.ensure_future(self._beat(link))
         try:
             await asyncio.wait({link.ended, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -281,11 +283,19 @@ class _Connection:
                 next_ping = now + interval
             await asyncio.sleep(min(next_ping - now, PONG_SECONDS) if unanswered is None else min(interval, 1.0))
 
+    def _outdated(self) -> bool:
+        """Whether the registry changed after the hello told of it."""
+        told = self._told
+        return told is not None and (
+            told.capabilities != self._registry.capabilities()
+            or (told.farhand is not UNSET and told.farhand.tools != self._registry.specs())
+        )
+
     def _announce(self) -> None:
         if self._link is not None and FEATURE_TOOLS in self._extras.features:
             self._link.send(encode(ToolsUpdate(self._registry.capabilities(), self._registry.specs())))
 
-    def on_text(self, frame: bytes) -> None:
+    def on_text(self, link: Link, frame: bytes) -> None:
         try:
             message = decode(frame)
         except ProtocolError as error:
@@ -293,27 +303,26 @@ class _Connection:
             return
         if not self.welcomed:
             if isinstance(message, GatewayWelcome) and not self._welcome.done():
-                self._welcomed(message)
+                self._welcomed(link, message)
             return
         match message:
             case ToolRequest():
                 self._dispatcher.request(message, len(frame))
             case Ping(timestamp):
-                if self._link is not None:
-                    self._link.send(encode(Pong(timestamp)))
+                link.send(encode(Pong(timestamp)))
             case ToolCancel(request_id, reason):
                 self._dispatcher.cancel(request_id, reason or "cancelled by the gateway")
             case ToolAck(request_ids):
                 self._dispatcher.acknowledge(request_ids)
             case NodeQuery():
                 if len(self._asked) < MAX_QUERIES:
-                    asked = asyncio.get_running_loop().create_task(self._answer(message))
+                    asked = asyncio.get_running_loop().create_task(self._answer(link, message))
                     self._asked.add(asked)
                     asked.add_done_callback(self._asked.discard)
             case _:
                 log.debug("ignored an unexpected %s", type(message).__name__)
 
-    async def _answer(self, query: NodeQuery) -> None:
+    async def _answer(self, link: Link, query: NodeQuery) -> None:
         handler = self._client.queries.get(query.kind)
         try:
             if handler is None:
@@ -323,9 +332,8 @@ class _Connection:
             answer = NodeAnswer(query.query_id, error=ToolFailure.of(error))
         except Exception as error:
             log.exception("the query %s failed", query.kind)
-            answer = NodeAnswer(query.query_id, error=ToolFailure("failed", f"{type(error).__name__}: {error}"))
-        if self._link is not None:
-            self._link.send(encode(answer))
+            answer = NodeAnswer(query.query_id, error=ToolFailure.of(Failed(f"{type(error).__name__}: {error}")))
+        link.send(encode(answer))
 
 
 def _address(url: str) -> SplitResult:

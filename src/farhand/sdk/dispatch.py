@@ -52,8 +52,10 @@ class Dispatcher:
         self._accepted: set[str] = set()
         self._done: deque[str] = deque()
         self._done_ids: set[str] = set()
+        self._orphans: set[str] = set()
         self._send: Send | None = None
         self._keeps = False
+        self._closing = ""
 
     # -- the link ---------------------------------------------------------------------------------------
 
@@ -70,13 +72,14 @@ class Dispatcher:
         self._send = None
         if not self._keeps:
             self._waiting.clear()
+            self._orphans.update(self._running)
             for request_id in list(self._running):
                 self.cancel(request_id, reason)
 
     def resume(self) -> Resume:
         return Resume(
             boot=self._ledger.boot,
-            running=[*self._running, *self._waiting],
+            running=[*(each for each in self._running if each not in self._orphans), *self._waiting],
             finished=list(self._unacknowledged),
             earlier=sorted(self._ledger.earlier - self._running.keys() - self._waiting.keys()),
         )
@@ -94,7 +97,9 @@ class Dispatcher:
             return
         if request_id in self._done_ids:
             return
-        if size > self._max_request_bytes:
+        if self._closing:
+            self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
+        elif size > self._max_request_bytes:
             self._refuse(
                 request_id,
                 InvalidArgs(
@@ -142,6 +147,7 @@ class Dispatcher:
 
     async def close(self, reason: str) -> None:
         """Cancel everything and wait for it to end; no tool runs afterwards."""
+        self._closing = reason
         for request_id in list(self._waiting):
             self.cancel(request_id, reason)
         tasks = [task for task, _ in self._running.values()]
@@ -168,7 +174,10 @@ class Dispatcher:
         except asyncio.CancelledError:
             response = _failure(request_id, Cancelled(token.reason or "cancelled"))
         del self._running[request_id]
-        self._answer(response)
+        if request_id in self._orphans:
+            self._orphans.discard(request_id)  # its gateway gave the call up with the link
+        else:
+            self._answer(response)
         while self._waiting and len(self._running) < self._max_concurrent:
             self._start(self._waiting.popitem(last=False)[1])
 
@@ -188,9 +197,9 @@ class Dispatcher:
             result = msgspec.json.encode(value)
         except ToolError as error:
             return _failure(request.request_id, error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.exception("tool %s failed on call %s", request.tool, request.request_id)
-            return _failure(request.request_id, Failed(f"tool handler panicked: {type(error).__name__}: {error}"))
+            return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
         return ToolResponse(request.request_id, True, result=Raw(self._fitted(request.request_id, result)))
 
     def _fitted(self, request_id: str, result: bytes) -> bytes:
@@ -199,10 +208,7 @@ class Dispatcher:
             return result
         head = b'{"_truncated":true,"_original_bytes":%d,"partial":"' % len(result)
         frame = len(encode(ToolResponse(request_id, True, result=Raw(head + b'"}'))))
-        escaped = msgspec.json.encode(result.decode())[1:-1]
-        cut = escaped[: max(0, self._max_response_bytes - frame)].decode(errors="ignore")
-        backslashes = len(cut) - len(cut.rstrip("\\"))
-        return head + cut[: len(cut) - backslashes % 2].encode() + b'"}'
+        return head + _beginning(result.decode(), self._max_response_bytes - frame) + b'"}'
 
     # -- answering --------------------------------------------------------------------------------------
 
@@ -211,6 +217,13 @@ class Dispatcher:
 
     def _answer(self, response: ToolResponse) -> None:
         frame = encode(response)
+        excess = len(frame) - self._max_response_bytes
+        if excess > 0 and response.error:
+            text = response.error.message
+            room = len(msgspec.json.encode(text)) - 2 - excess
+            shorter = msgspec.json.decode(b'"%b"' % _beginning(text, room), type=str)
+            error = ToolFailure(response.error.kind, shorter)
+            frame = encode(ToolResponse(response.request_id, False, error=error))
         if self._keeps:
             self._unacknowledged[response.request_id] = frame
         self._transmit(frame)
@@ -228,3 +241,22 @@ class Dispatcher:
 
 def _failure(request_id: str, error: ToolError) -> ToolResponse:
     return ToolResponse(request_id, False, error=ToolFailure.of(error))
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def _beginning(text: str, room: int) -> bytes:
+    """As much of `text` as fits into `room` bytes, escaped as the inside of a JSON string."""
+    escaped = msgspec.json.encode(text)[1:-1]
+    for end in range(min(room, len(escaped)), 0, -1):
+        try:
+            msgspec.json.decode(b'"%b"' % escaped[:end], type=str)
+        except (msgspec.MsgspecError, UnicodeError):
+            continue  # the cut went through a character or an escape
+        return escaped[:end]
+    return b""

@@ -96,7 +96,7 @@ class ToolRegistry:
                 arguments = parameters.read(args)
                 if inspect.iscoroutinefunction(function):
                     return await function(ctx, **arguments)
-                return await asyncio.to_thread(function, ctx, **arguments)
+                return await asyncio.to_thread(_called, function, ctx, arguments)
 
             self.add(Registered(spec, run, function))
             return function
@@ -151,3 +151,10 @@ class ToolRegistry:
     def _derived(self) -> set[str]:
         # A tool of one segment has no namespace to announce, so it is announced whole: it must be reachable.
         return {tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()}
+
+
+def _called(function: Callable[..., Any], ctx: ToolContext, arguments: dict[str, Any]) -> Any:
+    try:
+        return function(ctx, **arguments)
+    except StopIteration as error:  # a future cannot carry it: whoever waits would wait for ever
+        raise RuntimeError("the tool raised StopIteration") from error
