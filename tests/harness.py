@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -433,3 +434,148 @@ class Plugin(PluginProcess):
 
     def release(self, name: str) -> None:
         (self.folder / name).touch()
+
+
+class NodeProcess:
+    """`farhand node` in a process of its own, joined to a gateway; use as a context manager.
+
+    Whatever it and its commands left running is gone when the block ends.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayProcess,
+        folder: Path,
+        node_id: str,
+        *arguments: str,
+        url: str | None = None,
+        state: Path | None = None,
+        env: dict[str, str | None] | None = None,
+    ) -> None:
+        """`url` leads through a proxy, `state` is the node's --home; `env` as for `GatewayProcess`."""
+        self.gateway = gateway
+        self.node_id = node_id
+        self.workspace = folder / "workspace"
+        self.user_home = folder / "user"
+        self.state = state or folder / "state"
+        for path in (self.workspace, self.user_home):
+            path.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"{node_id}.log"
+        self._command = [sys.executable, "-m", "farhand", "node", "--gateway", url or gateway.url, "--id", node_id]
+        self._command += ["--home", str(self.state), "--workspace", str(self.workspace), *arguments]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_", "FARHAND_", "BASH_ENV"))}
+        self._mark = f"TEST_NODE={uuid.uuid4()}"
+        wanted = {**clean, "HOME": str(self.user_home), "SHELL": "/bin/bash", "SA_NODE_TOKEN": SHARED_TOKEN}
+        wanted |= dict([self._mark.split("=")]) | (env or {})
+        self._env = {name: value for name, value in wanted.items() if value is not None}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> NodeProcess:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        end_marked(self._mark)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it (again), and wait until this life of it has joined."""
+        before = self._connected_at() if wait else None
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.DEVNULL, stderr=log)
+        if wait:
+            wait_until(lambda: self._ended() or self._connected_at() not in (None, before), 30, f"{self.node_id} online")
+            assert not self._ended(), f"the node did not start:\n{self.log.read_text()[-3000:]}"
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL the node program alone, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def ok(self, tool: str, args: Any = None, **options: Any) -> Any:
+        """The result of a call that succeeds."""
+        answer = self.gateway.invoke(f"{self.node_id}__{tool}", args, **options)
+        assert answer["ok"] is True, answer
+        return answer["result"]
+
+    def fails(self, tool: str, args: Any, kind: str, **options: Any) -> str:
+        """The message of a call that fails with this kind."""
+        answer = self.gateway.invoke(f"{self.node_id}__{tool}", args, **options)
+        assert answer["ok"] is False and "result" not in answer, answer
+        assert answer["error"]["kind"] == kind, answer
+        return str(answer["error"]["message"])
+
+    def begin(self, tool: str, args: Any, **options: Any) -> str:
+        """Make a call nobody waits for; its id."""
+        answer = self.gateway.invoke(f"{self.node_id}__{tool}", args, background=True, **options)
+        assert answer["state"] == "running", answer
+        return str(answer["request_id"])
+
+    def end_of(self, call_id: str, seconds: float = 30) -> Any:
+        """The record of a call once it has ended."""
+
+        def over() -> Any:
+            found = self.gateway.get(f"/v1/calls/{call_id}")
+            return found if found["state"] != "running" else None
+
+        return wait_until(over, seconds, f"the end of call {call_id}")
+
+    def _ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def _connected_at(self) -> int | None:
+        for node in self.gateway.get("/v1/nodes")["nodes"]:
+            if node["node_id"] == self.node_id and node["online"]:
+                return int(node["connected_at"])
+        return None
+
+
+def marked(mark: str) -> list[int]:
+    """Every process with `mark` in its arguments or its environment, zombies left out."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{name}/cmdline").read_bytes() + b"\0" + Path(f"/proc/{name}/environ").read_bytes()
+                if mark.encode() in words:
+                    found.append(int(name))
+    return found
+
+
+def end_marked(mark: str) -> None:
+    """SIGKILL what is `marked`, until nothing is."""
+
+    def none_left() -> bool:
+        left = marked(mark)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    wait_until(none_left, 10, f"the end of everything with {mark}")

@@ -123,12 +123,16 @@ class Gateway:
         if server is None or server.should_exit:
             return
         if self.hub.gate.closing:
-            server.should_exit = True
+            self._exit(server)
             return
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
         await self.hub.gate.drain(DRAIN_SECONDS)
+        self._exit(server)
+
+    def _exit(self, server: _Server) -> None:
+        self.hub.ending.set()
         server.should_exit = True
 
 

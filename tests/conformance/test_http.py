@@ -652,7 +652,7 @@ def test_nodes_and_tokens_are_in_the_journal(shared_gateway: GatewayProcess) -> 
     assert [entry for entry in found if entry in wanted] == wanted
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30, "9" * 5000, " "])
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30, "9" * 5000])
 def test_last_event_id_that_cannot_be_is_400(shared_gateway: GatewayProcess, last: str) -> None:
     answer = shared_gateway.request("GET", "/v1/events?follow=0", headers={"Last-Event-ID": last})
     assert answer.status == 400 and "Last-Event-ID" in problem(answer)["message"]

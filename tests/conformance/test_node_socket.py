@@ -822,6 +822,116 @@ def test_hello_with_thousands_of_capabilities_is_bounded(shared_gateway: Gateway
     assert 1 <= asyncio.run(scenario()) <= 256
 
 
+# -- frames by hand ------------------------------------------------------------------------------------------------
+
+HELLO = json.dumps(hello_frame("by-hand", ["hand"])).encode()
+
+
+def ws_frame(opcode: int, payload: bytes, *, fin: bool = True, masked: bool = True) -> bytes:
+    size = len(payload)
+    head = bytes([(0x80 if fin else 0) | opcode])
+    flag = 0x80 if masked else 0
+    if size < 126:
+        head += bytes([flag | size])
+    elif size < 65536:
+        head += bytes([flag | 126]) + size.to_bytes(2)
+    else:
+        head += bytes([flag | 127]) + size.to_bytes(8)
+    # A mask of zeros leaves the payload as it is.
+    return head + (bytes(4) if masked else b"") + payload
+
+
+@contextlib.contextmanager
+def by_hand(gateway: GatewayProcess, *pieces: bytes) -> Iterator[tuple[socket.socket, Any]]:
+    """A raw connection that sends the upgrade in one segment with the first of `pieces`, and the others one by one."""
+    request = (
+        f"GET /v1/nodes/ws?token={SHARED_TOKEN}&node_id=by-hand HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    first, *others = pieces or (b"",)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as client, client.makefile("rb") as reader:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(request + first)
+        assert reader.readline().startswith(b"HTTP/1.1 101 ")
+        while reader.readline() != b"\r\n":
+            pass
+        for piece in others:
+            client.sendall(piece)
+            time.sleep(0.02)
+        yield client, reader
+
+
+def read_frame(reader: Any) -> tuple[int, bytes]:
+    head = reader.read(2)
+    assert len(head) == 2, "the connection was closed"
+    size = head[1] & 0x7F
+    if size == 126:
+        size = int.from_bytes(reader.read(2))
+    elif size == 127:
+        size = int.from_bytes(reader.read(8))
+    return head[0] & 0x0F, reader.read(size)
+
+
+def is_welcome(frame: tuple[int, bytes]) -> bool:
+    return frame[0] == 1 and json.loads(frame[1])["type"] == "gateway_welcome"
+
+
+def test_hello_in_one_segment_with_the_upgrade(shared_gateway: GatewayProcess) -> None:
+    with by_hand(shared_gateway, ws_frame(1, HELLO)) as (_, reader):
+        assert is_welcome(read_frame(reader))
+
+
+def test_hello_byte_by_byte(shared_gateway: GatewayProcess) -> None:
+    frame = ws_frame(1, HELLO)
+    with by_hand(shared_gateway, b"", *(frame[at : at + 1] for at in range(12)), frame[12:]) as (_, reader):
+        assert is_welcome(read_frame(reader))
+
+
+def test_message_in_fragments_with_a_ping_between(shared_gateway: GatewayProcess) -> None:
+    pieces = [
+        ws_frame(1, HELLO[:10], fin=False),
+        ws_frame(0, HELLO[10:30], fin=False),
+        ws_frame(9, b"are you there"),
+        ws_frame(0, HELLO[30:]),
+    ]
+    with by_hand(shared_gateway, b"", *pieces) as (_, reader):
+        assert read_frame(reader) == (10, b"are you there")
+        assert is_welcome(read_frame(reader))
+
+
+def test_fragments_beyond_the_limit_end_only_that_connection(shared_gateway: GatewayProcess) -> None:
+    with by_hand(shared_gateway, ws_frame(1, HELLO)) as (client, reader):
+        assert is_welcome(read_frame(reader))
+        with contextlib.suppress(ConnectionError):
+            client.sendall(ws_frame(1, b"x", fin=False))
+            for _ in range(70):
+                client.sendall(ws_frame(0, b"x" * (1024 * 1024), fin=False))
+        shared_gateway.wait_for_node("by-hand", online=False)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ws_frame(3, b"reserved opcode"),
+        ws_frame(9, b"x" * 126),  # a control frame that is too long
+        ws_frame(9, b"x", fin=False),  # or in fragments
+        b"\xf1\x80" + bytes(4),  # reserved bits
+        b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + bytes(4),  # a length of 2**64 - 1
+    ],
+    ids=["opcode", "long control", "control in fragments", "reserved bits", "endless"],
+)
+def test_what_is_no_websocket_frame_hurts_nobody(shared_gateway: GatewayProcess, frame: bytes) -> None:
+    """Either the connection ends or the frame is ignored; it is never taken for a message."""
+    with by_hand(shared_gateway, ws_frame(1, HELLO)) as (client, reader):
+        assert is_welcome(read_frame(reader))
+        client.sendall(frame + ws_frame(1, b'{"type":"ping","timestamp":7}'))
+        client.settimeout(3)
+        with contextlib.suppress(OSError, AssertionError):
+            while (answer := read_frame(reader))[0] != 8:
+                assert answer[0] == 10 or json.loads(answer[1]) == {"type": "pong", "timestamp": 7}
+    shared_gateway.wait_for_node("by-hand", online=False)
+
+
 # -- whose answer counts ---------------------------------------------------------------------------------------
 
 

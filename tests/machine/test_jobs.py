@@ -452,17 +452,18 @@ def test_two_programs_start_a_call_once(box: Box) -> None:
     async def scenario(one: Jobs) -> None:
         async with Jobs(box.folder, environment=box.environment, linger=0.2) as two:
 
-            async def start(jobs: Jobs) -> Job:
-                return await jobs.start(f"echo ran >> {box.path}/ran; exit 4", workdir="/", call_id="c")
+            async def start(jobs: Jobs, call: str) -> Job:
+                return await jobs.start(f"echo ran >> {box.path}/ran; exit 4", workdir="/", call_id=call)
 
-            jobs = await asyncio.gather(start(one), start(two))
-            assert jobs[0].id == jobs[1].id
-            assert await one.wait(jobs[0], 30)
-            assert await two.wait(jobs[1], 30)
-            assert [job.exit.exit_code for job in jobs if job.exit] == [4, 4]
+            for number in range(20):
+                jobs = await asyncio.gather(start(one, str(number)), start(two, str(number)))
+                assert jobs[0].id == jobs[1].id
+                assert await one.wait(jobs[0], 30)
+                assert await two.wait(jobs[1], 30)
+                assert [job.exit.exit_code for job in jobs if job.exit] == [4, 4]
 
     box.run(scenario)
-    assert (box.path / "ran").read_text() == "ran\n"
+    assert (box.path / "ran").read_text() == "ran\n" * 20
 
 
 def test_a_start_that_is_cancelled_leaves_nothing_running(box: Box) -> None:

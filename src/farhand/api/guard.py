@@ -133,19 +133,19 @@ class Guard:
     def _admit(self, scope: Scope) -> dict[bytes, bytes]:
         """The headers of a request that is addressed to us, by us. Raises Problem."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) != len(scope["headers"]):
+            _refuse_repeats(scope)
         host = headers.get(b"host", b"")
         if host not in self._known_hosts:
-            self._check_host(scope, host)
+            self._check_host(host)
         origin = headers.get(b"origin")
         if origin is not None and not self._own_origin(scope, origin, host):
             raise Problem(403, "origin_not_allowed", f"pages of {_shown(origin)} may not use this gateway")
         return headers
 
-    def _check_host(self, scope: Scope, host: bytes) -> None:
+    def _check_host(self, host: bytes) -> None:
         # A page can make a name of its own point at this machine, but not make the browser send another Host.
         # Addresses cannot be rebound, so they are always fine.
-        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            raise Problem(400, "invalid_request", "a request has one Host header")
         name = _host_name(host.decode("latin-1"))
         if not (_is_address(name) or name == "localhost" or name in self._settings.hosts):
             raise Problem(
@@ -187,6 +187,13 @@ class Guard:
 
 def new_request_id() -> str:
     return secrets.token_hex(8)
+
+
+def _refuse_repeats(scope: Scope) -> None:
+    # Of two, a proxy may have checked one and we would believe the other.
+    for name in (b"host", b"origin"):
+        if sum(header == name for header, _ in scope["headers"]) > 1:
+            raise Problem(400, "invalid_request", f"a request has one {name.decode().title()} header")
 
 
 def _secret(headers: dict[bytes, bytes]) -> str | None:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -74,10 +75,10 @@ class NodeDoor:
         """The conversation with a node that may connect, and the subprotocol to answer with. Raises Problem."""
         self._guard.admit_node(scope)
         query = _query(scope["query_string"].decode("latin-1"))
-        secrets, subprotocol = _secrets(scope, query)
+        presented, subprotocol = _secrets(scope, query)
         claimed = query.get("node_id", "")
         for claim in {unquote(claimed), unquote(claimed.replace("+", " "))}:
-            for secret in secrets:
+            for secret in presented:
                 grant = self._hub.credentials.recognise_node(secret, claim)
                 if grant is not None:
                     return NodeConversation(self._hub, grant), subprotocol
@@ -150,7 +151,11 @@ class _Handover(asyncio.Protocol):
             conversation, subprotocol = self._door.open(_scope(request, self._transport))
         except Problem as problem:
             # The plug-in guide's refusal is plain text, and the rest follows it.
-            headers = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
+            headers = {
+                "Content-Type": "text/plain; charset=utf-8",
+                "X-Request-Id": secrets.token_hex(8),
+                "Connection": "close",
+            }
             headers.update({name.decode(): value.decode() for name, value in problem.headers})
             refusal = picows.WSUpgradeResponse.create_error_response(problem.status, str(problem).encode(), headers)
             return picows.WSUpgradeResponseWithListener(refusal, None)

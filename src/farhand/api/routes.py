@@ -263,9 +263,8 @@ class Doors:
                 parts.append(page.data)
             headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
             return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers)
-        return Reply(
-            content_type=b"application/octet-stream", headers=headers, pieces=_until_gone(request, _bytes(first, pages))
-        )
+        pieces = _until_gone(request, _bytes(first, pages), self._hub.ending)
+        return Reply(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
 
     async def jobs(self, request: Request) -> Reply:
         jobs, silent = await self._hub.jobs(request.query("node_id"))
@@ -284,11 +283,14 @@ class Doors:
 
     async def events(self, request: Request) -> Reply:
         last = request.header(b"last-event-id") or request.query("last_event_id")
-        if last is not None and not last.isdecimal():
+        if last is not None and (not last.isdecimal() or len(last) > 18):
             raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
         follow = request.query("follow") not in ("0", "false", "no")
-        pages = self._hub.events(None if last is None else int(last), follow=follow)
-        return Reply(content_type=b"text/event-stream; charset=utf-8", pieces=_until_gone(request, _stream(pages)))
+        # The place to begin is settled before the answer begins: whoever has seen it misses nothing afterwards.
+        position = await self._hub.last_event() if last is None else int(last)
+        pages = _stream(self._hub.events(position, follow=follow))
+        pieces = _until_gone(request, pages, self._hub.ending)
+        return Reply(content_type=b"text/event-stream; charset=utf-8", pieces=pieces)
 
     # -- tokens -----------------------------------------------------------------------------------------
 
@@ -413,21 +415,24 @@ async def _bytes(first: Output, pages: AsyncIterator[Output]) -> AsyncGenerator[
         yield page.data
 
 
-async def _until_gone(request: Request, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """`pieces`, until they end or the client leaves."""
-    gone = asyncio.ensure_future(request.gone())
+async def _until_gone(
+    request: Request, pieces: AsyncGenerator[bytes, None], ending: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """`pieces`, until they end, the client leaves or the gateway stops."""
+    over = {asyncio.ensure_future(request.gone()), asyncio.ensure_future(ending.wait())}
+    following: asyncio.Future[bytes | None] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(pieces, None))
-            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                following.cancel()
-                await asyncio.wait({following})
-                return
-            piece = following.result()
+            await asyncio.wait({following, *over}, return_when=asyncio.FIRST_COMPLETED)
+            piece = following.result() if following.done() else None
             if piece is None:
                 return
             yield piece
     finally:
-        gone.cancel()
+        for waiting in over:
+            waiting.cancel()
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
         await pieces.aclose()

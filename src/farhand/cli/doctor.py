@@ -17,7 +17,7 @@ import click
 
 from farhand import __version__, config
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
-from farhand.cli.screen import on_terminal, paint, plain, show_json
+from farhand.cli.screen import on_terminal, paint, plain, show_json, wrap
 from farhand.protocol.errors import FarhandError
 
 PYTHON: Final = (3, 11)
@@ -61,7 +61,9 @@ def doctor(client: Client, as_json: bool) -> int:
     width = max(len(check.name) for check in checks)
     for check in checks:
         mark, colour = MARKS[check.status]
-        print(f"{paint(_sign(mark, check.status), colour)} {check.name.ljust(width)}  {plain(check.message)}")
+        sign = _sign(mark, check.status)
+        message = wrap(plain(check.message), " " * (len(sign) + width + 3)).lstrip()
+        print(f"{paint(sign, colour)} {check.name.ljust(width)}  {message}")
     warned = sum(check.status == "warning" for check in checks)
     if failed or warned:
         print(f"\n{failed} failed, {warned} to look at, {len(checks) - failed - warned} fine")

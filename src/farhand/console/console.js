@@ -150,7 +150,7 @@ function stumble(error) {
     return setLine("out", "Not signed in");
   }
   const trouble = error.status ? `The gateway refuses: ${error.message}` : "The gateway does not answer";
-  setLine("offline", "Offline", `${trouble}. This page may be old; it goes on by itself.`);
+  setLine("offline", "Offline", `${trouble}. This page may be out of date; it recovers by itself.`);
   later();
 }
 

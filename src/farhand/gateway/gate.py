@@ -36,6 +36,8 @@ MAX_RUNNING_PER_NODE = 256
 MAX_OPEN_CALLS = 10_000
 CONFIRM_SECONDS = 3.0
 """How long a node that was told to stop may take to say what it ended."""
+RETURN_SECONDS = 15.0
+"""After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 ACK_SECONDS = 0.05
 MAX_IDEMPOTENCY_KEY = 256
 
@@ -134,7 +136,7 @@ class Gate:
             target = self._catalog.find(call.tool)
             self._catalog.check(target, call)
             timeout_ms = _timeout(call, target)
-            if len(self._open) >= MAX_OPEN_CALLS or target.node.running >= MAX_RUNNING_PER_NODE:
+            if self._busy(target.node):
                 raise Failed(
                     f"busy: node {target.node.card.node_id!r} has {target.node.running} calls open, the gateway "
                     f"{len(self._open)}; the call did not run, try again later"
@@ -142,6 +144,7 @@ class Gate:
             request = _request(call, target, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
+        node = target.node if target else self._catalog.named(call.tool)
 
         record = CallRecord(
             id=call.id,
@@ -150,10 +153,10 @@ class Gate:
             session_key=call.session_key,
             agent_id=call.agent_id,
             credential=credential,
-            route="node" if target else "unknown",
-            node_id=target.node.card.node_id if target else None,
+            route="node" if node else "unknown",
+            node_id=node.card.node_id if node else None,
             capability=target.capability if target else None,
-            node_boot=target.node.connection.boot if target and target.node.connection else None,
+            node_boot=node.connection.boot if node and node.connection else None,
             background=background,
             idempotency_key=idempotency_key,
             created_at=now,
@@ -249,6 +252,10 @@ class Gate:
         if opened.node is not None:
             opened.node.running += 1
         opened.deadline = asyncio.get_running_loop().call_later(seconds, self._expire, opened)
+
+    def _busy(self, node: Node) -> bool:
+        congested = node.connection is not None and node.connection.link.congested
+        return congested or len(self._open) >= MAX_OPEN_CALLS or node.running >= MAX_RUNNING_PER_NODE
 
     def _forget(self, opened: OpenCall) -> None:
         if self._open.pop(opened.record.id, None) is not None:
@@ -386,7 +393,7 @@ class Gate:
             opened = OpenCall(record, self._roster.nodes.get(record.node_id or ""), _resend(record), read_only=False)
             opened.sent = True
             opened.started -= max(0, now - record.created_at) / 1000
-            self._admit(opened, max(0.0, (record.deadline_at - now) / 1000))
+            self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
             if record.node_boot is None:
                 where = f"node {record.node_id!r}"
                 self._end(opened, CallState.UNKNOWN, _unknown(f"the gateway stopped while {where} ran the call"))

@@ -71,6 +71,8 @@ class Hub:
         self.catalog = Catalog(self.roster)
         self.gate = Gate(database, self.roster, self.catalog)
         self.queries = Queries(self.roster)
+        self.ending = asyncio.Event()
+        """Set when the gateway stops: whoever follows something live is let go."""
 
     @classmethod
     async def open(cls, home: Path, environ: Mapping[str, str], *, open: bool = False) -> Hub:  # noqa: A002
@@ -224,12 +226,16 @@ class Hub:
             found = sorted([*running, *found], key=lambda record: record.id, reverse=True)[:limit]
         return found
 
-    async def events(self, last: int | None, *, follow: bool) -> AsyncIterator[list[Event]]:
-        """Journal entries after `last` (None: from now on), in pages; with `follow`, for ever.
+    async def last_event(self) -> int:
+        """The id of the newest journal entry; 0 when there is none."""
+        return await self._database.read(last_event)
+
+    async def events(self, last: int, *, follow: bool) -> AsyncIterator[list[Event]]:
+        """Journal entries after `last`, in pages; with `follow`, for ever.
 
         An empty page means that nothing came for a while: a moment to show the reader that the line is alive.
         """
-        position = await self._database.read(last_event) if last is None else last
+        position = last
         wakes = self._database.watch()
         try:
             while True:

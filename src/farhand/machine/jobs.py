@@ -441,7 +441,7 @@ def _run_keeper(folder: Path, linger: float) -> None:
     argv += [str(Path(__file__).parents[2]), str(folder), str(linger)]
     with log.open("ab") as words:
         try:
-            status = subprocess.run(  # noqa: S603
+            status = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=words,
@@ -495,4 +495,4 @@ def machine_boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         argv = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()

@@ -7,7 +7,7 @@ A worker and its clients speak lines of JSON. Requests carry an `id`, which thei
 `started` and `exited` are said unasked, as they stand in the record. `watch` is answered when there is output
 beyond the offset, or the command has ended.
 """
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH110, PTH208
+# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH208
 
 from __future__ import annotations
 
@@ -86,42 +86,45 @@ class Worker:
         self._stdin_closing = False
 
         workdir = open_workdir(request["workdir"])
-        self._folder = self._make_folder(request)
         try:
-            self._output = OutputWriter(self._folder, request["outputLimit"])
-            self._listener = listen("socket", 16)
-            self._start(request, workdir)
-        except BaseException:
-            os.chdir("..")
-            _remove(request["id"])
-            raise
+            self._make_folder(request)
+            try:
+                self._start(request, workdir)
+            except BaseException:
+                os.fchdir(self._parent)
+                _remove(request["id"])
+                raise
         finally:
             os.close(workdir)
         self._watch(self._listener.fileno(), select.POLLIN, self._on_connect)
 
-    def _make_folder(self, request: dict[str, Any]) -> int:
-        """The job's folder with the accepted request in it, renamed into place in one step; it becomes our folder."""
+    def _make_folder(self, request: dict[str, Any]) -> None:
+        """Make the job's folder and go there. It is renamed into place with all it needs: the request, and a socket that
+        listens, so that whoever finds the folder finds a worker, and a folder without one is a job that was lost.
+        """
         name, aside = request["id"], f".{request['id']}.{os.getpid()}"
         if os.path.exists(name):
             raise FileExistsError(name)
         accepted = {key: value for key, value in request.items() if key not in ("env", "argv")}
+        self._parent = os.open(".", os.O_RDONLY)
         try:
             os.mkdir(aside, 0o700)
             try:
-                self._record = _Record(f"{aside}/record.jsonl")
+                os.chdir(aside)
+                self._folder = os.open(".", os.O_RDONLY)
+                self._record = _Record("record.jsonl")
                 self._record.add({"event": "accepted", **accepted})
-                os.rename(aside, name)
+                self._output = OutputWriter(self._folder, request["outputLimit"])
+                self._listener = listen("socket", 16)
+                os.rename(aside, name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             except BaseException:
+                os.fchdir(self._parent)
                 _remove(aside)
                 raise
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 raise FileExistsError(name) from None
             raise Refused("failed", f"cannot record the command: {error.strerror}; nothing was started") from None
-        parent = os.open(".", os.O_RDONLY)
-        os.chdir(name)
-        self._parent = parent
-        return os.open(".", os.O_RDONLY)
 
     def _start(self, request: dict[str, Any], workdir: int) -> None:
         wake, woken = os.pipe()
