@@ -49,6 +49,7 @@ $(VENV)/.run-ready: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	sh scripts/install-test-servers
 	@touch $@ $(VENV)/.run-ready
 
 $(VENV)/.bench-ready: $(VENV)/.dev-ready

@@ -20,10 +20,11 @@ import msgspec
 import uvicorn
 
 from farhand.api.console import console_routes
-from farhand.api.guard import Guard, GuardSettings, Sessions
+from farhand.api.guard import Guard, GuardSettings
 from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
 from farhand.api.routes import routes
+from farhand.api.sessions import Sessions
 from farhand.config import Config, ConfigError
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import FarhandError
@@ -56,7 +57,7 @@ class Gateway:
         self._open = open
         self._hub: Hub | None = None
         self._server: _Server | None = None
-        self.sessions = Sessions()
+        self._sessions: Sessions | None = None
         self.url = ""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
@@ -76,12 +77,18 @@ class Gateway:
         assert self._hub is not None, "the gateway is not running"
         return self._hub
 
+    def sign_in_link(self) -> str:
+        """An address that signs a browser in, once."""
+        assert self._sessions is not None, "the gateway is not running"
+        return f"{self.url}/signin?code={self._sessions.new_code()}"
+
     async def _serve(self, hub: Hub, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
         section = self._section
         names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
-        router = Router([*routes(hub), *console_routes(self.sessions)])
-        guard = Guard(router, hub.credentials, self.sessions, settings)
+        sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
+        router = Router([*routes(hub), *console_routes(sessions)])
+        guard = Guard(router, hub.credentials, sessions, settings)
         try:
             server = self._server = _Server(
                 uvicorn.Config(

@@ -75,7 +75,7 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     try:
         return msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_worded(str(error), values)}") from None
+        raise ConfigError(f"{path}: {_worded(str(error))}") from None
 
 
 def _read(name: str, text: str, kind: Any) -> Any:
@@ -89,7 +89,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
         raise ConfigError(f"{name}={text!r} is not a value of type {kind.__name__}") from None
 
 
-def _worded(text: str, values: Mapping[str, Any]) -> str:
+def _worded(text: str) -> str:
     reason, _, place = text.replace("`", "'").partition(" - at ")
     place = place.strip("'").removeprefix("$").lstrip(".")
     if "unknown field" in reason:

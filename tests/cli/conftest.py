@@ -10,6 +10,7 @@ import pty
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,10 @@ asyncio.run(main())
 '''
 
 
+# Hundreds of short processes: compiled once, outside of the tree, they start in half the time.
+BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "farhand-cli-pyc")}
+
+
 class Outcome:
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status = status
@@ -74,7 +79,7 @@ class Command:
 
     def __init__(self, home: Path, **env: str) -> None:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SA_", "FARHAND_", "NO_COLOR"))}
-        self.env = {**clean, "FARHAND_HOME": str(home), "TERM": "xterm-256color", **env}
+        self.env = {**clean, "FARHAND_HOME": str(home), "TERM": "xterm-256color", **BYTE_CODE, **env}
 
     def with_env(self, **env: str) -> Command:
         other = Command(Path(self.env["FARHAND_HOME"]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
-from farhand.api.guard import COOKIE, Sessions
 from farhand.api.http import Problem, Reply, Request
 from farhand.api.router import Route
+from farhand.api.sessions import Sessions
 from farhand.gateway.credentials import Scope
 
 _POLICY = (
@@ -25,12 +25,11 @@ _FILES = {
 def console_routes(sessions: Sessions) -> list[Route]:
     async def sign_in(request: Request) -> Reply:
         """Trade the one-time code of the sign-in link for a cookie no script can read."""
-        session = sessions.redeem(request.query("code") or "")
-        if session is None:
+        cookie = sessions.redeem(request.query("code") or "")
+        if cookie is None:
             if "text/html" in (request.header(b"accept") or ""):
                 return _file("/", status=401)  # a person clicked: the page says what to do
             raise Problem(401, "unauthorized", "this sign-in link was used before or is too old; get a new one")
-        cookie = f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
         headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), *_HEADERS]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers)
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
 
 from farhand.api.http import MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
 from farhand.api.router import Route, Router
+from farhand.api.sessions import Sessions
 from farhand.api.throttle import Throttle
 from farhand.gateway.credentials import OWNER, Credential, Credentials
 
 log = logging.getLogger("farhand.guard")
 
-COOKIE = "farhand_session"
 NODE_SOCKET = "/v1/nodes/ws"
 NOBODY = Credential("nobody", frozenset())
 
@@ -32,34 +29,6 @@ class GuardSettings(msgspec.Struct, frozen=True):
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-
-
-class Sessions:
-    """Browsers that signed in with a one-time code. They live as long as the gateway runs."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._codes: dict[str, float] = {}
-        self._sessions: OrderedDict[str, None] = OrderedDict()
-
-    def new_code(self, seconds: float = 600.0) -> str:
-        code = secrets.token_urlsafe(24)
-        self._codes[code] = self._clock() + seconds
-        return code
-
-    def redeem(self, code: str) -> str | None:
-        """The cookie for a code that is fresh and unused."""
-        expires = self._codes.pop(code, None)
-        if expires is None or expires < self._clock():
-            return None
-        session = secrets.token_urlsafe(32)
-        self._sessions[session] = None
-        while len(self._sessions) > 64:
-            self._sessions.popitem(last=False)
-        return session
-
-    def __contains__(self, session: str) -> bool:
-        return session in self._sessions
 
 
 class Guard:
@@ -175,7 +144,7 @@ class Guard:
             self._throttle.failed(scope)
             if not self._credentials.open:
                 raise _unauthorized("this token is not known here")
-        session = _cookie(headers, COOKIE)
+        session = _cookie(headers, self._sessions.cookie)
         if session is not None and session in self._sessions:
             _require_json(headers, method)
             return OWNER

@@ -222,7 +222,12 @@ class Doors:
             known_states = ", ".join(known.value for known in CallState)
             raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
         records = await self._hub.calls(filters, limit, request.query("before"))
-        return json_reply({"calls": [_call_view(record) for record in records], "count": len(records)})
+        views = [_call_view(record) for record in records]
+        if request.query("bodies") in ("0", "false", "no"):
+            for view in views:
+                view.pop("args", None)
+                view.pop("result", None)
+        return json_reply({"calls": views, "count": len(views)})
 
     async def call(self, request: Request) -> Reply:
         record = await self._hub.gate.find(request.params["call_id"])

@@ -69,7 +69,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     def ready(gateway: Gateway) -> None:
         nonlocal local
         click.echo(f"farhand ready on {gateway.url}")
-        click.echo(f"  console   {gateway.url}/signin?code={gateway.sessions.new_code()}")
+        click.echo(f"  console   {gateway.sign_in_link()}")
         click.echo("  lend another machine:  farhand token create --node NAME, then there: farhand node --gateway URL")
         sys.stdout.flush()
         if with_node:

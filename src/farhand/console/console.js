@@ -1,4 +1,4 @@
-// The console. It speaks only the public HTTP interface, and puts other people's words on the page only as text.
+// The console. It speaks only the public HTTP interface; other people's words reach the page only as text.
 
 const SHAPES = { running: "◐", ok: "✓", error: "✕", timeout: "◔", cancelled: "■", denied: "▲", unknown: "?", online: "●", offline: "○" };
 const EVENTS = ["node.online", "node.offline", "node.changed", "node.forgotten", "call.started", "call.ended"];
@@ -242,7 +242,7 @@ on("search", "keydown", (event) => {
 });
 on("by-name", "click", () => choose(named($("search").value.trim())));
 
-// What a schema asks for: its required fields, with the defaults it names.
+// The fields that a schema requires, with its defaults.
 function example(schema, root = schema, depth = 0) {
   if (!schema || depth > 8) return null;
   if (schema.$ref) {
@@ -262,7 +262,7 @@ function example(schema, root = schema, depth = 0) {
 }
 
 function parameter(name, schema, required) {
-  const type = schema?.enum ? JSON.stringify(schema.enum) : [schema?.type ?? "any"].flat().join(" | ");
+  const type = schema?.enum ? JSON.stringify(schema.enum) : [schema?.type ?? schema?.anyOf?.map((one) => one.type) ?? "any"].flat(2).join(" | ");
   const about = make("dd", "", make("small", "", type), ` ${schema?.description ?? ""}`);
   return [make("dt", "name", name, required?.includes(name) ? "" : "?"), about];
 }
@@ -276,7 +276,7 @@ function choose(offer, args) {
   chosen = offer;
   $("form").hidden = false;
   say("tool-name", offer.name);
-  say("tool-text", offer.description);
+  say("tool-text", offer.description.replace(/(.)\n(?=\w)/g, "$1 "));
   let fields = [], filled = "{}";
   try {
     const { properties, required } = offer.parameters;
@@ -339,7 +339,7 @@ on("form", "submit", async (event) => {
 async function follow() {
   const id = watched?.request_id;
   if (!id || watched.state !== "running") return;
-  // A call just begun may not be written yet; then its next event asks again.
+  // A call just begun may not be written yet; its next event asks again.
   const record = await ask(callPath(id)).catch(() => null);
   if (!record || watched?.request_id !== id || watched.state !== "running" || record.state === "running") return;
   watched = record;

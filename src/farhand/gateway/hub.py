@@ -84,6 +84,12 @@ class Hub:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
         return hub
 
+    async def wind_down(self, seconds: float) -> None:
+        """Take no new calls, let the open ones end for a while, then let all readers of streams go."""
+        await self.gate.drain(seconds)
+        await self.gate.close()
+        self._database.wake()
+
     async def close(self) -> None:
         await self.gate.close()
         for node in self.roster.nodes.values():
@@ -177,7 +183,7 @@ class Hub:
             page = msgspec.json.decode(answer, type=Output)
             offset = page.next_offset
             yield page
-            if page.over or (not wait and not page.data):
+            if page.over or (not wait and not page.data) or self.gate.closing:
                 return
 
     async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
@@ -244,7 +250,7 @@ class Hub:
                 if page:
                     position = page[-1].id
                     yield page
-                elif not follow:
+                elif not follow or self.gate.closing:
                     return
                 else:
                     try:

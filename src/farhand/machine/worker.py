@@ -99,8 +99,10 @@ class Worker:
         self._watch(self._listener.fileno(), select.POLLIN, self._on_connect)
 
     def _make_folder(self, request: dict[str, Any]) -> None:
-        """Make the job's folder and go there. It is renamed into place with all it needs: the request, and a socket that
-        listens, so that whoever finds the folder finds a worker, and a folder without one is a job that was lost.
+        """Make the job's folder and go there.
+
+        It is renamed into place with the request and a listening socket in it: whoever finds the folder finds a worker
+        too, and a folder without one is a job that was lost.
         """
         name, aside = request["id"], f".{request['id']}.{os.getpid()}"
         if os.path.exists(name):

@@ -37,9 +37,10 @@ class FileLedger(Ledger):
         """`machine_boot` names this run of the machine: what was accepted before a reboot cannot be spoken for."""
         super().__init__()
         open_ids: dict[str, None] = {}
-        lines = path.read_text().splitlines() if path.exists() else []
-        if lines and lines[0].startswith(f"boot {machine_boot} "):
-            self.boot = lines[0].split()[2]
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        head = lines[0].split() if lines else []
+        if head[:2] == ["boot", machine_boot] and len(head) == 3:
+            self.boot = head[2]
             for line in lines[1:]:
                 sign, request_id = line[:1], line[1:]
                 if sign == "+":

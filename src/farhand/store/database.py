@@ -129,8 +129,7 @@ class Database:
                     future.set_exception(failure)
             return
         self.commits += 1
-        for event in self._watchers:
-            event.set()
+        self.wake()
         if waits and len(done) == 1 and self._syncs_under_way == 0 and self._sync_seconds < INLINE_SECONDS:
             self._settle(done, *self._sync())
             return
@@ -229,6 +228,11 @@ class Database:
         event = asyncio.Event()
         self._watchers.append(event)
         return event
+
+    def wake(self) -> None:
+        """Set the watchers' events without a commit: something else they should look at has changed."""
+        for event in self._watchers:
+            event.set()
 
     def unwatch(self, event: asyncio.Event) -> None:
         self._watchers.remove(event)

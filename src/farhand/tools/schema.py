@@ -60,9 +60,7 @@ class Parameters:
 def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
     # Only of what a caller sends: the context and the result may be named for a type checker alone.
     written = {
-        parameter.name: parameter.annotation
-        for parameter in parameters
-        if parameter.annotation is not parameter.empty
+        parameter.name: parameter.annotation for parameter in parameters if parameter.annotation is not parameter.empty
     }
     inner: Any = function
     while isinstance(inner, functools.partial):
