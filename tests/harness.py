@@ -255,7 +255,8 @@ class PlainNode:
         """`port` goes through a proxy that listens there."""
         address = gateway.ws_url if port is None else f"ws://127.0.0.1:{port}/v1/nodes/ws"
         url = f"{address}?token={token}&node_id={node_id}"
-        async with websockets.connect(url, max_size=None, ping_interval=None, compression=None) as socket_:
+        limits: dict[str, Any] = {"max_size": None, "max_queue": None, "close_timeout": 2}
+        async with websockets.connect(url, ping_interval=None, compression=None, **limits) as socket_:
             node = cls(socket_)
             if hello:
                 await node.send(hello_frame(node_id, capabilities or ["test"]))
@@ -494,7 +495,9 @@ class NodeProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.DEVNULL, stderr=log)
         if wait:
-            wait_until(lambda: self._ended() or self._connected_at() not in (None, before), 30, f"{self.node_id} online")
+            wait_until(
+                lambda: self._ended() or self._connected_at() not in (None, before), 30, f"{self.node_id} online"
+            )
             assert not self._ended(), f"the node did not start:\n{self.log.read_text()[-3000:]}"
 
     def stop(self, number: int = signal.SIGTERM) -> int:

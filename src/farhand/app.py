@@ -119,9 +119,12 @@ class Gateway:
         scheme = "https" if self._section.tls_cert else "http"
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         self.url = f"{scheme}://{shown}:{port}"
-        path = self._home / GATEWAY_FILE
-        path.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
-        path.chmod(0o600)
+        beside = self._home / f"{GATEWAY_FILE}.new"
+        beside.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
+        beside.chmod(0o600)
+        beside.replace(self._home / GATEWAY_FILE)
+        if not self.hub.credentials.nodes_can_join:
+            log.warning("no node token is configured, so no node can join: farhand token create --node NAME")
         ready(self)
 
     def stop(self) -> None:

@@ -261,25 +261,25 @@ def test_a_flood_does_not_hold_the_command_up(hands: NodeProcess) -> None:
 
 
 def test_a_timeout_is_a_failed_result_that_says_so(hands: NodeProcess) -> None:
-    result = hands.ok("Bash", {"command": "echo before; sleep 60; echo after", "timeout": 500})
+    result = hands.ok("Bash", {"command": "echo before; sleep 60; echo after", "timeout": 1500})
     assert (result["status"], result["timedOut"]) == ("failed", True)
     assert (result["exitCode"], result["signal"]) == (None, "SIGTERM")
-    assert result["output"] == "before\n" and 500 <= result["durationMs"] < 30_000
+    assert result["output"] == "before\n" and 1500 <= result["durationMs"] < 30_000
     assert "sleep" in {process["name"] for process in result["ended"]}
 
 
 def test_sigterm_comes_first_and_may_be_answered(hands: NodeProcess) -> None:
     command = "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
-    result = hands.ok("Bash", {"command": command, "timeout": 500})
+    result = hands.ok("Bash", {"command": command, "timeout": 1500})
     assert (result["status"], result["timedOut"], result["exitCode"]) == ("failed", True, 7)
-    assert result["output"] == "ready\nbye\n"
+    assert result["output"].startswith("ready\n") and result["output"].endswith("bye\n")
 
 
 def test_sigkill_comes_250_ms_later(hands: NodeProcess) -> None:
     command = "trap 'echo not yet' TERM; while :; do sleep 0.05; done"
-    result = hands.ok("Bash", {"command": command, "timeout": 400})
+    result = hands.ok("Bash", {"command": command, "timeout": 1500})
     assert (result["timedOut"], result["exitCode"], result["signal"]) == (True, None, "SIGKILL")
-    assert "not yet" in result["output"] and 650 <= result["durationMs"] < 30_000
+    assert "not yet" in result["output"] and 1750 <= result["durationMs"] < 30_000
 
 
 TREES = {

@@ -172,7 +172,7 @@ class NodeConversation(picows.WSListener):
         self._hub = hub
         self._grant = grant
         self._connection: Connection | None = None
-        self._parts: list[bytes] = []
+        self._gathered = bytearray()
         self._text = True
         self._heard_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -230,16 +230,19 @@ class NodeConversation(picows.WSListener):
 
     def _on_part(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> None:
         """Gather a message that comes in several frames; binary ones belong to features nobody announced."""
+        if self._socket is None:
+            return  # closing
         if kind != picows.WSMsgType.CONTINUATION:
-            self._parts.clear()
+            self._gathered.clear()
             self._text = kind == picows.WSMsgType.TEXT
         if self._text:
-            self._parts.append(frame.get_payload_as_bytes())
-            if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+            self._gathered += frame.get_payload_as_bytes()
+            if len(self._gathered) > MAX_FRAME_BYTES:
+                self._gathered.clear()
                 self.close(1009, f"a message has at most {MAX_FRAME_BYTES} bytes")
             elif frame.fin:
-                message = b"".join(self._parts)
-                self._parts.clear()
+                message = bytes(self._gathered)
+                self._gathered.clear()
                 self._on_text(message)
 
     def _on_text(self, text: bytes) -> None:
@@ -254,6 +257,8 @@ class NodeConversation(picows.WSListener):
             message = decode(text)
         except ProtocolError as error:
             log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
+            if isinstance(error.__context__, UnicodeError):
+                self.close(1007, "a text frame is UTF-8")
             return
         if isinstance(message, ToolResponse):
             self._hub.gate.answered(connection, message)

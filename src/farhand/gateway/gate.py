@@ -301,7 +301,8 @@ class Gate:
         error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)
         if opened.stopping is not None and error.kind == ErrorKind.CANCELLED:
             state, reason = opened.stopping
-            self._end(opened, state, _stopped(state, f"{reason}; node: {error.message}"), connection)
+            said = "" if error.message in ("", reason) else f"; node: {error.message}"
+            self._end(opened, state, _stopped(state, f"{reason}{said}"), connection)
             return
         state = CallState.UNKNOWN if error.message.startswith(UNKNOWN) else CallState.ERROR
         self._end(opened, state, ToolResult(ok=False, error=error), connection)

@@ -79,6 +79,7 @@ class Hub:
         """Raises StoreError when the store cannot be opened."""
         owner = owner_token(home)
         hub = cls(Database.open(home / "farhand.db"), owner, NodeTokens.from_env(environ), open=open)
+        hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
         waiting = await hub.gate.recover()
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
@@ -95,6 +96,7 @@ class Hub:
         for node in self.roster.nodes.values():
             if node.connection is not None:
                 self.leave(node.connection)
+        self._record(lambda _: None, "gateway.stopped", self.gateway_id, {})
         await self._database.close()
 
     @property
@@ -325,16 +327,19 @@ class Hub:
 
 
 def owner_token(home: Path) -> str:
-    """The owner's token, made on the first start and readable by its owner alone."""
+    """The owner's token, made on the first start and readable by its owner alone. Raises FarhandError if it is blank."""
     path = home / "token"
     try:
-        return path.read_text().strip()
+        secret = path.read_text().strip()
     except FileNotFoundError:
         secret = new_secret("fho")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secret + "\n")
-        return secret
+    if not secret:
+        raise FarhandError(f"the owner's token in {path} is blank; remove the file to have a new one made")
+    path.chmod(0o600)
+    return secret
 
 
 def _gateway_id(store: Any) -> str:

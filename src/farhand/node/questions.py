@@ -102,7 +102,9 @@ class Questions:
 
     async def _login_path(self) -> str:
         fallback = self._environment.get("PATH", os.defpath)
-        job = await self._jobs.start("env -0", workdir="/", timeout=15.0, env={}, shell=login_shell(self._environment))
+        # Through `sh`, whatever the login shell's own language; the variable alone, since a job's output can be read.
+        command = """sh -c 'printf "\\0PATH=%s\\0" "$PATH"'"""
+        job = await self._jobs.start(command, workdir="/", timeout=15.0, env={}, shell=login_shell(self._environment))
         await self._jobs.wait(job, 16.0)
         for line in self._jobs.read(job, 0, 1024 * 1024).data.split(b"\0"):
             if line.startswith(b"PATH="):
