@@ -327,7 +327,7 @@ class Hub:
 
 
 def owner_token(home: Path) -> str:
-    """The owner's token, made on the first start and readable by its owner alone. Raises FarhandError if it is blank."""
+    """The owner's token, made on the first start, readable by its owner alone. Raises FarhandError if it is blank."""
     path = home / "token"
     try:
         secret = path.read_text().strip()
