@@ -238,6 +238,7 @@ def test_a_link_whose_pings_stay_unanswered_is_dropped(monkeypatch: pytest.Monke
             assert await deaf.at_end()
             await again.upgrade()
             await again.receive("node_hello")
+            again.hang_up()
 
     run()
 
@@ -399,7 +400,11 @@ def test_whatever_a_plain_function_raises_is_answered(error: BaseException) -> N
     run()
 
 
-@pytest.mark.parametrize("value", [object(), {1, (2,)}, "lone \ud800", float("nan"), 1 << 80, b"bytes"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, (2,)}, "lone \ud800", float("nan"), 1 << 80, b"bytes"],
+    ids=lambda value: type(value).__name__,
+)
 def test_any_result_is_answered(value: Any) -> None:
     """A value JSON has no word for fails the call; it never goes unanswered."""
 
@@ -674,6 +679,7 @@ async def test_text_that_is_not_utf8_does_not_end_the_service() -> None:
         peer.write(ws_frame(b'{"type":"tool_request","request_id":"bad","tool":"test.echo","args":"\xff"}'))
         peer.write(ws_frame('{"type":"tool_request","request_id":"good","tool":"test.echo","args":1}'))
         assert (await peer.receive("tool_response"))["request_id"] == "good"
+        peer.hang_up()
 
 
 @asynchronous
@@ -711,6 +717,7 @@ async def test_control_frames_may_come_between_fragments() -> None:
         peer.write(ws_frame(b"", 10))
         peer.write(ws_frame('"tool":"test.echo","args":1}', 0))
         assert (await peer.receive("tool_response"))["result"] == 1
+        peer.hang_up()
 
 
 @asynchronous
@@ -722,6 +729,7 @@ async def test_a_request_in_the_same_segment_as_the_welcome() -> None:
         request = '{"type":"tool_request","request_id":"r","tool":"test.echo","args":{"x":1}}'
         peer.write(ws_frame(json.dumps(PLAIN)) + ws_frame(request))
         assert (await peer.receive("tool_response"))["result"] == {"x": 1}
+        peer.hang_up()
 
 
 @asynchronous
@@ -732,6 +740,7 @@ async def test_a_gateway_that_welcomes_before_the_hello() -> None:
         assert (await peer.receive("node_hello"))["node"]["id"] == "probe1"
         peer.write(ws_frame('{"type":"tool_request","request_id":"r","tool":"test.echo","args":1}'))
         assert (await peer.receive("tool_response"))["result"] == 1
+        peer.hang_up()
 
 
 # -- links that break -------------------------------------------------------------------------------------
@@ -846,6 +855,7 @@ def test_a_gateway_that_breaks_the_websocket_rules_loses_the_link_only(bad: byte
             again = await gateway.accept()
             await again.upgrade()
             await again.receive("node_hello")
+            again.hang_up()
 
     run()
 
@@ -950,6 +960,7 @@ def test_the_upgrade_is_awaited_for_a_limited_time(monkeypatch: pytest.MonkeyPat
             assert await silent.at_end()
             await again.upgrade()
             await again.receive("node_hello")
+            again.hang_up()
 
     run()
 

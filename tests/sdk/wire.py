@@ -254,6 +254,10 @@ class RawPeer:
     def write(self, data: bytes) -> None:
         self.writer.write(data)
 
+    def hang_up(self) -> None:
+        """End the connection, so that the node need not wait for a goodbye this peer never says."""
+        self.writer.close()
+
     async def read_frame(self) -> tuple[int, bytes]:
         """Opcode and payload of the node's next frame."""
         async with asyncio.timeout(10):

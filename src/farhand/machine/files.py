@@ -243,6 +243,7 @@ def _replaceable(folder: int, name: str) -> os.stat_result | None:
     _refuse_irregular(old)
     # A rename asks only the folder; a file its owner made read-only is to stay what it is.
     if not os.access(name, os.W_OK, dir_fd=folder):
+        os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return old
 
