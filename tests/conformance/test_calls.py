@@ -114,6 +114,18 @@ def test_unknown_tool_or_node_is_not_found(shared_gateway: GatewayProcess, worke
     assert record(shared_gateway, envelope["request_id"])["state"] == "error"
 
 
+def test_call_of_a_node_that_is_offline_did_not_run(shared_gateway: GatewayProcess) -> None:
+    async def join_and_leave() -> None:
+        async with PlainNode.connect(shared_gateway, "away", ["away"]):
+            pass
+
+    asyncio.run(join_and_leave())
+    shared_gateway.wait_for_node("away", online=False)
+    envelope = shared_gateway.invoke("away__away.x")
+    assert envelope["error"]["kind"] == "failed" and "did not run" in envelope["error"]["message"]
+    assert envelope["route"] == {"kind": "node", "node_id": "away"}
+
+
 def test_dotted_tool_by_the_name_of_its_node(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     envelope = shared_gateway.invoke("worker__worker.echo", {"text": "x"})
     assert envelope["ok"] is True and envelope["route"]["node_id"] == "worker"
@@ -802,7 +814,7 @@ def test_deadline_passes_while_the_gateway_is_dead(gateway: GatewayProcess, tmp_
         plugin.stop(signal.SIGKILL)
     time.sleep(0.8)
     gateway.start()
-    found = ended(gateway, call_id)
+    found = ended(gateway, call_id, 45)  # its node is given some time to come back first
     assert found["state"] == "unknown" and found["error"]["message"].startswith(UNKNOWN)
 
 

@@ -481,7 +481,9 @@ def test_edit_of_what_is_no_text_is_an_error(hands: NodeProcess, folder: Path) -
 
 def test_edit_of_nothing_is_refused(hands: NodeProcess, folder: Path) -> None:
     (folder / "f").write_text("text")
-    assert "oldString" in hands.fails("Edit", {"path": f"{folder}/f", "oldString": "", "newString": "x"}, "invalid_args")
+    assert "oldString" in hands.fails(
+        "Edit", {"path": f"{folder}/f", "oldString": "", "newString": "x"}, "invalid_args"
+    )
     assert (folder / "f").read_text() == "text"
 
 

@@ -104,12 +104,12 @@ def test_a_link_from_root_to_root_is_followed(lent: Lent) -> None:
 
 
 def test_glob_shows_nothing_outside(lent: Lent) -> None:
-    for pattern in ("**/*.txt", "folder-out/*", "*-out", "{folder-out,made}/**"):
+    for pattern in ("**/*.txt", "*-out", "*-out/*", "f*/**", "*-out/"):
         matches = lent.node.ok("Glob", {"pattern": pattern})["matches"]
         assert not [match for match in matches if "-out" in match], matches
 
 
-@pytest.mark.parametrize("pattern", ["/etc/*", "../one-outside/*"])
+@pytest.mark.parametrize("pattern", ["/etc/*", "../one-outside/*", "folder-out/*", "{made,folder-out}/*"])
 def test_a_pattern_that_leads_out_is_refused(lent: Lent, pattern: str) -> None:
     lent.node.fails("Glob", {"pattern": pattern}, "not_allowed")
 
@@ -198,7 +198,8 @@ def test_a_denied_tool_is_not_lent_and_the_others_are(shared_gateway: GatewayPro
 @pytest.mark.parametrize("name", ["Bsah", "bash", ""])
 def test_a_limit_on_a_tool_there_is_none_of_is_a_mistake(tmp_path: Path, option: str, name: str) -> None:
     """A slip of the pen must not lend what its owner meant to keep."""
-    command = [sys.executable, "-m", "farhand", "node", "--id", "x", "--home", str(tmp_path), option, name]
+    command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path)]
+    command += [option, name]
     env = {**os.environ, "SA_NODE_TOKEN": SHARED_TOKEN}
     done = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=30)
     assert done.returncode != 0 and "Bash" in done.stderr and "Traceback" not in done.stderr
@@ -206,7 +207,8 @@ def test_a_limit_on_a_tool_there_is_none_of_is_a_mistake(tmp_path: Path, option:
 
 def test_a_root_that_is_no_folder_is_a_mistake(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    command = [sys.executable, "-m", "farhand", "node", "--id", "x", "--home", str(tmp_path), "--root", str(missing)]
+    command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path)]
+    command += ["--root", str(missing)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert done.returncode != 0 and str(missing) in done.stderr and "Traceback" not in done.stderr
 

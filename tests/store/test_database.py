@@ -107,7 +107,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     path.write_bytes(b"this is not a database, " * 100)
-    with pytest.raises(StoreError, match="x.db"):
+    with pytest.raises(StoreError, match=r"x\.db"):
         Database.open(path)
     assert path.read_bytes().startswith(b"this is not")
 

@@ -49,10 +49,11 @@ class Catalog:
         node, capability = served
         return Target(node, name, capability, node.specs.get(name.casefold()))
 
-    def named(self, name: str) -> Node | None:
-        """The node a tool's name names, whether or not it can serve it."""
+    def awaited(self, name: str) -> Node | None:
+        """The node a tool's name names, when it is known but offline."""
         named = split_tool(name)
-        return self._roster.nodes.get(named[0]) if named else None
+        node = self._roster.nodes.get(named[0]) if named else None
+        return node if node is not None and not node.online else None
 
     def _on_node(self, node_id: str, tool: str) -> Target:
         node = self._roster.nodes.get(node_id)

@@ -144,7 +144,7 @@ class Gate:
             request = _request(call, target, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
-        node = target.node if target else self._catalog.named(call.tool)
+        node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
             id=call.id,

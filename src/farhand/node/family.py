@@ -48,8 +48,9 @@ class Limits(msgspec.Struct, frozen=True):
             return f"the owner of this node does not lend {tool} (--deny-tool)"
         if self.read_only and tool in ("Write", "Edit", "Bash"):
             return f"{tool} is not allowed: this node is lent read-only"
-        if self.confined and tool in ("Bash", "Process") and tool not in self.allowed:
-            return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool {tool} lifts it)"
+        # Process only tends what Bash started, so it is lent with it.
+        if self.confined and tool in ("Bash", "Process") and not {tool, "Bash"} & set(self.allowed):
+            return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool Bash lifts it)"
         return None
 
 

@@ -17,7 +17,7 @@ from farhand import __version__
 from farhand.machine.files import Files
 from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.root import Root
-from farhand.node.family import Limits, call_id, family
+from farhand.node.family import CAPABILITIES, Limits, call_id, family
 from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import NodeInfo
@@ -56,6 +56,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     """Serve until `shutdown`. Raises FarhandError when this node cannot be, or is refused for good."""
     try:
         validate_node_id(options.node_id)
+        _refuse_unknown_tools(options)
         roots = [Root(root) for root in options.roots]
     except (ValueError, OSError) as error:
         raise FarhandError(f"this node cannot start: {error}") from None
@@ -92,6 +93,13 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
                 await client.run(family(FileTools(files), shell, limits), shutdown)
     finally:
         ledger.close()
+
+
+def _refuse_unknown_tools(options: NodeOptions) -> None:
+    """A slip in the name of a tool must not lend what its owner meant to keep."""
+    for name in (*options.allowed, *options.denied):
+        if name not in CAPABILITIES:
+            raise ValueError(f"there is no tool {name!r} to allow or deny; there are {', '.join(CAPABILITIES)}")
 
 
 def _workspace(options: NodeOptions) -> Path:
