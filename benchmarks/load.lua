@@ -13,6 +13,7 @@ local threads = {}
 
 function setup(thread)
   thread:set("wrong", 0)
+  thread:set("first_wrong", "")
   table.insert(threads, thread)
 end
 
@@ -20,6 +21,9 @@ local expected = os.getenv("BENCH_EXPECT")
 if expected then
   function response(status, _, body)
     if status ~= 200 or not body:find(expected, 1, true) then
+      if wrong == 0 then
+        first_wrong = status .. " " .. body
+      end
       wrong = wrong + 1
     end
   end
@@ -29,6 +33,9 @@ function done(summary, latency)
   local wrong_answers = 0
   for _, thread in ipairs(threads) do
     wrong_answers = wrong_answers + thread:get("wrong")
+    if thread:get("wrong") > 0 then
+      io.write("WRONG " .. thread:get("first_wrong"):gsub("%s+", " ") .. "\n")
+    end
   end
   local errors = summary.errors
   io.write(string.format(

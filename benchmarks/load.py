@@ -65,9 +65,8 @@ def check_once(target: Target) -> None:
 def measure(target: Target, callers: int, seconds: int, round_number: int) -> Sample:
     """One warm-up in which every answer is compared, then one measured run."""
     check_once(target)
-    warm = _wrk(target, callers, WARM_UP_SECONDS, checked=True)
-    if warm["wrong"] or warm["not_2xx"] or warm["broken"]:
-        raise BenchmarkError(f"{target.name} with {callers} callers answered wrongly: {warm}")
+    _wrk(target, callers, WARM_UP_SECONDS, checked=True)
+    check_once(target)  # it comes after whatever the warm-up left under way
     machine_before, load_before = _machine_cpu(), _children_cpu()
     before = [cpu_seconds(process) for process in target.processes]
     seen = _wrk(target, callers, seconds, checked=False)
@@ -113,7 +112,11 @@ def _wrk(target: Target, callers: int, seconds: int, *, checked: bool) -> dict[s
     line = next((line for line in ran.stdout.splitlines() if line.startswith("BENCH ")), None)
     if ran.returncode != 0 or line is None:
         raise BenchmarkError(f"wrk failed on {target.name}: {ran.stdout}{ran.stderr}")
-    return json.loads(line.removeprefix("BENCH "))
+    seen = json.loads(line.removeprefix("BENCH "))
+    if checked and (seen["wrong"] or seen["not_2xx"] or seen["broken"]):
+        first = next((line for line in ran.stdout.splitlines() if line.startswith("WRONG ")), "")
+        raise BenchmarkError(f"{target.name} with {callers} callers answered wrongly: {seen} {first[:600]}")
+    return seen
 
 
 def _machine_cpu() -> float:

@@ -20,6 +20,7 @@ import msgspec
 import uvicorn
 
 from farhand.api.console import console_routes
+from farhand.api.cork import CorkedProtocol
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
@@ -93,7 +94,7 @@ class Gateway:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http="httptools",
+                    http=CorkedProtocol,
                     ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,

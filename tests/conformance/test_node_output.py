@@ -231,7 +231,7 @@ class Tree:
 
     def __init__(self) -> None:
         self.mark = f"mark-{uuid.uuid4()}"
-        self.command = f"export MARK={self.mark}; setsid sleep 1000 & (setsid sleep 1000 &) ; sleep 1000"
+        self.command = f"export MARK={self.mark}; setsid sleep 1000 & (setsid sleep 1000 &) ; sleep 1000; true"
 
     def grown(self) -> None:
         wait_until(lambda: len(marked(self.mark)) >= 4, 15, "the whole tree")

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
+from farhand.api.cork import CorkedTransport
 from farhand.api.http import Problem, Scope
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
@@ -113,9 +114,10 @@ class _Handover(asyncio.Protocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        inner = transport.inner if isinstance(transport, CorkedTransport) else transport
+        self._transport = cast(asyncio.Transport, inner)
         self._connections.add(self)
-        self._protocol.connection_made(transport)
+        self._protocol.connection_made(inner)
 
     def data_received(self, data: bytes) -> None:
         """uvicorn repeats the request to us once; everything after it is read by picows itself."""

@@ -93,7 +93,8 @@ class Database:
         self._pending.append((operation, future, durable))
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._commit)
+            # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
+            loop.call_soon(loop.call_soon, self._commit)
         return future
 
     def _commit(self) -> None:
