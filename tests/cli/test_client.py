@@ -187,7 +187,7 @@ def test_help_needs_nothing_of_the_gateway() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["up", "gateway", "node", "call", "tools", "nodes", "calls", "events", "token", "doctor"]
+    "name", ["up", "gateway", "node", "call", "tools", "nodes", "calls", "ps", "attach", "events", "token", "doctor"]
 )
 def test_every_command_has_help(name: str, tmp_path: Path) -> None:
     done = Command(tmp_path)(name, "--help")

@@ -212,6 +212,22 @@ def test_a_command_too_long_for_the_system_is_refused(hands: NodeProcess) -> Non
     assert "too long" in message and "nothing was started" in message
 
 
+def test_on_a_full_disk_a_running_command_ends_as_it_would_and_no_other_is_begun(
+    shared_gateway: GatewayProcess, tmp_path: Path, mounted: Any
+) -> None:
+    """What cannot be kept of its output is missing, and the result says so; its exit is not lost."""
+    disk = mounted("size=1m")
+    with NodeProcess(shared_gateway, tmp_path, "cramped", state=disk / "state") as node:
+        result = node.ok("Bash", {"command": "yes | head -c 3000000; exit 4"})
+        assert (result["exitCode"], result["truncated"]) == (4, True)
+        witness = node.workspace / "ran"
+        for background in (False, True):
+            message = node.fails("Bash", {"command": f"touch {witness}", "background": background}, "failed")
+            assert "No space left on device" in message and "nothing was started" in message
+        assert not witness.exists()
+        node.ok("Write", {"path": "elsewhere", "content": "there is room here"})
+
+
 # -- output --------------------------------------------------------------------------------------------------------
 
 

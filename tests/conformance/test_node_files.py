@@ -7,7 +7,6 @@ import binascii
 import contextlib
 import gzip
 import os
-import shutil
 import socket
 import stat
 import struct
@@ -15,7 +14,6 @@ import subprocess
 import threading
 import uuid
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -356,29 +354,6 @@ def test_write_to_a_pipe_is_an_error_at_once(hands: NodeProcess, folder: Path) -
     os.mkfifo(folder / "pipe")
     assert "named pipe" in hands.fails("Write", {"path": f"{folder}/pipe", "content": "x"}, "failed")
     assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
-
-
-@pytest.fixture
-def mounted(folder: Path) -> Iterator[Any]:
-    """Mounts a tiny file system: `mounted("size=64k")` tells where."""
-    places: list[Path] = []
-
-    def mount(options: str) -> Path:
-        place = folder / f"mount-{len(places)}"
-        place.mkdir()
-        if shutil.which("mount") is None or os.geteuid() != 0:
-            pytest.skip("mounting a file system takes root and the program mount")
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-        places.append(place)
-        return place
-
-    yield mount
-    for place in places:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_a_full_disk_fails_and_leaves_the_old_file(hands: NodeProcess, mounted: Any) -> None:

@@ -44,9 +44,8 @@ class Steps:
         self._steps = 0
 
     def command(self, steps: int, end: str = "") -> str:
-        return (
-            f"for i in $(seq {steps}); do until test -e {self.folder}/$i; do sleep 0.02; done; echo step $i ☃; done; {end}"
-        )
+        wait = f"until test -e {self.folder}/$i; do sleep 0.02; done"
+        return f"for i in $(seq {steps}); do {wait}; echo step $i ☃; done; {end}"
 
     def go(self) -> None:
         self._steps += 1
@@ -333,9 +332,7 @@ def test_the_output_of_a_cancelled_call_is_kept(shared_gateway: GatewayProcess, 
     assert (answer.body, answer.headers["x-over"]) == (b"printed before\n", "true")
 
 
-def test_stopping_the_node_ends_what_is_waited_for_and_says_so(
-    shared_gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_stopping_the_node_ends_what_is_waited_for_and_says_so(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     tree = Tree()
     with NodeProcess(shared_gateway, tmp_path, "leaving") as node:
         kept = node.ok("Bash", {"command": "sleep 1000", "background": True})

@@ -23,6 +23,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "tools": ("farhand.cli.listing:tools", "List the tools that can be called."),
     "nodes": ("farhand.cli.listing:nodes", "List the machines that joined."),
     "calls": ("farhand.cli.calls:calls", "List what ran and what runs; show or cancel one call."),
+    "ps": ("farhand.cli.jobs:ps", "List the commands that run on all nodes."),
+    "attach": ("farhand.cli.jobs:attach", "Show what a command prints, and type to it."),
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -28,6 +29,7 @@ from farhand.cli.screen import (
     show_text,
     took,
 )
+from farhand.cli.streams import show_output
 
 GRACE_SECONDS = 15.0
 """How much longer than its --timeout a call may stay silent: the gateway asks the node to stop and says what it did."""
@@ -42,6 +44,7 @@ SEARCHED = 1000
 @click.option("--timeout", "seconds", type=float, metavar="SECONDS", help="How long the call may take; 0.5 is fine.")
 @click.option("--session", "session_key", metavar="KEY", help="Session the call belongs to.")
 @click.option("--background", is_flag=True, help="Do not wait: print the call's id.")
+@click.option("--follow", "-f", is_flag=True, help="Print what its command prints, as it comes.")
 @click.option("--idempotency-key", metavar="KEY", help="Run once however often this is repeated, for 24 hours.")
 @client_command
 def call(
@@ -50,6 +53,7 @@ def call(
     seconds: float | None,
     session_key: str | None,
     background: bool,
+    follow: bool,
     idempotency_key: str | None,
     client: Client,
     as_json: bool,
@@ -59,6 +63,9 @@ def call(
     A VALUE that is JSON is taken as JSON (5, true, null, [1,2]), anything else as text; n='"5"' is the text 5. One
     argument that begins with { or [ is all the arguments; - reads them from standard input.
 
+    With --follow the output of a command comes as it is printed (with --json on standard error), then how the call
+    ended.
+
     The status is 0 only when the call succeeded. Ctrl-C cancels the call, unless it is in the background or has an
     idempotency key.
 
@@ -67,6 +74,7 @@ def call(
       farhand call node.ping
       farhand call node.fs.read_text path=notes/today.txt
       farhand call laptop__Bash command='uname -a' --timeout 20
+      farhand call laptop__Bash command='make test' --follow
       farhand call node.echo '{"text": "hello", "times": 3}'
       date | jq -R '{now: .}' | farhand call node.echo -
     """
@@ -77,12 +85,16 @@ def call(
         body["timeout_ms"] = round(seconds * 1000)
     if session_key is not None:
         body["session_key"] = session_key
-    if background:
+    if background and follow:
+        raise click.UsageError("--background leaves the call and --follow stays with it; choose one.")
+    if background or follow:
         body["background"] = True
     if idempotency_key is not None and not (idempotency_key.isascii() and idempotency_key.isprintable()):
         raise click.UsageError("--idempotency-key takes printable ASCII characters.")
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     lasting = background or idempotency_key is not None
+    if follow:
+        return _follow(client, body, headers, as_json)
     try:
         answer = client.request(
             "POST",
@@ -107,6 +119,58 @@ def call(
     else:
         _show_result(ended.get("result"))
     return 0 if ended["ok"] else 1
+
+
+def _follow(client: Client, body: dict[str, Any], headers: dict[str, str], as_json: bool) -> int:
+    """Make a call, print what its command prints until it has ended, and say how the call ended."""
+    begun = client.request("POST", "/v1/tools/invoke", body, headers=headers)
+    if not begun.value["ok"]:
+        if as_json:
+            show_answer(begun)
+        else:
+            _show_failure(begun.value["error"])
+        return 1
+    path = f"/v1/calls/{begun.value['request_id']}"
+    try:
+        try:
+            printed = show_output(client, f"{path}/output", to=sys.stderr if as_json else sys.stdout)
+        except ClientError as error:
+            if error.code != "not_found":
+                raise
+            printed = 0  # it runs no command
+        answer = _end_of(client, path)
+    except KeyboardInterrupt:
+        if headers:
+            raise ClientError("interrupted", "interrupted; the call goes on: see `farhand calls`") from None
+        ended = client.request("DELETE", path).value
+        fate = ended["error"]["message"] if "error" in ended else f"the call was over before: {ended['state']}"
+        raise ClientError("interrupted", f"interrupted; {plain_lines(fate)}") from None
+    record = answer.value
+    if as_json:
+        show_answer(answer)
+    elif record["state"] != "ok":
+        _show_failure(record["error"])
+    else:
+        result = record.get("result")
+        if not isinstance(result, dict) or "output" not in result:
+            if not printed:
+                _show_result(result)
+            else:
+                remark("ok")
+        elif result["signal"]:
+            remark(f"{result['status']}: ended by {result['signal']} after {took(result['durationMs'])}")
+        else:
+            remark(f"{result['status']}: exit status {result['exitCode']} after {took(result['durationMs'])}")
+    return 0 if record["state"] == "ok" else 1
+
+
+def _end_of(client: Client, path: str) -> Answer:
+    """The record of a call once it has ended."""
+    pause = 0.02
+    while (answer := client.get(path)).value["state"] == "running":
+        time.sleep(pause)
+        pause = min(pause * 2, 1.0)
+    return answer
 
 
 def read_arguments(arguments: Sequence[str]) -> Any:

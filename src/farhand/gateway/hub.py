@@ -22,7 +22,7 @@ from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
 from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, Connection, Link, Roster
-from farhand.protocol.errors import FarhandError, ToolError
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.protocol.messages import FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MAX_FRAME_BYTES
@@ -45,6 +45,7 @@ log = logging.getLogger("farhand.hub")
 
 EVENT_PAGE = 500
 OUTPUT_WAIT_MS = 20_000
+FIRST_WAIT_MS = 200
 NODE_AWAY_SECONDS = 120.0
 JOBS_SECONDS = 5.0
 
@@ -169,24 +170,43 @@ class Hub:
         A node that drops off is waited for. Raises ToolError when it does not know the command, or stays away.
         """
         away_since: float | None = None
+        begun = False
         while True:
-            params = {**of, "offset": offset, "wait_ms": OUTPUT_WAIT_MS if wait else 0}
+            # The first answer comes soon: a reader is told at once that there is something to read, and from where.
+            patience = 0 if not wait else OUTPUT_WAIT_MS if begun else FIRST_WAIT_MS
+            node = self.roster.nodes.get(node_id)
+            connection = node.connection if node else None
             try:
+                params = {**of, "offset": offset, "wait_ms": patience}
                 answer = await self.queries.ask(node_id, "output", params, OUTPUT_WAIT_MS / 1000 + 10)
-            except ToolError:
-                node = self.roster.nodes.get(node_id)
-                now = time.monotonic()
-                away_since = away_since or now
-                if not wait or node is None or node.online or now - away_since > NODE_AWAY_SECONDS:
+            except ToolError as error:
+                if not wait or node is None:
                     raise
-                await asyncio.sleep(0.2)
+                if connection is None or node.connection is not connection:  # it dropped off, or is back by now
+                    now = time.monotonic()
+                    away_since = away_since or now
+                    if now - away_since > NODE_AWAY_SECONDS:
+                        raise
+                    await asyncio.sleep(0.2)
+                elif begun or error.kind is not ErrorKind.NOT_FOUND or not await self._may_start(node_id, of):
+                    raise
+                else:
+                    await asyncio.sleep(0.02)
                 continue
+            begun = True
             away_since = None
             page = msgspec.json.decode(answer, type=Output)
             offset = page.next_offset
             yield page
             if page.over or (not wait and not page.data) or self.gate.closing:
                 return
+
+    async def _may_start(self, node_id: str, of: Mapping[str, str]) -> bool:
+        """Whether what is asked for is a call that is open, so that its command may be about to start."""
+        if "call_id" not in of or "output" not in self.roster.queries(node_id):
+            return False
+        record = await self.gate.find(of["call_id"])
+        return record is not None and record.ended_at is None
 
     async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The commands of one node or of all connected ones, newest first, and the nodes that did not answer."""

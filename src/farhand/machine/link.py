@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ class Link(asyncio.Protocol):
         self.greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._learn = learn
         self._gone = gone
+        self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._text = b""
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -31,7 +33,7 @@ class Link(asyncio.Protocol):
     async def open(cls, path: Path, learn: Callable[[dict[str, Any]], None], gone: Callable[[Link], None]) -> Self:
         """Raises FileNotFoundError or ConnectionRefusedError when nobody listens, OSError when we cannot ask."""
         link = cls(learn, gone)
-        connection = connected(path)
+        link._socket = connection = connected(path)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connection)
         except BaseException:
@@ -85,8 +87,13 @@ class Link(asyncio.Protocol):
         else:
             answer.set_result(message)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        if exc is not None and self._socket is not None:
+            # We spoke to a worker that had ended; what it said before is still there, answers among it.
+            with contextlib.suppress(OSError):
+                while data := self._socket.recv(65536):
+                    self.data_received(data)
         if not self.greeting.done():
             self.greeting.set_result({})
         for answer in self._asked.values():
