@@ -1,6 +1,6 @@
 """The plug-in guide's hello-node: a stateless tool, an echo, and a file reader that stays in its folder.
 
-    SA_NODE_TOKEN=secret python examples/hello_node.py ws://localhost:3210/v1/nodes/ws
+SA_NODE_TOKEN=secret python examples/hello_node.py ws://localhost:3210/v1/nodes/ws
 """
 
 from __future__ import annotations

@@ -358,8 +358,13 @@ def test_the_node_of_up_is_started_again_and_finds_its_sessions(tmp_path: Path) 
                 30,
                 "its next life",
             )
-            poll = gateway.invoke(f"{name}__Process", {"action": "poll", "sessionId": session})["result"]
-            assert poll["running"] is True and poll["tail"] == f"{tmp_path}/work\nup\n"
+
+            def polled() -> Any:
+                poll = gateway.invoke(f"{name}__Process", {"action": "poll", "sessionId": session})["result"]
+                assert poll["running"] is True
+                return poll["tail"] == f"{tmp_path}/work\nup\n"
+
+            wait_until(polled, 20, "what the command printed")
         finally:
             gateway.stop()
             for pid in marked(mark):

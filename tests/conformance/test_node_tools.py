@@ -183,6 +183,18 @@ def test_a_node_is_an_execution_host_unless_it_says_otherwise(
         assert entry(shared_gateway, "camera")["role"] == "specialized"
 
 
+def test_the_primary_host_is_an_execution_host_and_never_a_specialized_one(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    with NodeProcess(gateway, tmp_path, "camera", "--role", "specialized"):
+        assert gateway.get("/v1/nodes")["primary"] is None
+        with NodeProcess(gateway, tmp_path, "zulu"), NodeProcess(gateway, tmp_path, "alpha"):
+            assert gateway.get("/v1/nodes")["primary"] == "zulu"  # it joined first
+        gateway.wait_for_node("zulu", online=False)
+        gateway.wait_for_node("alpha", online=False)
+        assert gateway.get("/v1/nodes")["primary"] is None
+
+
 # -- runtime information -------------------------------------------------------------------------------------------
 
 

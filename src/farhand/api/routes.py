@@ -156,7 +156,9 @@ class Doors:
             }
             for node_id, node in sorted(self._hub.roster.nodes.items())
         ]
-        return json_reply({"nodes": nodes, "count": len(nodes)})
+        primary = self._hub.roster.primary()
+        name = primary.card.node_id if primary else None
+        return json_reply({"nodes": nodes, "count": len(nodes), "primary": name})
 
     async def forget_node(self, request: Request) -> Reply:
         node_id = request.params["node_id"]

@@ -38,6 +38,8 @@ from farhand.store.nodes import NodeCard
 
 log = logging.getLogger("farhand.roster")
 
+EXECUTION = "execution"
+
 CLOSE_BAD_HELLO = 4400
 CLOSE_UNAUTHORIZED = 4401
 CLOSE_VERSION = 4406
@@ -239,6 +241,14 @@ class Roster:
                 return node, prefix
             prefix = prefix.rpartition(".")[0]
         return None
+
+    def primary(self) -> Node | None:
+        """The execution host to work on when nothing else is said: of those connected, the one that joined first.
+
+        A specialized host is never chosen. Nothing is ever sent there by itself: a tool still carries its node's name.
+        """
+        hosts = [node for node in self.nodes.values() if node.online and node.card.role == EXECUTION]
+        return min(hosts, key=lambda node: (node.connected_at, node.card.node_id), default=None)
 
     @staticmethod
     def serving_on(node: Node, tool: str) -> str | None:
