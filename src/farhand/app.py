@@ -124,9 +124,9 @@ class Gateway:
         beside.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
         beside.chmod(0o600)
         beside.replace(self._home / GATEWAY_FILE)
-        if not self.hub.credentials.nodes_can_join:
-            log.warning("no node token is configured, so no node can join: farhand token create --node NAME")
         ready(self)
+        if not self.hub.credentials.nodes_can_join:
+            log.warning("no node can join yet: make a token with `farhand token create --node NAME`")
 
     def stop(self) -> None:
         """Take no new calls, let the open ones finish for a while, then close. The second time: close now."""
@@ -143,6 +143,7 @@ class Gateway:
         self._exit(server)
 
     def _exit(self, server: _Server) -> None:
+        self.hub.gate.close()
         self.hub.ending.set()
         server.should_exit = True
 
@@ -178,7 +179,7 @@ def set_up_logging(level: str) -> None:
 
 
 class _MaskedFormatter(logging.Formatter):
-    _SECRETS = re.compile(r"((?:token|bearer|code)[=. ]|fh[onc]_)[\w.~%+-]+", re.IGNORECASE)
+    _SECRETS = re.compile(r"((?:token|code)=|bearer[. ]|fh[onc]_)[\w.~%+-]+", re.IGNORECASE)
 
     def format(self, record: logging.LogRecord) -> str:
         return self._SECRETS.sub(r"\1***", super().format(record))

@@ -25,7 +25,8 @@ _FILES = {
 def console_routes(sessions: Sessions) -> list[Route]:
     async def sign_in(request: Request) -> Reply:
         """Trade the one-time code of the sign-in link for a cookie no script can read."""
-        cookie = sessions.redeem(request.query("code") or "")
+        # A HEAD is somebody looking whether the link is there, a chat program for one; it must not use it up.
+        cookie = sessions.redeem(request.query("code") or "") if request.method == "GET" else None
         if cookie is None:
             if "text/html" in (request.header(b"accept") or ""):
                 return _file("/", status=401)  # a person clicked: the page says what to do

@@ -73,6 +73,10 @@ class Guard:
             request_id = request.id
         except Problem as problem:
             reply = problem.reply()
+        except Exception:
+            request_id = new_request_id()
+            log.exception("a request failed in the guard (request %s)", request_id)
+            reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
         await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
 
     async def _serve(self, route: Route, request: Request) -> Reply:
@@ -129,7 +133,10 @@ class Guard:
         text = origin.decode("latin-1").rstrip("/")
         if text in self._settings.origins:
             return True
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            return False
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         return parts.scheme == scheme and parts.netloc.encode("latin-1") == host and bool(parts.netloc)
 

@@ -72,10 +72,11 @@ def json_reply(value: Any, status: int = 200) -> Reply:
 class Request:
     """One HTTP request whose sender is known."""
 
-    __slots__ = ("_receive", "credential", "headers", "id", "params", "path", "query_string")
+    __slots__ = ("_receive", "credential", "headers", "id", "method", "params", "path", "query_string")
 
     def __init__(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], credential: Credential) -> None:
         self._receive = receive
+        self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.headers = headers

@@ -24,15 +24,16 @@ from farhand.api.http import Problem, Scope
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
 from farhand.gateway.roster import (
-    CLOSE_BAD_HELLO,
-    CLOSE_HELLO_TIMEOUT,
-    CLOSE_SILENT,
     Connection,
     HelloRefused,
 )
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.messages import NodeAnswer, NodeHello, Ping, Pong, ToolResponse, ToolsUpdate, decode, encode
 from farhand.protocol.version import (
+    CLOSE_BAD_HELLO,
+    CLOSE_HELLO_TIMEOUT,
+    CLOSE_SILENT,
+    CLOSE_UNAUTHORIZED,
     HELLO_SECONDS,
     LINK_DEADLINE_SECONDS,
     LINK_PING_SECONDS,
@@ -268,7 +269,7 @@ class NodeConversation(picows.WSListener):
             self.send(encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
             self._hub.queries.answered(connection, message)
-        elif isinstance(message, ToolsUpdate):
+        elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
             self._hub.update(connection, message)
 
     def _greet(self, text: bytes) -> None:
@@ -284,8 +285,11 @@ class NodeConversation(picows.WSListener):
                 return
             if isinstance(hello, NodeHello):
                 card = self._hub.roster.examine(hello, self._grant.node_id)
+                if self._grant == NodeGrant() and self._hub.credentials.has_own_token(card.node_id):
+                    reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
                 self.send(encode(self._hub.welcome(hello)))
-                self._connection = self._hub.join(card, hello, self)
+                self._connection = self._hub.join(card, hello, self, self._grant.token_id)
                 self._watch()
         except HelloRefused as refused:
             log.warning("a node was refused: %s", refused)

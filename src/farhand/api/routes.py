@@ -87,7 +87,7 @@ def routes(hub: Hub) -> list[Route]:
         Route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, doors.forget_node),
         Route("GET", "/v1/nodes/ws", None, doors.not_an_upgrade),
         Route("GET", "/v1/tools", Scope.READ, doors.tools),
-        Route("POST", "/v1/tools/invoke", Scope.TOOLS_EXEC, doors.invoke),
+        Route("POST", "/v1/tools/invoke", Scope.TOOLS_READ, doors.invoke),
         Route("GET", "/v1/calls", Scope.READ, doors.calls),
         Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call),
         Route("DELETE", "/v1/calls/{call_id}", Scope.TOOLS_EXEC, doors.cancel),
@@ -198,7 +198,7 @@ class Doors:
         gate = self._hub.gate
         try:
             opened = await gate.begin(
-                call, credential=request.credential.id, background=wanted.background, idempotency_key=key
+                call, credential=request.credential, background=wanted.background, idempotency_key=key
             )
         except IdempotencyConflict as error:
             raise Problem(409, "idempotency_conflict", str(error)) from None

@@ -26,7 +26,7 @@ STEADY_SECONDS = 60.0
 class LocalNode:
     """A node for this machine in a process of its own, started again should it die; whoever makes it calls `stop`."""
 
-    def __init__(self, gateway: Gateway, home: Path, workspace: Path, ca_file: str | None) -> None:
+    def __init__(self, gateway: Gateway, home: Path, workspace: Path, certificate: str | None) -> None:
         node_id = default_node_id()
         self._secret = new_secret("fhn")  # dies with the gateway
         gateway.hub.credentials.add(
@@ -36,7 +36,7 @@ class LocalNode:
         self._command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", node_id]
         self._command += ["--workspace", str(workspace.absolute()), "--home", str(home)]
         self._command += ["--token-stdin", "--with-parent", str(os.getpid())]
-        self._command += ["--ca-file", ca_file] if ca_file else []
+        self._command += ["--pinned-cert", certificate] if certificate else []
         self._stopping = threading.Event()
         self._child = self._start()
         threading.Thread(target=self._watch, name="local-node", daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -102,6 +103,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
 @click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://.")
 @click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]")
 @click.option("--log-level", default="info", help="debug, info, warning or error.")
+@click.option("--pinned-cert", type=click.Path(exists=True, dir_okay=False), help="Trust this certificate alone.")
 @click.option("--with-parent", type=int, hidden=True)
 def node(gateway_url: str, node_id: str | None, log_level: str, with_parent: int | None, **options: Any) -> None:
     """Lend this machine's shell, files and search to a gateway."""
@@ -120,6 +122,7 @@ def node(gateway_url: str, node_id: str | None, log_level: str, with_parent: int
         denied=tuple(options["denied"]),
         tags=tuple(options["tags"]),
         ca_file=options["ca_file"],
+        pinned_cert=options["pinned_cert"],
         home=home,
     )
 
@@ -136,8 +139,14 @@ def node(gateway_url: str, node_id: str | None, log_level: str, with_parent: int
 
 
 def _environment_token() -> str | None:
-    # Taken out, so that the commands this node runs do not inherit it.
-    return os.environ.pop("SA_NODE_TOKEN", None)
+    """Taken out, so that the commands this node runs do not inherit it, and wiped from where `/proc` shows it."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address, token = libc.getenv(b"SA_NODE_TOKEN"), os.environ.get("SA_NODE_TOKEN")
+    if token and address:
+        ctypes.memset(address, ord("*"), len(os.fsencode(token)))
+    os.environ.pop("SA_NODE_TOKEN", None)
+    return token
 
 
 async def _end_with(parent: int, shutdown: asyncio.Event) -> None:

@@ -76,7 +76,7 @@ class Catalog:
         validator = self._validator(target.spec)
         if validator is None:
             return
-        arguments = msgspec.json.decode(call.args)
+        arguments = read_arguments(call)
         error = next(validator.iter_errors({} if arguments is None else arguments), None)
         if error is not None:
             place = ".".join(str(part) for part in error.instance_path)
@@ -115,8 +115,21 @@ class Catalog:
         return validator
 
 
+def read_arguments(call: ToolCall) -> Any:
+    """Raises InvalidArgs for JSON that cannot be held, such as a number out of range."""
+    try:
+        return msgspec.json.decode(call.args)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidArgs(f"arguments: {error}") from None
+
+
 def _compile(schema: dict[str, Any]) -> Any:
-    """A validator that fetches nothing and whose patterns cannot run away; None for a schema that is none."""
+    """A validator that fetches nothing and whose patterns cannot run away; None for a schema that is none.
+
+    Nor for one with references: a few of them can unfold into any amount of work. The node checks its own.
+    """
+    if b'"$ref"' in (text := msgspec.json.encode(schema)) or b'"$dynamicRef"' in text:
+        return None
     try:
         return jsonschema_rs.Draft202012Validator(
             schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions()

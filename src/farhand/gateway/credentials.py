@@ -36,16 +36,29 @@ class Credential(msgspec.Struct, frozen=True):
     scopes: frozenset[str]
 
     def may(self, scope: Scope) -> bool:
-        return scope.value in self.scopes or Scope.ADMIN.value in self.scopes
+        """Who may run anything may write, and who may write may read."""
+        return any(held in self.scopes for held in _INCLUDED_IN.get(scope, (scope.value, Scope.ADMIN.value)))
+
+
+_INCLUDED_IN: dict[Scope, tuple[str, ...]] = {
+    Scope.TOOLS_WRITE: (Scope.TOOLS_EXEC.value, Scope.TOOLS_WRITE.value, Scope.ADMIN.value),
+    Scope.TOOLS_READ: (
+        Scope.TOOLS_EXEC.value,
+        Scope.TOOLS_WRITE.value,
+        Scope.TOOLS_READ.value,
+        Scope.ADMIN.value,
+    ),
+}
 
 
 OWNER = Credential("owner", frozenset({Scope.ADMIN.value}))
 
 
 class NodeGrant(msgspec.Struct, frozen=True):
-    """A node may connect; with `node_id`, as that node only."""
+    """A node may connect; with `node_id`, as that node only. `token_id` names the stored token it used."""
 
     node_id: str | None = None
+    token_id: str | None = None
 
 
 class NodeTokens(msgspec.Struct, frozen=True):
@@ -101,7 +114,12 @@ class Credentials:
         token = self._tokens.get(digest)
         if token is None or token.node_id is None or claimed not in ("", token.node_id):
             return None
-        return NodeGrant(token.node_id)
+        return NodeGrant(token.node_id, token.id)
+
+    def has_own_token(self, node_id: str) -> bool:
+        """Whether a node has a token of its own, so that the shared one does not speak for it."""
+        stored = any(token.node_id == node_id for token in self._tokens.values())
+        return stored or any(node_id == name for name, _ in self._by_node)
 
     @property
     def nodes_can_join(self) -> bool:

@@ -18,10 +18,11 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.catalog import Catalog, Target
+from farhand.gateway.catalog import Catalog, Target, read_arguments
+from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
-from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResponse, encode
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
@@ -39,10 +40,15 @@ CONFIRM_SECONDS = 3.0
 RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 ACK_SECONDS = 0.05
+WRITE_AGAIN_SECONDS = 5.0
 MAX_IDEMPOTENCY_KEY = 256
 
 UNKNOWN = "outcome unknown:"
 NO_ERROR_GIVEN = "unknown node error"
+
+
+class Denied(NotAllowed):
+    """The caller's credential does not reach this tool."""
 
 
 class IdempotencyConflict(FarhandError):
@@ -71,6 +77,7 @@ class OpenCall:
         "deadline",
         "future",
         "node",
+        "over",
         "read_only",
         "record",
         "request",
@@ -88,6 +95,8 @@ class OpenCall:
         self.future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
         self.deadline: asyncio.TimerHandle | None = None
         self.sent = False
+        self.over = False
+        """It has ended; its record says so once that is written down."""
         self.started = time.perf_counter()
         self.stopping: tuple[CallState, str] | None = None
         self.waiters = 0
@@ -112,7 +121,7 @@ class Gate:
     # -- calling ----------------------------------------------------------------------------------------
 
     async def invoke(
-        self, call: ToolCall, *, credential: str, background: bool = False, idempotency_key: str | None = None
+        self, call: ToolCall, *, credential: Credential, background: bool = False, idempotency_key: str | None = None
     ) -> Outcome:
         """Run one call and return how it ended; in the background, return once it is written down.
 
@@ -124,7 +133,7 @@ class Gate:
         return opened if isinstance(opened, Outcome) else await self.wait(opened)
 
     async def begin(
-        self, call: ToolCall, *, credential: str, background: bool = False, idempotency_key: str | None = None
+        self, call: ToolCall, *, credential: Credential, background: bool = False, idempotency_key: str | None = None
     ) -> Outcome | OpenCall:
         """As `invoke`, up to the point where the call is on its way: an open call to `wait` for, or its outcome."""
         now = self._roster.clock()
@@ -134,6 +143,7 @@ class Gate:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
             target = self._catalog.find(call.tool)
+            _allow(target, credential)
             self._catalog.check(target, call)
             timeout_ms = _timeout(call, target)
             if self._busy(target.node):
@@ -144,6 +154,7 @@ class Gate:
             request = _request(call, target, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
+        refused = CallState.DENIED if isinstance(refusal, Denied) else CallState.ERROR
         node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
@@ -152,7 +163,7 @@ class Gate:
             args=call.args,
             session_key=call.session_key,
             agent_id=call.agent_id,
-            credential=credential,
+            credential=credential.id,
             route="node" if node else "unknown",
             node_id=node.card.node_id if node else None,
             capability=target.capability if target else None,
@@ -163,7 +174,7 @@ class Gate:
             deadline_at=now + timeout_ms,
         )
         if refusal is not None:
-            record = _ended(record, CallState.ERROR, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
+            record = _ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
@@ -188,7 +199,7 @@ class Gate:
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
-        return Outcome(await opened.future)
+        return Outcome(await asyncio.shield(opened.future))
 
     def abandon(self, opened: OpenCall) -> None:
         """A waiter hung up. When nobody else wants the call, it is cancelled on its node."""
@@ -225,10 +236,12 @@ class Gate:
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
-        def claim(connection: apsw.Connection) -> tuple[str, bytes]:
-            first, first_body = calls.claim(connection, record.credential, key, body, record.id, record.created_at)
+        def claim(store: apsw.Connection) -> tuple[str, bytes]:
+            # A call that is refused was never begun, so it does not use the key up: it may be tried again.
+            use = calls.claimed if opened is None else calls.claim
+            first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
             if first == record.id:
-                calls.begin(connection, record)
+                calls.begin(store, record)
             return first, first_body
 
         first, first_body = await self._database.write(claim)
@@ -265,7 +278,7 @@ class Gate:
                 opened.deadline.cancel()
 
     def _send(self, opened: OpenCall) -> None:
-        if opened.record.ended_at is not None:
+        if opened.over:
             return
         connection = opened.node.connection if opened.node else None
         if connection is None or connection.boot != opened.record.node_boot:
@@ -288,9 +301,11 @@ class Gate:
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
         opened = self._open.get(response.request_id)
-        if opened is None or opened.future.done():
-            self._acknowledge(connection, response.request_id)  # told before; let the node forget it
+        if opened is None:
+            self._acknowledge(connection, response.request_id)  # in the record since long; let the node forget it
             return
+        if opened.over:
+            return  # being written down; the node keeps it until that is done
         if opened.record.node_id != connection.node_id or not connection.current:
             log.warning("node %s answered call %s, which is not its own", connection.node_id, response.request_id)
             return
@@ -321,7 +336,7 @@ class Gate:
 
     def _stop(self, opened: OpenCall, state: CallState, reason: str) -> None:
         """Tell the node to stop, and give it a moment to say what it ended."""
-        if opened.stopping is not None or opened.future.done():
+        if opened.stopping is not None or opened.over:
             return
         opened.stopping = (state, reason)
         connection = opened.node.connection if opened.node else None
@@ -358,7 +373,7 @@ class Gate:
         known = {*resume.running, *resume.finished} if resume else set()
         earlier = set(resume.earlier) if resume else set()
         for opened in self._of(connection.node_id):
-            if not opened.sent or opened.record.ended_at is not None:
+            if not opened.sent or opened.over:
                 continue  # still being written down; it is sent after that
             if opened.record.id in known:
                 if opened.stopping is not None:
@@ -411,13 +426,13 @@ class Gate:
         if waiting:
             await asyncio.wait(waiting, timeout=seconds)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
         self._closing = True
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
-            if not opened.future.done() and opened.record.ended_at is None:
+            if not opened.future.done() and not opened.over:
                 left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.future.set_result(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
 
@@ -430,34 +445,42 @@ class Gate:
         self, opened: OpenCall, state: CallState, result: ToolResult, connection: Connection | None = None
     ) -> None:
         """Write the end down; once it is on disk, tell the waiters and let the node forget the call."""
-        if opened.record.ended_at is not None:
+        if opened.over:
             return
+        opened.over = True
         duration = (time.perf_counter() - opened.started) * 1000
-        opened.record = record = _ended(opened.record, state, result, self._roster.clock(), duration)
         if opened.deadline is not None:
             opened.deadline.cancel()
         if opened.node is not None:
             opened.node.running -= 1
             opened.node = None
+        self._write_end(opened, _ended(opened.record, state, result, self._roster.clock(), duration), connection)
 
-        def written(future: asyncio.Future[bool | None]) -> None:
-            self._open.pop(record.id, None)
-            error = None if future.cancelled() else future.exception()
-            told = record
-            if error is not None:
-                log.error("the end of call %s could not be written down: %s", record.id, error)
-                lost = _unknown(f"the call ended, but its end could not be written down: {error}")
-                told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, duration)
-            elif connection is not None:
-                self._acknowledge(connection, record.id)
-            if not opened.future.done():
-                opened.future.set_result(told)
-
+    def _write_end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
         # The end of a call survives a crash of the gateway once it is committed. It need not wait for the disk while
         # the node still holds the result: that is acknowledged, and so forgotten there, only after a sync.
         write = calls.begin if opened.read_only else calls.finish
         kept_by_node = connection is not None and connection.resume is not None
         durable = not (opened.read_only or kept_by_node)
+
+        def written(future: asyncio.Future[bool | None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            told = record
+            if error is None:
+                opened.record = record
+                self._open.pop(record.id, None)
+                if connection is not None:
+                    self._acknowledge(connection, record.id)
+            else:
+                log.error("the end of call %s could not be written down, trying again: %s", record.id, error)
+                lost = _unknown(f"the call ended, but its end could not be written down: {error}")
+                told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
+                if not self._closing:
+                    loop.call_later(WRITE_AGAIN_SECONDS, self._write_end, opened, record, connection)
+            if not opened.future.done():
+                opened.future.set_result(told)
+
+        loop = asyncio.get_running_loop()
         done = self._database.write(lambda store: write(store, record), durable=durable)
         done.add_done_callback(written)
 
@@ -490,6 +513,18 @@ def new_call_id() -> str:
     return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
 
 
+def _allow(target: Target, credential: Credential) -> None:
+    """A tool that says it only reads needs less than one that writes files, and any other more. Raises Denied."""
+    spec = target.spec
+    needed = Scope.TOOLS_EXEC
+    if spec is not None and spec.read_only:
+        needed = Scope.TOOLS_READ
+    elif spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
+        needed = Scope.TOOLS_WRITE
+    if not credential.may(needed):
+        raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
+
+
 def _timeout(call: ToolCall, target: Target) -> int:
     wanted = call.timeout_ms
     if wanted is None:
@@ -504,7 +539,7 @@ def _timeout(call: ToolCall, target: Target) -> int:
 
 def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
     """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
-    args = msgspec.json.decode(call.args)
+    args = read_arguments(call)
     limit = args.get(parameter, default) if isinstance(args, dict) else default
     if not isinstance(limit, int | float) or limit < 0:
         return default

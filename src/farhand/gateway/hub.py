@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -21,11 +21,11 @@ from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
 from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
-from farhand.gateway.roster import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, Connection, Link, Roster
-from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.gateway.roster import Connection, Link, Roster
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.messages import FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import validate_node_id
-from farhand.protocol.version import MAX_FRAME_BYTES
+from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store import calls
 from farhand.store.calls import CallRecord
 from farhand.store.database import Database
@@ -43,6 +43,8 @@ from farhand.store.tokens import (
 
 log = logging.getLogger("farhand.hub")
 
+T = TypeVar("T")
+
 EVENT_PAGE = 500
 OUTPUT_WAIT_MS = 20_000
 FIRST_WAIT_MS = 200
@@ -58,6 +60,31 @@ class Output(msgspec.Struct, frozen=True):
     data: bytes
     over: bool
     skipped: int = 0
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A command as its node tells it."""
+
+    job_id: str
+    command: str
+    started_at: int
+    running: bool
+    call_id: str | None = None
+    workdir: str = ""
+    pid: int = 0
+    background: bool = False
+    ended_at: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    lost: bool = False
+    output_bytes: int = 0
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """Which programs a node has; the names are those of its runtime information."""
+
+    hostBinStatus: dict[str, bool]  # noqa: N815
+    hostBinStatusUpdatedAt: int  # noqa: N815
 
 
 class Hub:
@@ -81,19 +108,14 @@ class Hub:
         owner = owner_token(home)
         hub = cls(Database.open(home / "farhand.db"), owner, NodeTokens.from_env(environ), open=open)
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
+        await hub._database.write(lambda store: calls.forget_keys(store, hub.roster.clock()))
         waiting = await hub.gate.recover()
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
         return hub
 
-    async def wind_down(self, seconds: float) -> None:
-        """Take no new calls, let the open ones end for a while, then let all readers of streams go."""
-        await self.gate.drain(seconds)
-        await self.gate.close()
-        self._database.wake()
-
     async def close(self) -> None:
-        await self.gate.close()
+        self.gate.close()
         for node in self.roster.nodes.values():
             if node.connection is not None:
                 self.leave(node.connection)
@@ -116,9 +138,9 @@ class Hub:
             else GatewayExtras(list(FEATURES), self.gateway_id, max_response_bytes=MAX_FRAME_BYTES),
         )
 
-    def join(self, card: NodeCard, hello: NodeHello, link: Link) -> Connection:
+    def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
         """Connect a node that was examined and welcomed; an older connection of it is closed."""
-        connection, replaced = self.roster.join(card, hello, link)
+        connection, replaced = self.roster.join(card, hello, link, token_id)
         node = self.roster.nodes[card.node_id]
         self._record(
             lambda store: save_node(store, card, node.connected_at, node.last_seen),
@@ -195,7 +217,7 @@ class Hub:
                 continue
             begun = True
             away_since = None
-            page = msgspec.json.decode(answer, type=Output)
+            page = _read_answer(node_id, answer, Output)
             offset = page.next_offset
             yield page
             if page.over or (not wait and not page.data) or self.gate.closing:
@@ -219,23 +241,35 @@ class Hub:
         jobs: list[dict[str, Any]] = []
         silent = []
         for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                found = _read_answer(name, answer, list[JobView])
+                jobs += [{**msgspec.structs.asdict(job), "node_id": name} for job in found]
+            except ToolError as error:
+                log.warning("node %s did not tell its jobs: %s", name, error)
                 silent.append(name)
-            else:
-                jobs += [{"node_id": name, **job} for job in msgspec.json.decode(answer)]
-        return sorted(jobs, key=lambda job: job["started_at"], reverse=True), silent
+        return sorted(jobs, key=lambda job: int(job["started_at"]), reverse=True), silent
 
     async def probe(self, node_id: str, bins: list[str]) -> dict[str, Any]:
         """Ask which programs a node has; what it says becomes part of its runtime information. Raises ToolError."""
-        answer = msgspec.json.decode(await self.queries.ask(node_id, "probe", {"bins": bins}, 30.0))
+        answer = await self.queries.ask(node_id, "probe", {"bins": bins}, 30.0)
+        probed = _read_answer(node_id, answer, Probed)
         node = self.roster.nodes[node_id]
-        known = node.card.runtime.get("hostBinStatus", {})
-        found = {**known, **answer["hostBinStatus"]}
-        runtime = {**node.card.runtime, **answer, "hostBinStatus": found}
+        known = node.card.runtime.get("hostBinStatus")
+        found = {**(known if isinstance(known, dict) else {}), **probed.hostBinStatus}
+        runtime = {
+            **node.card.runtime,
+            "hostBinStatus": found,
+            "hostBinStatusUpdatedAt": probed.hostBinStatusUpdatedAt,
+        }
         card = msgspec.structs.replace(node.card, runtime=runtime)
         node.update(card)
         self._record(
-            lambda store: save_node(store, card, node.connected_at, node.last_seen), "node.probed", node_id, answer
+            lambda store: save_node(store, card, node.connected_at, node.last_seen),
+            "node.probed",
+            node_id,
+            {"bins": bins},
         )
         return runtime
 
@@ -330,7 +364,7 @@ class Hub:
         now = self.roster.clock()
         await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
         node = self.roster.nodes.get(token.node_id or "")
-        if node is not None and node.connection is not None:
+        if node is not None and node.connection is not None and node.connection.token_id == token_id:
             node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
         return True
 
@@ -341,9 +375,19 @@ class Hub:
             return False
         if node.connection is not None:
             raise FarhandError(f"node {node_id!r} is connected; stop it or revoke its token first")
+        if node.running:
+            raise FarhandError(f"{node.running} calls wait for node {node_id!r}; cancel them first")
         del self.roster.nodes[node_id]
         await self._record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
         return True
+
+
+def _read_answer(node_id: str, answer: msgspec.Raw, kind: type[T]) -> T:
+    """What a node said, in the shape it should have. Raises Failed for anything else: a node may say what it likes."""
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Failed(f"node {node_id!r} gave an answer that cannot be read: {error}") from None
 
 
 def owner_token(home: Path) -> str:

@@ -28,6 +28,9 @@ from farhand.protocol.messages import (
 )
 from farhand.protocol.names import acceptable_name, covers, validate_node_id
 from farhand.protocol.version import (
+    CLOSE_BAD_HELLO,
+    CLOSE_UNAUTHORIZED,
+    CLOSE_VERSION,
     MAX_CAPABILITIES,
     MAX_NAME_LENGTH,
     MAX_REQUEST_BYTES,
@@ -39,13 +42,7 @@ from farhand.store.nodes import NodeCard
 log = logging.getLogger("farhand.roster")
 
 EXECUTION = "execution"
-
-CLOSE_BAD_HELLO = 4400
-CLOSE_UNAUTHORIZED = 4401
-CLOSE_VERSION = 4406
-CLOSE_HELLO_TIMEOUT = 4408
-CLOSE_REPLACED = 4409
-CLOSE_SILENT = 4410
+SPECIALIZED = "specialized"
 
 
 class HelloRefused(FarhandError):
@@ -72,10 +69,13 @@ class Link(Protocol):
 class Connection:
     """One socket of one node, from its hello to its end."""
 
-    def __init__(self, link: Link, node_id: str, generation: int, extras: NodeExtras | None) -> None:
+    def __init__(
+        self, link: Link, node_id: str, generation: int, extras: NodeExtras | None, token_id: str | None = None
+    ) -> None:
         self.link = link
         self.node_id = node_id
         self.generation = generation
+        self.token_id = token_id
         features = extras.features if extras else []
         self.can_cancel = FEATURE_CANCEL in features
         self.queries = {
@@ -154,13 +154,15 @@ class Roster:
             capabilities=self._permitted(info.id, hello.capabilities),
             tools=self._permitted_tools(info.id, extras.tools if extras else []),
             runtime=extras.runtime if extras else {},
-            role=extras.role if extras else "specialized",
+            role=EXECUTION if extras and extras.role == EXECUTION else SPECIALIZED,
         )
         if not card.capabilities and not card.tools:
             raise HelloRefused(CLOSE_BAD_HELLO, f"node {info.id!r} announces no capability it may serve and no tools")
         return card
 
-    def join(self, card: NodeCard, hello: NodeHello, link: Link) -> tuple[Connection, Connection | None]:
+    def join(
+        self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None
+    ) -> tuple[Connection, Connection | None]:
         """Make `link` the node's connection. Returns it, and the one it replaces, which the caller closes."""
         now = self.clock()
         node = self.nodes.get(card.node_id)
@@ -172,7 +174,7 @@ class Roster:
         if replaced is not None:
             replaced.current = False
         extras = None if hello.farhand is UNSET else hello.farhand
-        node.connection = Connection(link, card.node_id, next(self._generations), extras)
+        node.connection = Connection(link, card.node_id, next(self._generations), extras, token_id)
         return node.connection, replaced
 
     def leave(self, connection: Connection) -> bool:

@@ -44,7 +44,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     def refusal(self, tool: str) -> str | None:
         """Why a tool is not lent at all."""
-        if tool in self.denied:
+        # Process tends what Bash started, so whoever may not use the one has no business with the other.
+        if tool in self.denied or (tool == "Process" and "Bash" in self.denied):
             return f"the owner of this node does not lend {tool} (--deny-tool)"
         if self.read_only and tool in ("Write", "Edit", "Bash"):
             return f"{tool} is not allowed: this node is lent read-only"

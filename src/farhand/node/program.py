@@ -50,6 +50,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     denied: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     ca_file: str | None = None
+    pinned_cert: str | None = None
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
@@ -85,6 +86,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
                 role=options.role,
                 runtime={"hostOs": host_os(), "hostEnv": sorted(environment), "workspace": str(workspace)},
                 ca_file=options.ca_file,
+                pinned_cert=options.pinned_cert,
                 token_in_query=False,
                 ledger=ledger,
                 queries=Questions(jobs, environment).handlers(),

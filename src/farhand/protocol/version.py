@@ -26,6 +26,15 @@ MAX_TOOLS = 1024
 MAX_NAME_LENGTH = 256
 MAX_NODE_ID_LENGTH = 128
 
+CLOSE_BAD_HELLO = 4400
+CLOSE_UNAUTHORIZED = 4401
+CLOSE_NOT_ALLOWED = 4403
+CLOSE_VERSION = 4406
+CLOSE_HELLO_TIMEOUT = 4408
+CLOSE_REPLACED = 4409
+"""A newer connection of the same node took over."""
+CLOSE_SILENT = 4410
+
 HELLO_SECONDS = 10.0
 """Both ends wait this long for the other's first message."""
 

@@ -83,6 +83,7 @@ class NodeClient:
         role: str = "specialized",
         runtime: Mapping[str, Any] | None = None,
         ca_file: str | None = None,
+        pinned_cert: str | None = None,
         token_in_query: bool = True,
         ledger: Ledger | None = None,
         queries: Mapping[str, Query] | None = None,
@@ -90,7 +91,8 @@ class NodeClient:
         """Raises ConfigError for settings that cannot work.
 
         `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
-        beside the system's authorities. `token_in_query=False` keeps the token out of the URL; it then travels in
+        beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, and its name does
+        not matter. `token_in_query=False` keeps the token out of the URL; it then travels in
         the `Authorization` header alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls
         (default: in memory); `queries` answer a gateway's questions beside the tool calls.
         """
@@ -122,7 +124,7 @@ class NodeClient:
         self.queries = dict(queries or {})
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
         self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
-        self._tls = _tls_context(ca_file) if address.scheme == "wss" else None
+        self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
 
     async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> NoReturn:
         """Serve until told to stop.
@@ -315,7 +317,10 @@ class _Connection:
             case ToolAck(request_ids):
                 self._dispatcher.acknowledge(request_ids)
             case NodeQuery():
-                if len(self._asked) < MAX_QUERIES:
+                if len(self._asked) >= MAX_QUERIES:
+                    busy = ToolFailure("failed", f"busy: {MAX_QUERIES} questions are open; try again later")
+                    link.send(encode(NodeAnswer(message.query_id, error=busy)))
+                else:
                     asked = asyncio.get_running_loop().create_task(self._answer(link, message))
                     self._asked.add(asked)
                     asked.add_done_callback(self._asked.discard)
@@ -355,8 +360,14 @@ def build_url(url: str, token: str | None, node_id: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{query}node_id={quote(node_id, safe=':@')}"
 
 
-def _tls_context(ca_file: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
+def _tls_context(ca_file: str | None, pinned_cert: str | None) -> ssl.SSLContext:
+    if pinned_cert:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # this certificate and no other, whatever name it was made for
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        ca_file = pinned_cert
+    else:
+        context = ssl.create_default_context()
     if ca_file:
         try:
             context.load_verify_locations(ca_file)

@@ -87,7 +87,7 @@ class Dispatcher:
     # -- messages ---------------------------------------------------------------------------------------
 
     def request(self, request: ToolRequest, size: int) -> None:
-        """Start, queue or refuse a call. An id seen before never starts again."""
+        """Start, queue or refuse a call. From a gateway that keeps results, an id seen before never starts again."""
         request_id = request.request_id
         if request_id in self._running or request_id in self._waiting:
             return
@@ -143,7 +143,10 @@ class Dispatcher:
                 self._remember(request_id)
             if request_id in self._accepted or request_id in self._ledger.earlier:
                 self._accepted.discard(request_id)
-                self._ledger.settle(request_id)
+                try:
+                    self._ledger.settle(request_id)
+                except OSError as error:  # it is asked about once more after a restart, that is all
+                    log.warning("the ledger cannot be written: %s", error)
 
     async def close(self, reason: str) -> None:
         """Cancel everything and wait for it to end; no tool runs afterwards."""
@@ -161,8 +164,12 @@ class Dispatcher:
     def _start(self, request: ToolRequest) -> None:
         tool = self._registry.find(request.tool)
         if tool is not None and not tool.spec.read_only and self._keeps and storable(request.request_id):
+            try:
+                self._ledger.accept(request.request_id)
+            except OSError as error:
+                self._refuse(request.request_id, Failed(f"the call cannot be written down: {error}; it did not run"))
+                return
             self._accepted.add(request.request_id)
-            self._ledger.accept(request.request_id)
         token = CancelToken()
         task = asyncio.get_running_loop().create_task(self._run(request, token))
         self._running[request.request_id] = (task, token)

@@ -6,12 +6,16 @@ that must survive being killed: the next life of the program still knows what th
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
 
 MOST_EARLIER = 4096
 """Calls of an earlier life that are remembered; each is some forty bytes of the hello."""
+
+MOST_LINES = 20_000
+"""A ledger with more settled lines than this is begun anew."""
 
 
 class Ledger:
@@ -48,24 +52,43 @@ class FileLedger(Ledger):
                 elif sign == "-":
                     open_ids.pop(request_id, None)
         self.earlier = set(list(open_ids)[-MOST_EARLIER:])
-        beside = path.with_suffix(".new")
-        beside.write_text("\n".join([f"boot {machine_boot} {self.boot}", *(f"+{each}" for each in self.earlier), ""]))
-        beside.replace(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._path = path
+        self._head = f"boot {machine_boot} {self.boot}"
+        self._open = dict.fromkeys(self.earlier)
+        self._file = -1
+        self._rewrite()
 
     def accept(self, request_id: str) -> None:
+        """Raises OSError when it cannot be remembered; then the call must not start."""
         self._append("+", request_id)
+        self._open[request_id] = None
 
     def settle(self, request_id: str) -> None:
         super().settle(request_id)
+        self._open.pop(request_id, None)
         self._append("-", request_id)
+        if self._lines > MOST_LINES + len(self._open):
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Begin the file anew with what is open, beside the old one and then in its place."""
+        beside = self._path.with_suffix(".new")
+        beside.write_text("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
+        beside.replace(self._path)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._lines = len(self._open)
 
     def close(self) -> None:
         os.close(self._file)
 
     def _append(self, sign: str, request_id: str) -> None:
         # Reaches the page cache, which outlives us; a reboot makes another ledger anyway.
-        os.write(self._file, f"{sign}{request_id}\n".encode())
+        line = f"{sign}{request_id}\n".encode()
+        if os.write(self._file, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._lines += 1
 
 
 def storable(request_id: str) -> bool:

@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping
 
 import picows
 
-from farhand.protocol.version import MAX_FRAME_BYTES
+from farhand.protocol.version import (
+    CLOSE_BAD_HELLO,
+    CLOSE_NOT_ALLOWED,
+    CLOSE_REPLACED,
+    CLOSE_UNAUTHORIZED,
+    CLOSE_VERSION,
+    MAX_FRAME_BYTES,
+)
 from farhand.sdk.errors import Refused
 
 CONNECT_SECONDS = 10.0
 
-CLOSE_REPLACED = 4409
-"""Another connection took this node's place."""
-
-FATAL_CLOSES = frozenset({4400, 4401, 4403, 4406})
-"""Bad hello, wrong credential, not allowed, a version the gateway does not speak."""
+FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
 
 
 log = logging.getLogger("farhand.sdk")

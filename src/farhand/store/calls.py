@@ -65,7 +65,8 @@ CLAIM: Final = """
     SET body_hash = excluded.body_hash, call_id = excluded.call_id, created_at = excluded.created_at
     WHERE created_at < excluded.created_at - ?
     RETURNING call_id"""
-CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ?"
+CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ? AND created_at >= ?"
+FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 
 
 def claim(
@@ -73,10 +74,20 @@ def claim(
 ) -> tuple[str, bytes]:
     """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
     won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
-    if won:
-        return call_id, body_hash
-    held: tuple[str, bytes] = connection.execute(CLAIMED, (credential, key)).fetchall()[0]  # type: ignore[assignment]
-    return held
+    return (call_id, body_hash) if won else claimed(connection, credential, key, body_hash, call_id, now)
+
+
+def claimed(
+    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
+) -> tuple[str, bytes]:
+    """As `claim`, without claiming."""
+    held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
+    return held[0] if held else (call_id, body_hash)
+
+
+def forget_keys(connection: apsw.Connection, now: int) -> None:
+    """Remove the idempotency keys that are older than a day."""
+    connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
 
 
 def begin(connection: apsw.Connection, record: CallRecord) -> None:

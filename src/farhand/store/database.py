@@ -9,6 +9,7 @@ write-ahead log and wakes whoever asked for durability, one sync for everything 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import threading
@@ -21,6 +22,8 @@ import apsw
 
 from farhand.protocol.errors import FarhandError
 from farhand.store.migrations import MIGRATIONS
+
+log = logging.getLogger("farhand.store")
 
 T = TypeVar("T")
 Operation = Callable[[apsw.Connection], Any]
@@ -64,12 +67,14 @@ class Database:
         self._syncer: threading.Thread | None = None
         self._connection.set_wal_hook(self._log_grew)
         self.commits = 0
-        """Grows with every committed group; what watches the journal compares it."""
+        """How many groups were committed."""
         self._watchers: list[asyncio.Event] = []
 
     @classmethod
     def open(cls, path: Path) -> Database:
         """Open, bring the tables up to date. Raises StoreError when that cannot be done."""
+        if sqlite_version() < SAFE_SQLITE:
+            raise StoreError(f"SQLite {apsw.sqlite_lib_version()} can damage the store; install a newer apsw")
         try:
             database = cls(path)
             database._migrate()
@@ -108,15 +113,12 @@ class Database:
             for operation, future, durable in pending:
                 try:
                     value = operation(connection)
-                except (
-                    apsw.ConstraintError,
-                    apsw.MismatchError,
-                    FarhandError,
-                    ValueError,
-                    OverflowError,
-                ) as error:
-                    if not future.cancelled():
-                        future.set_exception(error)
+                except apsw.Error as error:
+                    if not isinstance(error, apsw.ConstraintError | apsw.MismatchError):
+                        raise  # the store's own trouble: nothing of the group can be kept
+                    _fail(future, error)
+                except Exception as error:
+                    _fail(future, error)
                 else:
                     done.append((future, value))
                     waits = waits or durable
@@ -126,8 +128,7 @@ class Database:
                 connection.execute("ROLLBACK")
             failure = StoreError(f"the store could not be written: {error}")
             for _, future, _ in pending:
-                if not future.done():
-                    future.set_exception(failure)
+                _fail(future, failure)
             return
         self.commits += 1
         self.wake()
@@ -200,7 +201,10 @@ class Database:
                     tried = 0
                 if self._log_pages - tried > CHECKPOINT_PAGES:
                     tried = self._log_pages
-                    checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    try:
+                        checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    except apsw.Error as error:  # everything is still in the log; tried again when that has grown
+                        log.warning("the log could not be folded back into the store: %s", error)
         finally:
             checkpointer.close()
 
@@ -284,3 +288,8 @@ def _connect(path: Path) -> apsw.Connection:
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("foreign_keys", True)
     return connection
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
