@@ -91,10 +91,10 @@ class NodeClient:
         """Raises ConfigError for settings that cannot work.
 
         `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
-        beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, and its name does
-        not matter. `token_in_query=False` keeps the token out of the URL; it then travels in
-        the `Authorization` header alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls
-        (default: in memory); `queries` answer a gateway's questions beside the tool calls.
+        beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, whatever name
+        it is for. `token_in_query=False` keeps the token out of the URL; it then travels in the `Authorization` header
+        alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls (default: in memory);
+        `queries` answer a gateway's questions beside the tool calls.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL

@@ -1,0 +1,201 @@
+"""Attacks and accidents that a review thought of: each hurts at most whoever makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+
+from tests.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, PlainNode, hello_frame, wait_until
+
+
+def raw(gateway: GatewayProcess, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
+        connection.sendall(data)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+        return received
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "//", "http://"])
+def test_an_origin_that_is_no_address_is_refused_like_any_other(shared_gateway: GatewayProcess, origin: str) -> None:
+    answer = shared_gateway.request("GET", "/v1/nodes", headers={"Origin": origin})
+    assert answer.status == 403 and answer.json()["error"]["code"] == "origin_not_allowed"
+    assert answer.headers["x-request-id"]
+
+
+def test_a_head_without_end_is_cut_off(shared_gateway: GatewayProcess) -> None:
+    answer = raw(shared_gateway, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: " + b"a" * 66_000)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ") and json.loads(body)["error"]["code"] == "too_large"
+    assert shared_gateway.request("GET", "/healthz", headers={"X-A": "a" * 30_000}).status == 200
+
+
+def test_looking_at_a_sign_in_link_does_not_use_it_up(shared_gateway: GatewayProcess) -> None:
+    path = shared_gateway.request("POST", "/v1/signin", {}).json()["path"]
+    assert shared_gateway.request("HEAD", path, token=None).status == 401
+    assert shared_gateway.request("GET", path, token=None).status == 303
+    assert shared_gateway.request("GET", path, token=None).status == 401
+
+
+def test_whoever_waits_when_the_gateway_stops_is_told_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        with GatewayProcess(tmp_path / "home") as gateway:
+            extras = {"features": ["cancel", "resume"], "resume": {"boot": "b"}}
+            async with PlainNode.connect(gateway, hello=False) as node:
+                await node.send(hello_frame("plain", ["test"], farhand=extras))
+                await node.receive("gateway_welcome")
+                waiting = asyncio.create_task(gateway.ainvoke("test.long"))
+                await node.receive("tool_request")
+                assert gateway.process is not None
+                gateway.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                gateway.process.send_signal(signal.SIGTERM)  # the second time: now
+                envelope = await waiting
+                assert envelope["state"] == "unknown"
+                assert envelope["error"]["message"].startswith("outcome unknown: the gateway stopped")
+            assert await asyncio.to_thread(gateway.process.wait, 20) == 0
+
+    asyncio.run(run())
+
+
+def test_revoking_one_token_of_a_node_leaves_what_uses_another(gateway: GatewayProcess) -> None:
+    async def run() -> None:
+        old = gateway.request("POST", "/v1/tokens", {"node_id": "box"}).json()
+        new = gateway.request("POST", "/v1/tokens", {"node_id": "box"}).json()
+        async with PlainNode.connect(gateway, "box", token=new["token"]) as node:
+            assert gateway.request("DELETE", f"/v1/tokens/{old['id']}").status == 200
+            await node.send({"type": "ping", "timestamp": 1})
+            assert (await node.receive("pong"))["timestamp"] == 1
+            assert gateway.request("DELETE", f"/v1/tokens/{new['id']}").status == 200
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await node.receive(seconds=10)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+
+    asyncio.run(run())
+
+
+def test_the_shared_token_does_not_speak_for_a_node_with_its_own(gateway: GatewayProcess) -> None:
+    async def run() -> None:
+        token = gateway.request("POST", "/v1/tokens", {"node_id": "box"}).json()["token"]
+        async with PlainNode.connect(gateway, "box", token=token):
+            async with PlainNode.connect(gateway, "box", token=SHARED_TOKEN, hello=False) as stranger:
+                await stranger.send(hello_frame("box", ["test"]))
+                with pytest.raises(websockets.ConnectionClosed) as closed:
+                    await stranger.receive(seconds=10)
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+            assert gateway.wait_for_node("box")
+
+    asyncio.run(run())
+
+
+async def offering(node: PlainNode, node_id: str, tools: list[Any], features: list[str]) -> None:
+    extras = {"features": features, "tools": tools, "resume": {"boot": "b"}}
+    await node.send(hello_frame(node_id, ["test"], farhand=extras))
+    await node.receive("gateway_welcome")
+
+
+def test_numbers_nobody_can_hold_are_the_callers_mistake(gateway: GatewayProcess) -> None:
+    async def run() -> None:
+        async with PlainNode.connect(gateway, hello=False) as node:
+            schema = {"type": "object", "properties": {"a": {"type": "number"}}}
+            await offering(node, "plain", [{"name": "test.add", "parameters": schema}], ["resume"])
+            body = b'{"tool": "test.add", "args": {"a": 1e999}}'
+            envelope = (await asyncio.to_thread(gateway.request, "POST", "/v1/tools/invoke", body)).json()
+            assert envelope["ok"] is False and envelope["error"]["kind"] == "invalid_args"
+            assert gateway.get(f"/v1/calls/{envelope['request_id']}")["state"] == "error"
+
+    asyncio.run(run())
+
+
+def test_a_schema_that_unfolds_without_end_stalls_nobody(gateway: GatewayProcess) -> None:
+    async def run() -> None:
+        schema: dict[str, Any] = {"type": "object", "$ref": "#/$defs/a0", "$defs": {"a60": {"type": "object"}}}
+        for level in range(60):
+            schema["$defs"][f"a{level}"] = {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2}
+        async with PlainNode.connect(gateway, hello=False) as node:
+            await offering(node, "plain", [{"name": "test.bomb", "parameters": schema}], ["resume"])
+            call = asyncio.create_task(gateway.ainvoke("test.bomb", {"a": 1}))
+            await node.answer(await node.receive("tool_request"), "fine")
+            assert (await call)["result"] == "fine"
+
+    asyncio.run(run())
+
+
+def test_a_node_that_tells_nonsense_of_its_jobs_spoils_nobody_elses_list(gateway: GatewayProcess) -> None:
+    async def run() -> None:
+        async with PlainNode.connect(gateway, hello=False) as node:
+            await offering(node, "liar", [], ["resume", "query.jobs"])
+            for nonsense in (5, [{"job_id": "1"}], [{"job_id": 1}], "x", None):
+                listing = asyncio.create_task(asyncio.to_thread(gateway.get, "/v1/jobs"))
+                query = await node.receive("node_query")
+                await node.send({"type": "node_answer", "query_id": query["query_id"], "result": nonsense})
+                assert await listing == {"jobs": [], "count": 0, "unanswered": ["liar"]}
+            listing = asyncio.create_task(asyncio.to_thread(gateway.get, "/v1/jobs"))
+            query = await node.receive("node_query")
+            job = {"node_id": "laptop", "job_id": "1", "command": "x", "started_at": 1, "running": True}
+            await node.send({"type": "node_answer", "query_id": query["query_id"], "result": [job]})
+            assert [each["node_id"] for each in (await listing)["jobs"]] == ["liar"]
+
+    asyncio.run(run())
+
+
+def test_a_blank_owner_token_lets_nobody_in(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "token").write_text("\n")
+    gateway = GatewayProcess(home)
+    gateway.start(wait=False)
+    assert gateway.process is not None and gateway.process.wait(20) == 1
+    assert "is blank" in gateway.log.read_text() and "Traceback" not in gateway.log.read_text()
+    assert gateway.process.stdout is not None
+    gateway.process.stdout.close()
+
+
+def test_denying_the_shell_denies_what_tends_it(gateway: GatewayProcess, tmp_path: Path) -> None:
+    with NodeProcess(gateway, tmp_path, "box"):
+        started = gateway.invoke("box__Bash", {"command": "sh -i", "background": True})["result"]
+    with NodeProcess(gateway, tmp_path, "box", "--deny-tool", "Bash"):
+        arguments = {"action": "submit", "sessionId": started["sessionId"], "data": "echo pwned"}
+        for tool, args in (("box__Bash", {"command": "true"}), ("box__Process", arguments)):
+            assert gateway.invoke(tool, args)["error"]["kind"] == "not_allowed"
+    with NodeProcess(gateway, tmp_path, "box"):
+        gateway.invoke("box__Process", {"action": "kill", "sessionId": started["sessionId"]})
+
+
+def test_the_token_of_a_node_is_not_in_its_environment(gateway: GatewayProcess, tmp_path: Path) -> None:
+    with NodeProcess(gateway, tmp_path, "box") as node:
+        assert node.process is not None
+        environ = Path(f"/proc/{node.process.pid}/environ").read_bytes()
+        assert b"SA_NODE_TOKEN=" in environ and SHARED_TOKEN.encode() not in environ
+
+
+def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -> None:
+    """Nobody is left waiting when a node answers out of order and some callers leave."""
+
+    async def run() -> None:
+        async with PlainNode.connect(shared_gateway, "crowd", ["crowd"]) as node:
+            envelopes: list[Any] = []
+
+            def call(number: int) -> None:
+                envelopes.append(shared_gateway.invoke("crowd.n", number))
+
+            threads = [threading.Thread(target=call, args=(number,)) for number in range(40)]
+            for thread in threads:
+                thread.start()
+            requests = [await node.receive("tool_request", 20) for _ in threads]
+            for request in reversed(requests):
+                await node.answer(request, request["args"])
+            await asyncio.to_thread(lambda: [thread.join(20) for thread in threads])
+            assert sorted(envelope["result"] for envelope in envelopes) == list(range(40))
+        wait_until(lambda: shared_gateway.get("/v1/health")["calls"]["open"] == 0)
+
+    asyncio.run(run())

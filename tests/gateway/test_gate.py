@@ -1,0 +1,232 @@
+"""The gate against a store that fails and a node at the other end of a link, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+from farhand.gateway.catalog import Catalog
+from farhand.gateway.credentials import OWNER, Credential
+from farhand.gateway.gate import Gate, OpenCall, Outcome, new_call_id
+from farhand.gateway.roster import Connection, Roster
+from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.messages import (
+    FEATURES,
+    NodeExtras,
+    NodeHello,
+    NodeInfo,
+    Resume,
+    ToolAck,
+    ToolRequest,
+    ToolResponse,
+    decode,
+)
+from farhand.store import calls
+from farhand.store.calls import CallState
+from farhand.store.database import Database
+
+SPECS = [ToolSpec("Look", read_only=True, capability="x.look"), ToolSpec("Act", capability="x.act")]
+
+
+class FarEnd:
+    """The node's end of a link: what it was sent, decoded from the frames."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+        self.connection: Connection
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(decode(frame))
+
+    def close(self, code: int, reason: str) -> None:
+        self.frames.append((code, reason))
+
+    def requests(self) -> list[str]:
+        return [frame.request_id for frame in self.frames if isinstance(frame, ToolRequest)]
+
+    def acknowledged(self) -> list[str]:
+        return [call_id for frame in self.frames if isinstance(frame, ToolAck) for call_id in frame.request_ids]
+
+
+class Bench:
+    def __init__(self, path: Path) -> None:
+        self.database = Database.open(path / "x.db")
+        self.roster = Roster()
+        self.gate = Gate(self.database, self.roster, Catalog(self.roster))
+
+    def join(self, boot: str | None = "life", **resume: Any) -> FarEnd:
+        end = FarEnd()
+        extras = NodeExtras(
+            features=list(FEATURES) if boot else [], tools=SPECS, resume=Resume(boot, **resume) if boot else None
+        )
+        hello = NodeHello(node=NodeInfo("far", "far", "test", "1"), capabilities=["x"], farhand=extras)
+        end.connection, _ = self.roster.join(self.roster.examine(hello, None), hello, end)
+        self.gate.node_joined(end.connection)
+        return end
+
+    async def begin(self, tool: str = "far__Act", credential: Credential = OWNER, **options: Any) -> Any:
+        call = ToolCall(new_call_id(), tool, msgspec.Raw(b"{}"))
+        return await self.gate.begin(call, credential=credential, **options)
+
+    def recorded(self, call_id: str) -> Any:
+        return self.database.query(lambda store: calls.find(store, call_id))
+
+
+def on_bench(test: Callable[[Bench], Awaitable[None]]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        async def main() -> None:
+            bench = Bench(tmp_path)
+            try:
+                await test(bench)
+            finally:
+                bench.gate.close()
+                await bench.database.close()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def answer(end: FarEnd, gate: Gate, call_id: str) -> None:
+    gate.answered(end.connection, ToolResponse(call_id, True, result=msgspec.Raw(b'"done"')))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@on_bench
+async def test_an_end_that_cannot_be_written_is_unknown_and_written_later(bench: Bench) -> None:
+    end = bench.join()
+    opened = await bench.begin()
+    assert isinstance(opened, OpenCall)
+    store = bench.database._connection
+    room = store.pragma("max_page_count")
+    store.pragma("max_page_count", store.pragma("page_count"))  # the store is full
+
+    def fill(connection: apsw.Connection) -> None:
+        connection.execute("INSERT INTO meta VALUES (?, ?)", ("filler", "x" * 100_000))
+
+    with pytest.raises(Exception, match="full"):
+        await bench.database.write(fill)
+    big = msgspec.Raw(b'"' + b"r" * 100_000 + b'"')
+    bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=big))
+    told = (await bench.gate.wait(opened)).record
+    assert told.state is CallState.UNKNOWN and "could not be written down" in (told.error_message or "")
+    answer(end, bench.gate, opened.record.id)  # the node says it again; still nothing is kept, so nothing is forgotten
+    await asyncio.sleep(0.2)
+    assert end.acknowledged() == [] and bench.recorded(opened.record.id).ended_at is None
+    store.pragma("max_page_count", room)
+    await until(lambda: end.acknowledged() == [opened.record.id])
+    assert bench.recorded(opened.record.id).state is CallState.OK
+
+
+@on_bench
+async def test_the_record_shows_an_end_only_once_it_is_written(bench: Bench) -> None:
+    end = bench.join()
+    opened = await bench.begin()
+    answer(end, bench.gate, opened.record.id)
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state in (CallState.RUNNING, CallState.OK)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state is CallState.OK
+
+
+@on_bench
+async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> None:
+    refused = await bench.begin(idempotency_key="k")
+    assert isinstance(refused, Outcome) and refused.record.error_kind == "not_found"
+    end = bench.join()
+    opened = await bench.begin(idempotency_key="k")
+    answer(end, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    bench.roster.leave(end.connection)
+    again = await bench.begin(idempotency_key="k")  # the node is gone, the first outcome stands
+    assert isinstance(again, Outcome) and again.repeated and again.record.id == opened.record.id
+    assert end.requests() == [opened.record.id]
+
+
+@on_bench
+async def test_scopes_decide_which_tools_a_credential_reaches(bench: Bench) -> None:
+    end = bench.join()
+    reader = Credential("reader", frozenset({"tools.read"}))
+    denied = await bench.begin("far__Act", reader)
+    assert isinstance(denied, Outcome) and denied.record.state is CallState.DENIED
+    assert denied.record.error_kind == "not_allowed" and "tools.exec" in (denied.record.error_message or "")
+    opened = await bench.begin("far__Look", reader)
+    assert isinstance(opened, OpenCall)
+    answer(end, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert end.requests() == [opened.record.id]
+
+
+@on_bench
+async def test_a_read_only_call_is_in_the_record_before_it_is_answered(bench: Bench) -> None:
+    end = bench.join()
+    opened = await bench.begin("far__Look")
+    assert bench.recorded(opened.record.id) is None
+    answer(end, bench.gate, opened.record.id)
+    await bench.gate.wait(opened)
+    assert bench.recorded(opened.record.id).state is CallState.OK
+
+
+@on_bench
+async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(bench: Bench) -> None:
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    bench.gate.node_left(first.connection)
+    second = bench.join()
+    assert second.requests() == [opened.record.id]
+    answer(second, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+
+
+@on_bench
+async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) -> None:
+    first = bench.join("one")
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    second = bench.join("two")
+    record = (await bench.gate.wait(opened)).record
+    assert record.state is CallState.UNKNOWN and (record.error_message or "").startswith("outcome unknown:")
+    assert second.requests() == []
+
+
+@on_bench
+async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench: Bench) -> None:
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    opened.waiters = 0
+    second = bench.join(earlier=[opened.record.id, "long-settled"])
+    assert second.requests() == [opened.record.id] and second.acknowledged() == ["long-settled"]
+
+
+@on_bench
+async def test_counters_go_back_to_nothing(bench: Bench) -> None:
+    end = bench.join()
+    node = bench.roster.nodes["far"]
+    opened = [await bench.begin() for _ in range(20)]
+    assert node.running == 20
+    for each in opened[:10]:
+        answer(end, bench.gate, each.record.id)
+    for each in opened[10:]:
+        bench.gate.abandon(each)
+    bench.roster.leave(end.connection)
+    bench.join("another life")
+    for each in opened:
+        await bench.gate.wait(each)
+    assert node.running == 0 and bench.gate.open_records() == []
