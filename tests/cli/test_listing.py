@@ -79,4 +79,4 @@ def test_no_nodes_and_no_tools_say_what_to_do(gateway: GatewayProcess) -> None:
         done = command(name)
         assert (done.status, done.out) == (0, "") and "farhand token create --node" in done.err
     assert "no calls yet" in command("calls").err
-    assert command("nodes", "--json").json() == {"nodes": [], "count": 0}
+    assert command("nodes", "--json").json() == {"nodes": [], "count": 0, "primary": None}

@@ -691,18 +691,18 @@ def test_no_secret_in_any_log(tmp_path: Path) -> None:
         secrets += [node, caller, gateway.token, code, wrong]
 
         async def scenario() -> None:
-            for query, headers, protocols in (
-                (f"?token={secrets[1]}&node_id=logged-1", {}, None),
-                (f"?token={node}&node_id=logged", {}, None),
-                ("", {"Authorization": f"Bearer {node}"}, None),
-                ("", {}, [f"bearer.{secrets[2]}"]),
+            for node_id, query, headers, protocols in (
+                ("logged-1", f"?token={secrets[1]}&node_id=logged-1", {}, None),
+                ("logged", f"?token={node}&node_id=logged", {}, None),
+                ("logged", "", {"Authorization": f"Bearer {node}"}, None),
+                ("logged-2", "", {}, [f"bearer.{secrets[2]}"]),
             ):
                 async with websockets.connect(
                     gateway.ws_url + query, additional_headers=headers, subprotocols=protocols
                 ) as socket_:
                     peer = PlainNode(socket_)
                     await peer.send(f'{{"type":"junk","token":"{node}"}}')
-                    await peer.send(hello_frame("logged", ["logged"]))
+                    await peer.send(hello_frame(node_id, ["logged"]))
                     await peer.receive("gateway_welcome")
                     await peer.send(f'{{"type":"junk","token":"{node}"}}')
                     await peer.send({"type": "ping", "timestamp": 1})

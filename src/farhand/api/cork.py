@@ -1,8 +1,7 @@
 """uvicorn's HTTP protocol with one write for each answer, and a limit to what comes before a body.
 
-uvicorn writes the head of an answer and its body apart, and each write is a system call that wakes the client. Gathered
-until the loop's next turn they are one: a tool call with 64 callers costs the gateway about a tenth less (see
-docs/performance.md).
+uvicorn writes the head of an answer and its body apart, and each write is a system call that wakes the client. A head
+is held until its body comes, or until the loop comes round.
 """
 
 from __future__ import annotations
@@ -21,17 +20,22 @@ TOO_LARGE = (
 
 
 class CorkedTransport:
-    """A transport that holds what is written until the loop comes round. Everything else is the transport's own."""
+    """A transport that writes the head of an answer together with what follows. The rest is the transport's own."""
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self.inner = inner
-        self._held: list[bytes] = []
+        self._held = b""
         self._call_soon = asyncio.get_running_loop().call_soon
 
     def write(self, data: bytes) -> None:
-        if not self._held:
+        if self._held:
+            held, self._held = self._held, b""
+            self.inner.write(held + data)
+        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
+            self._held = data
             self._call_soon(self._flush)
-        self._held.append(data)
+        else:
+            self.inner.write(data)
 
     def close(self) -> None:
         self._flush()
@@ -42,8 +46,8 @@ class CorkedTransport:
 
     def _flush(self) -> None:
         if self._held:
-            held, self._held = self._held, []
-            self.inner.write(b"".join(held))
+            held, self._held = self._held, b""
+            self.inner.write(held)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -39,7 +39,9 @@ CONFIRM_SECONDS = 3.0
 """How long a node that was told to stop may take to say what it ended."""
 RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
+QUIET_CALLS = 2
 ACK_SECONDS = 0.05
+MOST_ACKS = 64
 WRITE_AGAIN_SECONDS = 5.0
 MAX_IDEMPOTENCY_KEY = 256
 
@@ -75,7 +77,7 @@ class OpenCall:
 
     __slots__ = (
         "deadline",
-        "future",
+        "listeners",
         "node",
         "over",
         "read_only",
@@ -84,6 +86,7 @@ class OpenCall:
         "sent",
         "started",
         "stopping",
+        "told",
         "waiters",
     )
 
@@ -92,7 +95,9 @@ class OpenCall:
         self.node = node
         self.request = request
         self.read_only = read_only
-        self.future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        self.listeners: list[asyncio.Future[CallRecord]] = []
+        self.told: CallRecord | None = None
+        """What whoever waits is told once the call is over."""
         self.deadline: asyncio.TimerHandle | None = None
         self.sent = False
         self.over = False
@@ -100,6 +105,23 @@ class OpenCall:
         self.started = time.perf_counter()
         self.stopping: tuple[CallState, str] | None = None
         self.waiters = 0
+
+    def ended(self) -> asyncio.Future[CallRecord]:
+        """A future of the caller's own: whoever cancels it takes it from nobody else."""
+        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        if self.told is not None:
+            future.set_result(self.told)
+        else:
+            self.listeners.append(future)
+        return future
+
+    def tell(self, record: CallRecord) -> None:
+        """Let everybody go who waits; the first word counts."""
+        if self.told is None:
+            self.told = record
+            for future in self.listeners:
+                if not future.done():
+                    future.set_result(record)
 
     @property
     def wanted(self) -> bool:
@@ -199,7 +221,7 @@ class Gate:
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
-        return Outcome(await asyncio.shield(opened.future))
+        return Outcome(await opened.ended())
 
     def abandon(self, opened: OpenCall) -> None:
         """A waiter hung up. When nobody else wants the call, it is cancelled on its node."""
@@ -213,7 +235,7 @@ class Gate:
         if opened is None:
             return await self.find(call_id)
         self._stop(opened, CallState.CANCELLED, reason)
-        return await asyncio.shield(opened.future)
+        return await opened.ended()
 
     async def find(self, call_id: str) -> CallRecord | None:
         opened = self._open.get(call_id)
@@ -224,6 +246,11 @@ class Gate:
     def open_records(self) -> list[CallRecord]:
         return [opened.record for opened in self._open.values()]
 
+    @property
+    def _quiet(self) -> bool:
+        """So few calls are open that waiting for others to share a commit with would only cost time."""
+        return len(self._open) <= QUIET_CALLS
+
     # -- writing down -----------------------------------------------------------------------------------
 
     async def _write_down(self, record: CallRecord, opened: OpenCall | None, call: ToolCall, key: str | None) -> str:
@@ -232,7 +259,7 @@ class Gate:
             if opened is None:
                 await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
             elif not opened.read_only:
-                await self._database.write(lambda connection: calls.begin(connection, record))
+                await self._database.write(lambda store: calls.begin(store, record), at_once=self._quiet)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -252,7 +279,7 @@ class Gate:
     async def _repeat(self, call_id: str, background: bool) -> Outcome:
         opened = self._open.get(call_id)
         if opened is not None and not background:
-            return Outcome(await asyncio.shield(opened.future), repeated=True)
+            return Outcome(await opened.ended(), repeated=True)
         record = await self.find(call_id)
         if record is None:
             raise StoreError(f"call {call_id} is not in the record")
@@ -413,7 +440,7 @@ class Gate:
             if record.node_boot is None:
                 where = f"node {record.node_id!r}"
                 self._end(opened, CallState.UNKNOWN, _unknown(f"the gateway stopped while {where} ran the call"))
-        return sum(not opened.future.done() for opened in self._open.values())
+        return sum(not opened.over for opened in self._open.values())
 
     @property
     def closing(self) -> bool:
@@ -422,7 +449,7 @@ class Gate:
     async def drain(self, seconds: float) -> None:
         """Take no new calls and give those somebody waits for some time to end."""
         self._closing = True
-        waiting = [opened.future for opened in self._open.values() if opened.waiters]
+        waiting = [opened.ended() for opened in self._open.values() if opened.waiters]
         if waiting:
             await asyncio.wait(waiting, timeout=seconds)
 
@@ -432,9 +459,9 @@ class Gate:
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
-            if not opened.future.done() and not opened.over:
+            if not opened.over:
                 left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
-                opened.future.set_result(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
+                opened.tell(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
 
     def _of(self, node_id: str) -> list[OpenCall]:
         return [opened for opened in self._open.values() if opened.record.node_id == node_id]
@@ -477,12 +504,14 @@ class Gate:
                 told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
                 if not self._closing:
                     loop.call_later(WRITE_AGAIN_SECONDS, self._write_end, opened, record, connection)
-            if not opened.future.done():
-                opened.future.set_result(told)
+            opened.tell(told)
 
         loop = asyncio.get_running_loop()
-        done = self._database.write(lambda store: write(store, record), durable=durable)
-        done.add_done_callback(written)
+        done = self._database.write(lambda store: write(store, record), durable=durable, at_once=self._quiet)
+        if done.done():
+            written(done)
+        else:
+            done.add_done_callback(written)
 
     def _acknowledge(self, connection: Connection, call_id: str) -> None:
         # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
@@ -491,12 +520,16 @@ class Gate:
         waiting = self._acks.get(connection)
         if waiting is not None:
             waiting.append(call_id)
+            if len(waiting) == MOST_ACKS:
+                self._send_acks(connection)
             return
         self._acks[connection] = [call_id]
         asyncio.get_running_loop().call_later(ACK_SECONDS, self._send_acks, connection)
 
     def _send_acks(self, connection: Connection) -> None:
-        call_ids = self._acks.pop(connection)
+        call_ids = self._acks.pop(connection, None)
+        if call_ids is None:
+            return  # sent already, there were many
 
         def synced(future: asyncio.Future[None]) -> None:
             if connection.current and not future.cancelled() and future.exception() is None:

@@ -20,7 +20,7 @@ from farhand.sdk.registry import ToolRegistry
 log = logging.getLogger("farhand.sdk")
 
 MAX_WAITING = 64
-MAX_UNACKNOWLEDGED = 1024
+MAX_UNACKNOWLEDGED = 4096
 REMEMBERED_IDS = 65_536
 CANCEL_GRACE_SECONDS = 2.0
 

@@ -84,11 +84,14 @@ class Database:
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def write(self, operation: Callable[[apsw.Connection], T], *, durable: bool = True) -> asyncio.Future[T]:
+    def write(
+        self, operation: Callable[[apsw.Connection], T], *, durable: bool = True, at_once: bool = False
+    ) -> asyncio.Future[T]:
         """Run `operation` in the next transaction; the future has its value once that is committed.
 
         With `durable` it waits until the disk has it; without, the disk has it soon. An operation that raises must
-        do so before it changed anything: the others of its group are committed.
+        do so before it changed anything: the others of its group are committed. `at_once`: do not wait for others to
+        share the transaction with; unless the disk is slow, the future is then done when this returns.
         """
         loop = self._loop or self._start()
         future: asyncio.Future[T] = loop.create_future()
@@ -96,14 +99,20 @@ class Database:
             future.set_exception(self._broken)
             return future
         self._pending.append((operation, future, durable))
-        if not self._scheduled:
+        if at_once:
+            self._commit()
+        elif not self._scheduled:
             self._scheduled = True
             # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
-            loop.call_soon(loop.call_soon, self._commit)
+            loop.call_soon(loop.call_soon, self._commit_gathered)
         return future
 
-    def _commit(self) -> None:
+    def _commit_gathered(self) -> None:
         self._scheduled = False
+        if self._pending:
+            self._commit()
+
+    def _commit(self) -> None:
         pending, self._pending = self._pending, []
         connection = self._connection
         done: list[tuple[asyncio.Future[Any], Any]] = []
