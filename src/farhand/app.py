@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import ipaddress
 import logging
 import os
@@ -33,6 +34,8 @@ from farhand.protocol.errors import FarhandError
 log = logging.getLogger("farhand")
 
 DRAIN_SECONDS = 10.0
+COLLECT = (50_000, 20, 20)
+"""A call makes some hundred objects and leaves no cycles; the default would go looking for some every few calls."""
 GATEWAY_FILE = "gateway.json"
 
 
@@ -124,6 +127,9 @@ class Gateway:
         beside.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
         beside.chmod(0o600)
         beside.replace(self._home / GATEWAY_FILE)
+        gc.collect()
+        gc.freeze()  # what is there now stays; the collector need not look at it again
+        gc.set_threshold(*COLLECT)
         ready(self)
         if not self.hub.credentials.nodes_can_join:
             log.warning("no node can join yet: make a token with `farhand token create --node NAME`")

@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
-import pytest
 
 from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import OWNER, Credential
@@ -106,39 +104,57 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
+class FullStore:
+    """While entered, the store has no room for anything large."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._store = bench.database._connection
+        self._room = self._store.pragma("max_page_count")
+
+    def __enter__(self) -> None:
+        self._store.pragma("max_page_count", self._store.pragma("page_count"))
+
+    def __exit__(self, *_: object) -> None:
+        self._store.pragma("max_page_count", self._room)
+
+
+BIG = msgspec.Raw(b'"' + b"r" * 100_000 + b'"')
+
+
 @on_bench
-async def test_an_end_that_cannot_be_written_is_unknown_and_written_later(bench: Bench) -> None:
+async def test_an_end_that_cannot_be_written_stays_with_its_node_until_it_is(bench: Bench) -> None:
     end = bench.join()
     opened = await bench.begin()
-    assert isinstance(opened, OpenCall)
-    store = bench.database._connection
-    room = store.pragma("max_page_count")
-    store.pragma("max_page_count", store.pragma("page_count"))  # the store is full
-
-    def fill(connection: apsw.Connection) -> None:
-        connection.execute("INSERT INTO meta VALUES (?, ?)", ("filler", "x" * 100_000))
-
-    with pytest.raises(Exception, match="full"):
-        await bench.database.write(fill)
-    big = msgspec.Raw(b'"' + b"r" * 100_000 + b'"')
-    bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=big))
-    told = (await bench.gate.wait(opened)).record
-    assert told.state is CallState.UNKNOWN and "could not be written down" in (told.error_message or "")
-    answer(end, bench.gate, opened.record.id)  # the node says it again; still nothing is kept, so nothing is forgotten
-    await asyncio.sleep(0.2)
-    assert end.acknowledged() == [] and bench.recorded(opened.record.id).ended_at is None
-    store.pragma("max_page_count", room)
+    with FullStore(bench):
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        assert (await bench.gate.wait(opened)).record.state is CallState.OK
+        await asyncio.sleep(0.2)
+        answer(end, bench.gate, opened.record.id)  # the node says it again; nothing is kept, so nothing is forgotten
+        await asyncio.sleep(0.2)
+        assert end.acknowledged() == [] and bench.recorded(opened.record.id).ended_at is None
     await until(lambda: end.acknowledged() == [opened.record.id])
-    assert bench.recorded(opened.record.id).state is CallState.OK
+    record = bench.recorded(opened.record.id)
+    assert record.state is CallState.OK and bytes(record.result) == bytes(BIG)
 
 
 @on_bench
-async def test_the_record_shows_an_end_only_once_it_is_written(bench: Bench) -> None:
-    end = bench.join()
+async def test_an_end_that_nobody_else_holds_and_cannot_be_written_is_unknown(bench: Bench) -> None:
+    end = bench.join(boot=None)
+    opened = await bench.begin()
+    with FullStore(bench):
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        told = (await bench.gate.wait(opened)).record
+        assert told.state is CallState.UNKNOWN and "could not be written down" in (told.error_message or "")
+    await until(lambda: bench.recorded(opened.record.id).state is CallState.OK)
+
+
+@on_bench
+async def test_the_end_of_a_plain_nodes_call_shows_only_once_it_is_written(bench: Bench) -> None:
+    end = bench.join(boot=None)
     opened = await bench.begin()
     answer(end, bench.gate, opened.record.id)
     found = await bench.gate.find(opened.record.id)
-    assert found is not None and found.state in (CallState.RUNNING, CallState.OK)
+    assert found is not None and found.state is CallState.RUNNING
     assert (await bench.gate.wait(opened)).record.state is CallState.OK
     found = await bench.gate.find(opened.record.id)
     assert found is not None and found.state is CallState.OK
@@ -173,12 +189,15 @@ async def test_scopes_decide_which_tools_a_credential_reaches(bench: Bench) -> N
 
 
 @on_bench
-async def test_a_read_only_call_is_in_the_record_before_it_is_answered(bench: Bench) -> None:
+async def test_a_read_only_call_is_written_behind_and_shown_at_once(bench: Bench) -> None:
     end = bench.join()
     opened = await bench.begin("far__Look")
     assert bench.recorded(opened.record.id) is None
     answer(end, bench.gate, opened.record.id)
-    await bench.gate.wait(opened)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state is CallState.OK
+    await until(lambda: bench.recorded(opened.record.id) is not None)
     assert bench.recorded(opened.record.id).state is CallState.OK
 
 

@@ -12,7 +12,7 @@ import binascii
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
@@ -178,6 +178,7 @@ class NodeConversation(picows.WSListener):
         self._gathered = bytearray()
         self._text = True
         self._heard_at = time.monotonic()
+        self._outgoing: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -185,8 +186,20 @@ class NodeConversation(picows.WSListener):
     # -- the roster's side ------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        if self._hub.gate.quiet and not self._outgoing:
             self._socket.send(picows.WSMsgType.TEXT, frame)
+            return
+        # With many calls open, one write for all frames of a turn: each write wakes the node.
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._outgoing = self._outgoing, []
+        if self._socket is not None and frames:
+            self._socket.underlying_transport.write(b"".join(_framed(frames)))
 
     @property
     def congested(self) -> bool:
@@ -195,6 +208,7 @@ class NodeConversation(picows.WSListener):
 
     def close(self, code: int, reason: str) -> None:
         """Say why, give the peer a moment to answer, then cut."""
+        self._flush()
         socket, self._socket = self._socket, None
         if socket is None:
             return
@@ -311,6 +325,19 @@ class NodeConversation(picows.WSListener):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def _framed(payloads: list[bytes]) -> Iterator[bytes]:
+    """Unmasked text frames, as a server sends them (RFC 6455, 5.2); picows has no call for several at once."""
+    for payload in payloads:
+        size = len(payload)
+        if size < 126:
+            yield bytes((0x81, size))
+        elif size < 65536:
+            yield b"\x81\x7e" + size.to_bytes(2)
+        else:
+            yield b"\x81\x7f" + size.to_bytes(8)
+        yield payload
 
 
 def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:

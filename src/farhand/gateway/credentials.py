@@ -82,6 +82,8 @@ class Credentials:
 
     def __init__(self, owner: str, tokens: Iterable[Token], environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
         self.open = open
+        self._recognised: dict[str, Credential] = {}
+        """Right tokens seen since the last change of any."""
         self._owner = token_hash(owner)
         self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
         self._shared = None if environment.shared is None else token_hash(environment.shared)
@@ -89,9 +91,14 @@ class Credentials:
 
     def recognise(self, secret: str) -> Credential | None:
         """The caller behind a token."""
-        if not secret:
-            return None
-        digest = token_hash(secret)
+        known = self._recognised.get(secret)
+        if known is None and secret:
+            known = self._recognise(token_hash(secret))
+            if known is not None and len(self._recognised) < 1024:
+                self._recognised[secret] = known
+        return known
+
+    def _recognise(self, digest: bytes) -> Credential | None:
         if hmac.compare_digest(digest, self._owner):
             return OWNER
         token = self._tokens.get(digest)
@@ -131,9 +138,11 @@ class Credentials:
         )
 
     def add(self, token: Token) -> None:
+        self._recognised.clear()
         self._tokens[token.hash] = token
 
     def remove(self, token_id: str) -> Token | None:
+        self._recognised.clear()
         for digest, token in self._tokens.items():
             if token.id == token_id:
                 del self._tokens[digest]

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import random
 import time
 
 import apsw
@@ -247,8 +248,8 @@ class Gate:
         return [opened.record for opened in self._open.values()]
 
     @property
-    def _quiet(self) -> bool:
-        """So few calls are open that waiting for others to share a commit with would only cost time."""
+    def quiet(self) -> bool:
+        """So few calls are open that waiting for others to share a commit or a write with would only cost time."""
         return len(self._open) <= QUIET_CALLS
 
     # -- writing down -----------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ class Gate:
             if opened is None:
                 await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
             elif not opened.read_only:
-                await self._database.write(lambda store: calls.begin(store, record), at_once=self._quiet)
+                await self._database.write(lambda store: calls.begin(store, record), at_once=self.quiet)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -484,11 +485,14 @@ class Gate:
         self._write_end(opened, _ended(opened.record, state, result, self._roster.clock(), duration), connection)
 
     def _write_end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
-        # The end of a call survives a crash of the gateway once it is committed. It need not wait for the disk while
-        # the node still holds the result: that is acknowledged, and so forgotten there, only after a sync.
+        # A result that its node still holds cannot be lost by a crash here: it is acknowledged, and so forgotten there,
+        # only after a sync, and until then it comes again. So whoever waits is told at once, and the end is written
+        # behind, as it is for a read-only call. Any other end is on disk before anyone is told.
         write = calls.begin if opened.read_only else calls.finish
-        kept_by_node = connection is not None and connection.resume is not None
-        durable = not (opened.read_only or kept_by_node)
+        behind = opened.read_only or (connection is not None and connection.resume is not None)
+        if behind:
+            opened.record = record
+            opened.tell(record)
 
         def written(future: asyncio.Future[bool | None]) -> None:
             error = None if future.cancelled() else future.exception()
@@ -507,11 +511,8 @@ class Gate:
             opened.tell(told)
 
         loop = asyncio.get_running_loop()
-        done = self._database.write(lambda store: write(store, record), durable=durable, at_once=self._quiet)
-        if done.done():
-            written(done)
-        else:
-            done.add_done_callback(written)
+        done = self._database.write(lambda store: write(store, record), durable=not behind)
+        done.add_done_callback(written)
 
     def _acknowledge(self, connection: Connection, call_id: str) -> None:
         # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
@@ -539,10 +540,14 @@ class Gate:
             self._database.flush().add_done_callback(synced)
 
 
+# An id is a name, not a secret: a generator that need not ask the kernel each time will do.
+_random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
+
+
 def new_call_id() -> str:
     """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
     at = time.time_ns() // 1_000_000
-    tail = os.urandom(10).hex()
+    tail = f"{_random_bits(80):020x}"
     return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
 
 

@@ -279,13 +279,15 @@ class Hub:
         """Newest first; read-only calls that still run are known to the gate alone."""
         found = await self._database.read(lambda store: calls.search(store, filters, limit=limit, before=before))
         if before is None:
-            known = {record.id for record in found}
-            running = [
+            # The gate's word is newer than the row's, by a moment.
+            newer = {record.id: record for record in self.gate.open_records()}
+            merged = {record.id: record for record in found} | newer
+            fitting = [
                 record
-                for record in self.gate.open_records()
-                if record.id not in known and all(getattr(record, name) == value for name, value in filters.items())
+                for record in merged.values()
+                if all(getattr(record, name) == value for name, value in filters.items())
             ]
-            found = sorted([*running, *found], key=lambda record: record.id, reverse=True)[:limit]
+            found = sorted(fitting, key=lambda record: record.id, reverse=True)[:limit]
         return found
 
     async def last_event(self) -> int:

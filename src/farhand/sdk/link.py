@@ -22,6 +22,7 @@ from farhand.protocol.version import (
 from farhand.sdk.errors import Refused
 
 CONNECT_SECONDS = 10.0
+TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
 
@@ -50,6 +51,8 @@ class Link(picows.WSListener):
         self.on_text = on_text
         self.welcomed = False
         self._time = loop.time
+        self._call_soon = loop.call_soon
+        self._sent_this_turn = 0
         self._parts: list[bytes] = []
         self._size = 0
         self._text = True
@@ -98,8 +101,26 @@ class Link(picows.WSListener):
 
     def send(self, frame: bytes) -> None:
         """Queue a text frame; on a link that has ended it goes nowhere, which `ended` tells."""
-        if self._transport is not None and not self._transport.is_disconnected:
-            self._transport.send(picows.WSMsgType.TEXT, frame)
+        if self._transport is None or self._transport.is_disconnected:
+            return
+        # The second frame of a turn, and what follows it, waits for the turn's end: each packet wakes the gateway.
+        if self._sent_this_turn == 0:
+            self._call_soon(self._end_turn)
+        elif self._sent_this_turn == 1:
+            self._cork(1)
+        self._sent_this_turn += 1
+        self._transport.send(picows.WSMsgType.TEXT, frame)
+
+    def _end_turn(self) -> None:
+        if self._sent_this_turn > 1:
+            self._cork(0)
+        self._sent_this_turn = 0
+
+    def _cork(self, on: int) -> None:
+        if TCP_CORK is not None and self._transport is not None:
+            connection = self._transport.underlying_transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, TCP_CORK, on)
 
     def drop(self, reason: str) -> None:
         """End the link without ceremony: the other side does not answer."""

@@ -84,6 +84,7 @@ class ToolRegistry:
 
         def decorate(function: Function) -> Function:
             parameters = Parameters(function, skip=1)
+            asynchronous = inspect.iscoroutinefunction(function)
             spec = ToolSpec(
                 name=validate_capability(name.lower()),
                 description=description if description is not None else inspect.getdoc(function) or "",
@@ -94,7 +95,7 @@ class ToolRegistry:
 
             async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
                 arguments = parameters.read(args)
-                if inspect.iscoroutinefunction(function):
+                if asynchronous:
                     return await function(ctx, **arguments)
                 return await asyncio.to_thread(_called, function, ctx, arguments)
 
