@@ -363,7 +363,7 @@ def _answer(outcome: Outcome) -> InvokeAnswer:
         result=result,
         error=error,
         duration_ms=round(record.duration_ms or 0),
-        state=record.state.value,
+        state=str(record.state),
     )
 
 

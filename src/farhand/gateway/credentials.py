@@ -37,17 +37,13 @@ class Credential(msgspec.Struct, frozen=True):
 
     def may(self, scope: Scope) -> bool:
         """Who may run anything may write, and who may write may read."""
-        return any(held in self.scopes for held in _INCLUDED_IN.get(scope, (scope.value, Scope.ADMIN.value)))
+        return not self.scopes.isdisjoint(_INCLUDED_IN[scope])
 
 
-_INCLUDED_IN: dict[Scope, tuple[str, ...]] = {
-    Scope.TOOLS_WRITE: (Scope.TOOLS_EXEC.value, Scope.TOOLS_WRITE.value, Scope.ADMIN.value),
-    Scope.TOOLS_READ: (
-        Scope.TOOLS_EXEC.value,
-        Scope.TOOLS_WRITE.value,
-        Scope.TOOLS_READ.value,
-        Scope.ADMIN.value,
-    ),
+_INCLUDED_IN: dict[Scope, frozenset[str]] = {
+    **{scope: frozenset({scope.value, Scope.ADMIN.value}) for scope in Scope},
+    Scope.TOOLS_WRITE: frozenset({"tools.exec", "tools.write", "admin"}),
+    Scope.TOOLS_READ: frozenset({"tools.exec", "tools.write", "tools.read", "admin"}),
 }
 
 

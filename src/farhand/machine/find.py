@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from farhand.machine.files import Files, Place, shown, told
 from farhand.machine.pattern import BadPattern, Part, Route, combined, parse
+from farhand.machine.root import Root
 from farhand.protocol.errors import NotFound, Timeout, ToolError
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -68,6 +69,7 @@ class _Step:
             if len(route.parts) > 1 and route.parts[0].expression is not None
         ]
         self.links = bool(self.folders or self._onward)  # whether a link to a folder could matter here
+        self.plain = not self.links and self._deep == frozenset(routes)
 
     def through(self, name: str, *, link: bool) -> frozenset[Route]:
         """The routes that go on in the folder of this name."""
@@ -93,7 +95,10 @@ class _Walk:
         while self._waiting:
             place, step = self._waiting.pop()
             with _passing_over():
-                self._visit(self._files.open_folder(place), place, step, _DEPTH)
+                folder = self._files.open_folder(place)
+                self._visit(
+                    folder, place.path.rstrip("/") + "/", place.real.rstrip("/") + "/", place.root, step, _DEPTH
+                )
 
     def _step(self, routes: frozenset[Route]) -> _Step:
         step = self._steps.get(routes)
@@ -101,20 +106,31 @@ class _Walk:
             step = self._steps[routes] = _Step(routes)
         return step
 
-    def _visit(self, folder: int, place: Place, step: _Step, depth: int) -> None:
-        """Search an opened folder and those beneath, and close it."""
+    def _visit(self, folder: int, path: str, real: str, root: Root, step: _Step, depth: int) -> None:
+        """Search an opened folder and those beneath, and close it. Both spellings of it end with a slash."""
         try:
             if time.monotonic() > self._deadline:
                 raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
-            path, real = place.path.rstrip("/") + "/", place.real.rstrip("/") + "/"
+            plain = step.plain  # every folder is searched for the same, and none is itself a match
+            hidden = bool(self._files.hidden)
             for name in self._scan(folder, path, real, step):
-                inner = Place(path + name, real + name, place.root)
-                following = self._enter(inner, name, step, link=False)
-                if following and depth:
-                    with _passing_over():
-                        self._visit(os.open(name, _LIST, dir_fd=folder), inner, following, depth - 1)
-                elif following:
-                    self._waiting.append((inner, following))
+                inner = real + name
+                following: _Step | None
+                if plain:
+                    following = None if hidden and self._files.is_hidden(inner) else step
+                else:
+                    following = self._enter(Place(path + name, inner, root), name, step, link=False)
+                if following is None:
+                    continue
+                if not depth:
+                    self._waiting.append((Place(path + name, inner, root), following))
+                    continue
+                try:
+                    below = os.open(name, _LIST, dir_fd=folder)
+                except OSError as error:
+                    _pass_over(error)
+                else:
+                    self._visit(below, path + name + "/", inner + "/", root, following, depth - 1)
         finally:
             os.close(folder)
 
@@ -122,8 +138,13 @@ class _Walk:
         """Note the files that match in a folder; tells the names of the folders in it."""
         found, hidden = self.found, bool(self._files.hidden)
         wanted = step.files.fullmatch if step.files else None
-        folders = []
-        with os.scandir(folder) as entries:
+        folders: list[str] = []
+        try:
+            entries = os.scandir(folder)
+        except OSError as error:
+            _pass_over(error)
+            return folders
+        with entries:
             for entry in entries:
                 name = entry.name
                 if entry.is_dir(follow_symlinks=False):
@@ -173,8 +194,12 @@ def _passing_over() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
+        _pass_over(error)
+
+
+def _pass_over(error: OSError) -> None:
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
 
 
 def _without_depth(route: Route) -> Iterable[Route]:

@@ -107,7 +107,7 @@ def begin(connection: apsw.Connection, record: CallRecord) -> None:
             record.node_boot,
             int(record.background),
             record.idempotency_key,
-            record.state.value,
+            str(record.state),
             record.created_at,
             record.deadline_at,
             record.ended_at,
@@ -128,7 +128,7 @@ def finish(connection: apsw.Connection, record: CallRecord) -> bool:
     connection.execute(
         FINISH,
         (
-            record.state.value,
+            str(record.state),
             record.ended_at,
             record.duration_ms,
             None if record.result is None else bytes(record.result),
@@ -167,7 +167,7 @@ def search(
 
 
 def _append_end(connection: apsw.Connection, record: CallRecord) -> None:
-    data: dict[str, Any] = {"tool": record.tool, **_where(record), "state": record.state.value}
+    data: dict[str, Any] = {"tool": record.tool, **_where(record), "state": str(record.state)}
     if record.error_kind is not None:
         data["error"] = {"kind": record.error_kind, "message": record.error_message}
     append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data)
