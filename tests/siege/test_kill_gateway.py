@@ -199,7 +199,7 @@ def test_no_acknowledged_call_is_lost_and_no_side_effect_repeated(tmp_path: Path
             assert effects[call_id] == 1 and record["result"] == {"call": call_id, "key": record["session_key"]}
         elif record["state"] == "error":
             assert effects[call_id] == 0, record
-    # How long it took is the one thing that may differ: an end that a kill kept from the record came again from the node.
+    # Only how long it took may differ: an end that a kill kept from the record came again from the node.
     for key, again in repeated.items():
         assert {**again, "duration_ms": 0} == {**answers[key], "duration_ms": 0}
     # The node lived through it all, so nothing had to stay unknown; and there was traffic to speak of.

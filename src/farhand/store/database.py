@@ -35,8 +35,8 @@ CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
 INLINE_SECONDS = 0.0005
 INLINE_OPERATIONS = 16
-"""A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it takes
-about as long again (measured for one writer: 16 + 190 µs here, 367 µs through the thread). Larger groups go to the
+"""A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it
+takes about as long again (measured for one writer: 16 + 190 µs, 367 µs through the thread). Larger groups go to the
 thread, so that the loop can gather the next one meanwhile."""
 
 
