@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,16 @@ def test_the_token_of_a_node_is_not_in_its_environment(gateway: GatewayProcess, 
         assert node.process is not None
         environ = Path(f"/proc/{node.process.pid}/environ").read_bytes()
         assert b"SA_NODE_TOKEN=" in environ and SHARED_TOKEN.encode() not in environ
+
+
+def test_a_second_program_for_the_same_node_is_refused(gateway: GatewayProcess, tmp_path: Path) -> None:
+    with NodeProcess(gateway, tmp_path, "box"):
+        command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", "box"]
+        command += ["--home", str(tmp_path / "state"), "--token", SHARED_TOKEN]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1 and "already runs on this machine" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert gateway.invoke("box__Bash", {"command": "true"})["result"]["status"] == "completed"
 
 
 def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -> None:

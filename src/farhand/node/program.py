@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import socket
 import sys
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -35,6 +38,9 @@ MAX_BYTES = 32 * MIB
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
 SECRET_FILES = ("token", "farhand.db", "farhand.db-wal", "farhand.db-shm", "farhand.toml")
+
+
+ANOTHER_SECONDS = 5.0
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +71,18 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     folder = options.home / "nodes" / _folder_name(options.node_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with _held(folder, options.node_id):
+        await _serve(options, shutdown, folder, workspace, roots, environment)
+
+
+async def _serve(
+    options: NodeOptions,
+    shutdown: asyncio.Event,
+    folder: Path,
+    workspace: Path,
+    roots: list[Root],
+    environment: dict[str, str],
+) -> None:
     ledger = FileLedger(folder / "ledger", machine_boot())
     try:
         async with Jobs(folder / "jobs", environment=environment) as jobs:
@@ -102,6 +120,25 @@ def _refuse_unknown_tools(options: NodeOptions) -> None:
     for name in (*options.allowed, *options.denied):
         if name not in CAPABILITIES:
             raise ValueError(f"there is no tool {name!r} to allow or deny; there are {', '.join(CAPABILITIES)}")
+
+
+@contextlib.asynccontextmanager
+async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
+    """Hold a node's folder: two programs that take the same calls would run them twice.
+
+    One that is just ending is waited for. Raises FarhandError while another runs.
+    """
+    with (folder / "lock").open("w") as file:
+        deadline = time.monotonic() + ANOTHER_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise FarhandError(f"node {node_id!r} already runs on this machine, with {folder}") from None
+            await asyncio.sleep(0.1)
+        yield
 
 
 def _workspace(options: NodeOptions) -> Path:
