@@ -23,6 +23,7 @@ from pathlib import Path
 from farhand.machine.files import Files
 from farhand.machine.root import Root
 from farhand.machine.search import ripgrep
+from farhand.node.program import SECRET_FILES
 from farhand.tools.node_files import FileTools
 
 SUFFIXES = ("py", "py", "rs", "ts", "txt", "json", "c", "h", "html", "md")
@@ -55,7 +56,9 @@ def grow(top: Path, count: int) -> None:
 
 
 def compare(top: str, count: int, rounds: int) -> None:
-    everywhere, rooted = FileTools(Files(top)), FileTools(Files(top, roots=[Root(top)]))
+    hidden = [f"/var/lib/farhand/{name}" for name in SECRET_FILES]  # as a node hides its own
+    everywhere = FileTools(Files(top, hidden=hidden))
+    rooted = FileTools(Files(top, roots=[Root(top)], hidden=hidden))
     greps = {
         "Grep, few matches": r"needle_\d+ is",
         "Grep, no match": "zzzzzzzzzzzz",

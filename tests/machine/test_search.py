@@ -139,6 +139,49 @@ def test_a_root_and_hidden_folders_bound_what_is_found(tree: Path) -> None:
     assert found(tree, "*.md", files=hidden_file) == ["new.md"]
 
 
+NAMES = [
+    "a.md",
+    ".md",
+    "md",
+    "A.MD",
+    "a.mdx",
+    "a.md.bak",
+    "ab.md",
+    "new\nline.md",
+    "a+b.c",
+    "aXb.c",
+    "a.html",
+    "[x].md",
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "*.md", "*.{md,html}", "a*.md", "*+b.c", "*b.c", "*.m?", "*.[m]d", "*]*.md", "{*.c,a.md}", "*.{md,m?x}"],
+)
+def test_finding_agrees_with_the_pattern_name_by_name(tmp_path: Path, pattern: str) -> None:
+    """However the walk decides, by an expression or by how a name ends."""
+    for name in NAMES:
+        (tmp_path / "inner").mkdir(exist_ok=True)
+        (tmp_path / "inner" / name).touch()
+    expression = name_expression(pattern)
+    expected = sorted(f"inner/{name}" for name in NAMES if expression.fullmatch(name))
+    assert sorted(found(tmp_path, f"**/{pattern}")) == expected
+
+
+def test_what_is_hidden_is_passed_over_wherever_it_lies(tmp_path: Path) -> None:
+    for path in ("token", "notes.md", "keys/one.md", "keys/deep/two.md", "open/token", "open/three.md"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "open" / "way").symlink_to(tmp_path / "keys")
+    files = Files(tmp_path, hidden=[tmp_path / "token", tmp_path / "keys"])
+    assert sorted(found(tmp_path, "**/*", files=files)) == ["notes.md", "open/three.md", "open/token"]
+    assert found(tmp_path, "*/*.md", files=files) == ["open/three.md"]
+    assert found(tmp_path, "open/way/*", files=Files(tmp_path)) == ["open/way/one.md"]
+    assert found(tmp_path, "open/w*/*", files=files) == []
+    assert found(tmp_path, "**/", files=files) == ["open"]
+
+
 def test_deep_trees_are_searched_to_the_bottom(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(450):

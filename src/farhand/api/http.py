@@ -93,6 +93,10 @@ class Request:
         values = parse_qs(self.query_string.decode("latin-1"), keep_blank_values=True).get(name)
         return values[-1] if values else None
 
+    def flag(self, name: str) -> bool:
+        """A switch that is on unless the query turns it off."""
+        return self.query(name) not in ("0", "false", "no")
+
     def query_int(self, name: str, default: int, low: int, high: int) -> int:
         """Raises Problem when the value is no whole number in the range."""
         text = self.query(name)

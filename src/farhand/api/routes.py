@@ -225,7 +225,7 @@ class Doors:
             raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
         records = await self._hub.calls(filters, limit, request.query("before"))
         views = [_call_view(record) for record in records]
-        if request.query("bodies") in ("0", "false", "no"):
+        if not request.flag("bodies"):
             for view in views:
                 view.pop("args", None)
                 view.pop("result", None)
@@ -257,7 +257,7 @@ class Doors:
     async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
         """Bytes from `offset` on: what is there with `wait=0`, else until the command has ended."""
         offset = request.query_int("offset", 0, 0, 2**62)
-        wait = request.query("wait") not in ("0", "false", "no")
+        wait = request.flag("wait")
         pages = self._hub.output(node_id, of, offset, wait=wait)
         try:
             first = await anext(pages)
@@ -292,7 +292,7 @@ class Doors:
         last = request.header(b"last-event-id") or request.query("last_event_id")
         if last is not None and (not last.isdecimal() or len(last) > 18):
             raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
-        follow = request.query("follow") not in ("0", "false", "no")
+        follow = request.flag("follow")
         # The place to begin is settled before the answer begins: whoever has seen it misses nothing afterwards.
         position = await self._hub.last_event() if last is None else int(last)
         pages = _stream(self._hub.events(position, follow=follow))

@@ -143,22 +143,15 @@ class Gate:
 
     # -- calling ----------------------------------------------------------------------------------------
 
-    async def invoke(
-        self, call: ToolCall, *, credential: Credential, background: bool = False, idempotency_key: str | None = None
-    ) -> Outcome:
-        """Run one call and return how it ended; in the background, return once it is written down.
-
-        Raises IdempotencyConflict when the key stands for another request, StoreError when the call could not be
-        written down (it did not run). Whatever goes wrong later is an outcome, not an exception. A caller that is
-        cancelled while waiting leaves the call to `abandon`.
-        """
-        opened = await self.begin(call, credential=credential, background=background, idempotency_key=idempotency_key)
-        return opened if isinstance(opened, Outcome) else await self.wait(opened)
-
     async def begin(
         self, call: ToolCall, *, credential: Credential, background: bool = False, idempotency_key: str | None = None
     ) -> Outcome | OpenCall:
-        """As `invoke`, up to the point where the call is on its way: an open call to `wait` for, or its outcome."""
+        """Write a call down and send it on its way: an open call to `wait` for, or the outcome it already has.
+
+        In the background, what is returned is the call as it was written down. Raises IdempotencyConflict when the key
+        stands for another request, StoreError when the call could not be written down (it did not run). Whatever goes
+        wrong later is an outcome, not an exception.
+        """
         now = self._roster.clock()
         target: Target | None = None
         refusal: ToolError | None = None

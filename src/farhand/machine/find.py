@@ -61,6 +61,7 @@ class _Step:
         opened = {inner for route in routes for inner in _without_depth(route)}
         last = [route for route in opened if len(route.parts) == 1]
         self.files = _names(route.parts[0] for route in last if not route.folders)
+        self.endings = _endings(route.parts[0] for route in last if not route.folders)
         self.folders = _names(route.parts[0] for route in last if route.folders)
         self._deep = frozenset(route for route in opened if route.parts[0].expression is None)
         self._onward = [
@@ -89,6 +90,11 @@ class _Walk:
         self._deadline = time.monotonic() + seconds
         self._steps: dict[frozenset[Route], _Step] = {}
         self._waiting: list[tuple[Place, _Step]] = []
+        # A hidden folder is never entered, so all that can still be met is what is hidden in the folder itself.
+        self._hidden_in: dict[str, set[str]] = {}
+        for path in files.hidden:
+            folder, _, name = path.rpartition("/")
+            self._hidden_in.setdefault(folder + "/", set()).add(name)
 
     def run(self, start: str, routes: Iterable[Route]) -> None:
         self._waiting.append((self._files.place(start), self._step(frozenset(routes))))
@@ -112,14 +118,9 @@ class _Walk:
             if time.monotonic() > self._deadline:
                 raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
             plain = step.plain  # every folder is searched for the same, and none is itself a match
-            hidden = bool(self._files.hidden)
             for name in self._scan(folder, path, real, step):
                 inner = real + name
-                following: _Step | None
-                if plain:
-                    following = None if hidden and self._files.is_hidden(inner) else step
-                else:
-                    following = self._enter(Place(path + name, inner, root), name, step, link=False)
+                following = step if plain else self._enter(Place(path + name, inner, root), name, step, link=False)
                 if following is None:
                     continue
                 if not depth:
@@ -136,7 +137,8 @@ class _Walk:
 
     def _scan(self, folder: int, path: str, real: str, step: _Step) -> list[str]:
         """Note the files that match in a folder; tells the names of the folders in it."""
-        found, hidden = self.found, bool(self._files.hidden)
+        found, hidden = self.found, self._hidden_in.get(real)
+        endings = step.endings
         wanted = step.files.fullmatch if step.files else None
         folders: list[str] = []
         try:
@@ -147,12 +149,12 @@ class _Walk:
         with entries:
             for entry in entries:
                 name = entry.name
+                if hidden and name in hidden:
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
-                elif wanted and wanted(name):
+                elif name.endswith(endings) if endings else wanted and wanted(name):
                     if entry.is_file(follow_symlinks=False):
-                        if hidden and self._files.is_hidden(real + name):
-                            continue
                         try:
                             found[path + name] = entry.stat(follow_symlinks=False).st_mtime_ns
                         except OSError:
@@ -165,8 +167,6 @@ class _Walk:
 
     def _enter(self, place: Place, name: str, step: _Step, *, link: bool) -> _Step | None:
         """Note a folder if it matches itself; tells what to look for in it, if anything."""
-        if self._files.hidden and self._files.is_hidden(place.real):
-            return None
         if step.folders and step.folders.fullmatch(name):
             with contextlib.suppress(ToolError):
                 self.found[place.path] = self._files.status(place.path).st_mtime_ns
@@ -213,3 +213,18 @@ def _without_depth(route: Route) -> Iterable[Route]:
 def _names(parts: Iterable[Part]) -> re.Pattern[str] | None:
     expressions = sorted({part.expression or ".*" for part in parts})
     return combined(expressions) if expressions else None
+
+
+def _endings(parts: Iterable[Part]) -> tuple[str, ...]:
+    """The endings that decide whether a name fits, where that is all the patterns ask (`*.py`); else nothing.
+
+    A third faster than the expression, and what most searches ask for.
+    """
+    endings = []
+    for part in parts:
+        rest = (part.expression or ".*").removeprefix(".*")
+        ending = re.sub(r"\\(.)", r"\1", rest)
+        if not (part.expression or ".*").startswith(".*") or re.escape(ending) != rest:
+            return ()
+        endings.append(ending)
+    return tuple(endings)
