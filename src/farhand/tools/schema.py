@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -22,10 +22,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Parameters:
     """The parameters of a tool function, apart from its leading context."""
 
-    def __init__(self, function: Callable[..., Any], *, skip: int = 0) -> None:
-        """Raises ValueError for a signature that cannot be described to a caller."""
+    def __init__(self, function: Callable[..., Any], *, skip: int = 0, without: Collection[str] = ()) -> None:
+        """`without`: names that are not the caller's to fill. Raises ValueError for a signature that cannot be told."""
         name = getattr(function, "__name__", "tool")
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in without]
         if any(parameter.kind not in _POSITIONAL for parameter in parameters[:skip]) or len(parameters) < skip:
             raise ValueError(f"{name}: {skip} leading parameter(s) must take what every call is given first")
         hints = _hints(function, parameters[skip:])
@@ -50,8 +50,15 @@ class Parameters:
         text = bytes(args)
         if text == b"null":
             text = b"{}"
+        return self._keywords(lambda: self._decoder.decode(text))
+
+    def convert(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """As `read`, for arguments that are decoded already."""
+        return self._keywords(lambda: msgspec.convert(dict(args), self._record))
+
+    def _keywords(self, decode: Callable[[], Any]) -> dict[str, Any]:
         try:
-            record = self._decoder.decode(text)
+            record = decode()
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgs(_worded(str(error))) from None
         return {field: getattr(record, field) for field in self._record.__struct_fields__}

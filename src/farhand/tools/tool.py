@@ -1,0 +1,104 @@
+"""A tool of the gateway's own: a function with a schema. No labels, no hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
+from farhand.tools.schema import Parameters
+
+_MISSING = re.compile(r"missing required parameter '([^']+)'")
+
+
+class CallContext(msgspec.Struct, frozen=True):
+    """Which call a tool serves, and for whom."""
+
+    call_id: str
+    session_key: str | None = None
+    agent_id: str | None = None
+
+
+Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What callers are told of a tool, and what runs.
+
+    `run` takes the arguments as they came, decoded, and checks them itself; it returns what becomes the JSON result
+    and raises ToolError. A call that nobody wants any more is cancelled as an asyncio task; what `run` then raises
+    (Cancelled, saying what it ended) is the end of the call.
+    """
+
+    spec: ToolSpec
+    run: Run
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def description(self) -> str:
+        return self.spec.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.spec.parameters
+
+
+def tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    aliases: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    capability: str | None = None,
+    timeout_ms: int | None = None,
+) -> Tool:
+    """The tool that a typed function is. Its parameters are the schema, its docstring is the description.
+
+    A parameter named `context` is given the CallContext and is not shown to callers. A plain function runs in a
+    thread. A text it returns becomes `{"content": text}`. `aliases` maps further names of parameters, which are
+    accepted but not shown, to theirs. Raises ValueError for a signature that cannot be described to a caller.
+    """
+    chosen = name or function.__name__
+    wants_context = "context" in inspect.signature(function).parameters
+    parameters = Parameters(function, without=("context",))
+    renamed = dict(aliases or {})
+    asynchronous = inspect.iscoroutinefunction(function)
+
+    async def run(arguments: Mapping[str, Any], context: CallContext) -> Any:
+        try:
+            read = parameters.convert(_by_their_names(arguments, renamed))
+        except InvalidArgs as error:
+            raise InvalidArgs(_MISSING.sub(rf"{chosen} parameter \1 is required", error.message)) from None
+        if wants_context:
+            read["context"] = context
+        result = await (function(**read) if asynchronous else asyncio.to_thread(function, **read))
+        return {"content": result} if isinstance(result, str) else result
+
+    spec = ToolSpec(
+        name=chosen,
+        description=inspect.getdoc(function) or "" if description is None else description,
+        parameters=parameters.schema,
+        read_only=read_only,
+        capability=capability,
+        timeout_ms=timeout_ms,
+    )
+    return Tool(spec, run)
+
+
+def _by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """A parameter's own name wins over its aliases."""
+    own = {name: value for name, value in arguments.items() if name not in aliases}
+    for alias, name in aliases.items():
+        if alias in arguments:
+            own.setdefault(name, arguments[alias])
+    return own
