@@ -70,11 +70,18 @@ class Gateway:
             listener = _listen(self._section.host, self._section.port)
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
             try:
-                await self._serve(hub, listener, ready)
+                async with contextlib.AsyncExitStack() as stack:
+                    await self._furnish(hub, stack)
+                    await hub.start()
+                    await self._serve(hub, listener, ready)
             finally:
                 listener.close()
                 (self._home / GATEWAY_FILE).unlink(missing_ok=True)
                 await hub.close()
+
+    async def _furnish(self, hub: Hub, stack: contextlib.AsyncExitStack) -> None:  # noqa: ARG002
+        """Give the gateway its own tools; what they hold open is closed with the stack."""
+        hub.catalog.serve(())
 
     @property
     def hub(self) -> Hub:

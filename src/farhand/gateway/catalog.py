@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import jsonschema_rs
 import msgspec
@@ -11,15 +12,32 @@ from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.names import join_tool, split_tool
+from farhand.tools.tool import Tool
+
+NATIVE_PREFIX = "gsv__"
+OWN_HOST = {"native": "gsv", "local": "local"}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+Kind = Literal["node", "native", "local"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a call goes: the node, the name it knows the tool by, and what is known of that tool."""
+    """Where a call goes: a node or a tool of the gateway's own, under which name, and what is known of the tool."""
 
-    node: Node
+    node: Node | None
     tool: str
     capability: str | None
     spec: ToolSpec | None
+    own: Tool | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "node" if self.own is None else own_kind(self.tool)
+
+
+def own_kind(name: str) -> Kind:
+    """The gateway's own storage and services are `native`; the tools of the machine it runs on are `local`."""
+    return "native" if name.startswith(NATIVE_PREFIX) else "local"
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -32,14 +50,29 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """Finds tools among the connected nodes and checks arguments against their schemas."""
+    """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self._own: dict[str, Tool] = {}
         self._validators: dict[int, tuple[ToolSpec, Any]] = {}
+
+    def serve(self, tools: Iterable[Tool]) -> None:
+        """Offer tools of the gateway's own. No node's tool takes the place of one of them."""
+        for tool in tools:
+            assert tool.name not in self._own, f"the tool {tool.name!r} is served twice"
+            self._own[tool.name] = tool
+
+    def own(self, name: str) -> Tool | None:
+        return self._own.get(name)
 
     def find(self, name: str) -> Target:
         """Raises NotFound for a name nobody serves, Failed for a node that is known but offline."""
+        own = self._own.get(name)
+        if own is not None:
+            return Target(None, name, own.spec.capability, own.spec, own)
+        if name.startswith(NATIVE_PREFIX):
+            raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
         named = split_tool(name)
         if named is not None:
             return self._on_node(*named)
@@ -83,16 +116,18 @@ class Catalog:
             raise InvalidArgs((f"parameter '{place}': " if place else "arguments: ") + error.message[:500])
 
     def offers(self) -> list[Offer]:
-        """Every tool of every connected node, under the name that calls it."""
-        offers: dict[str, Offer] = {}
+        """The gateway's own tools and those of every connected node, under the names that call them."""
+        offers: dict[str, Offer] = {
+            name: Offer(name, tool.spec.description, tool.spec.parameters or EMPTY, OWN_HOST[own_kind(name)])
+            for name, tool in self._own.items()
+        }
         for node_id in sorted(self._roster.nodes):
             node = self._roster.nodes[node_id]
             if node.connection is None:
                 continue
             for spec in node.card.tools:
                 name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
-                parameters = spec.parameters or {"type": "object", "properties": {}}
-                offers.setdefault(name, Offer(name, spec.description, parameters, node_id))
+                offers.setdefault(name, Offer(name, spec.description, spec.parameters or EMPTY, node_id))
         return list(offers.values())
 
     def _shared(self, node: Node, spec: ToolSpec) -> bool:

@@ -28,6 +28,7 @@ from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResp
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
+from farhand.tools.tool import CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
 
@@ -81,19 +82,26 @@ class OpenCall:
         "listeners",
         "node",
         "over",
+        "own",
         "read_only",
         "record",
         "request",
         "sent",
         "started",
         "stopping",
+        "task",
         "told",
         "waiters",
     )
 
-    def __init__(self, record: CallRecord, node: Node | None, request: bytes, read_only: bool) -> None:
+    def __init__(
+        self, record: CallRecord, node: Node | None, request: bytes, read_only: bool, own: Tool | None = None
+    ) -> None:
         self.record = record
         self.node = node
+        self.own = own
+        """The gateway's own tool that runs it, where no node does."""
+        self.task: asyncio.Task[None] | None = None
         self.request = request
         self.read_only = read_only
         self.listeners: list[asyncio.Future[CallRecord]] = []
@@ -162,12 +170,8 @@ class Gate:
             _allow(target, credential)
             self._catalog.check(target, call)
             timeout_ms = _timeout(call, target)
-            if self._busy(target.node):
-                raise Failed(
-                    f"busy: node {target.node.card.node_id!r} has {target.node.running} calls open, the gateway "
-                    f"{len(self._open)}; the call did not run, try again later"
-                )
-            request = _request(call, target, timeout_ms)
+            self._refuse_when_busy(target.node)
+            request = b"" if target.node is None else _request(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
         refused = CallState.DENIED if isinstance(refusal, Denied) else CallState.ERROR
@@ -180,7 +184,7 @@ class Gate:
             session_key=call.session_key,
             agent_id=call.agent_id,
             credential=credential.id,
-            route="node" if node else "unknown",
+            route=target.kind if target else "node" if node else "unknown",
             node_id=node.card.node_id if node else None,
             capability=target.capability if target else None,
             node_boot=node.connection.boot if node and node.connection else None,
@@ -195,7 +199,7 @@ class Gate:
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
             read_only = target.spec is not None and target.spec.read_only and not promised
-            opened = OpenCall(record, target.node, request, read_only)
+            opened = OpenCall(record, target.node, request, read_only, target.own)
             opened.waiters += not background
             self._admit(opened, timeout_ms / 1000)
         try:
@@ -287,9 +291,15 @@ class Gate:
             opened.node.running += 1
         opened.deadline = asyncio.get_running_loop().call_later(seconds, self._expire, opened)
 
-    def _busy(self, node: Node) -> bool:
-        congested = node.connection is not None and node.connection.link.congested
-        return congested or len(self._open) >= MAX_OPEN_CALLS or node.running >= MAX_RUNNING_PER_NODE
+    def _refuse_when_busy(self, node: Node | None) -> None:
+        busy = len(self._open) >= MAX_OPEN_CALLS
+        where = ""
+        if node is not None:
+            congested = node.connection is not None and node.connection.link.congested
+            busy = busy or congested or node.running >= MAX_RUNNING_PER_NODE
+            where = f"node {node.card.node_id!r} has {node.running} calls open, "
+        if busy:
+            raise Failed(f"busy: {where}the gateway {len(self._open)}; the call did not run, try again later")
 
     def _forget(self, opened: OpenCall) -> None:
         if self._open.pop(opened.record.id, None) is not None:
@@ -300,6 +310,10 @@ class Gate:
 
     def _send(self, opened: OpenCall) -> None:
         if opened.over:
+            return
+        if opened.own is not None:
+            opened.sent = True
+            opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
         connection = opened.node.connection if opened.node else None
         if connection is None or connection.boot != opened.record.node_boot:
@@ -318,6 +332,39 @@ class Gate:
             return
         opened.sent = True
         connection.link.send(opened.request)
+
+    async def _run(self, opened: OpenCall, tool: Tool) -> None:
+        """Run a tool of the gateway's own. Once the call is stopping, what counts is that it has stopped."""
+        record = opened.record
+        context = CallContext(
+            record.id,
+            record.session_key,
+            record.agent_id,
+            record.credential,
+            record.deadline_at - record.created_at,
+        )
+        said = ""
+        try:
+            value = await tool.run(context, record.args)
+            result = ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
+        except asyncio.CancelledError:
+            if opened.stopping is None:
+                return  # the gateway itself is stopping: the call stays open in the record
+            result = _failed("stopped")
+        except ToolError as error:
+            said = error.message
+            result = ToolResult(ok=False, error=ToolFailure.of(error))
+        except Exception as error:
+            log.exception("tool %s failed on call %s", record.tool, record.id)
+            result = _failed(f"{record.tool} failed: {type(error).__name__}: {error}")
+        if result.ok:
+            self._end(opened, CallState.OK, result)
+        elif opened.stopping is not None:
+            state, reason = opened.stopping
+            self._end(opened, state, _stopped(state, f"{reason}; {said}" if said else reason))
+        else:
+            unknown = result.error is not None and result.error.message.startswith(UNKNOWN)
+            self._end(opened, CallState.UNKNOWN if unknown else CallState.ERROR, result)
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
@@ -348,7 +395,7 @@ class Gate:
     def _expire(self, opened: OpenCall) -> None:
         opened.deadline = None
         node = opened.node
-        if opened.sent and (node is None or not node.online):
+        if opened.own is None and opened.sent and (node is None or not node.online):
             where = f"node {opened.record.node_id!r}"
             self._end(opened, CallState.UNKNOWN, _unknown(f"{where} did not come back before the deadline"))
             return
@@ -363,20 +410,27 @@ class Gate:
         connection = opened.node.connection if opened.node else None
         if not opened.sent:
             self._end(opened, state, _stopped(state, f"{reason}; it did not run"))
+        elif opened.task is not None:
+            opened.task.cancel()
+            self._confirm(opened)
         elif connection is None:
             self._end(opened, state, _stopped(state, f"{reason}; its node is offline and is told when it returns"))
         elif not connection.can_cancel:
             self._end(opened, state, _stopped(state, f"{reason}; its node cannot be told and may still finish it"))
         else:
             connection.link.send(encode(ToolCancel(opened.record.id, reason)))
-            if opened.deadline is not None:
-                opened.deadline.cancel()
-            opened.deadline = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._unconfirmed, opened)
+            self._confirm(opened)
+
+    def _confirm(self, opened: OpenCall) -> None:
+        if opened.deadline is not None:
+            opened.deadline.cancel()
+        opened.deadline = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._unconfirmed, opened)
 
     def _unconfirmed(self, opened: OpenCall) -> None:
         if opened.stopping is not None:
             state, reason = opened.stopping
-            self._end(opened, state, _stopped(state, f"{reason}; the node was told and has not confirmed"))
+            who = "node" if opened.own is None else "tool"
+            self._end(opened, state, _stopped(state, f"{reason}; the {who} was told and has not confirmed"))
 
     # -- nodes come and go ------------------------------------------------------------------------------
 
@@ -427,12 +481,16 @@ class Gate:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
         now = self._roster.clock()
         for record in await self._database.read(calls.open_calls):
-            opened = OpenCall(record, self._roster.nodes.get(record.node_id or ""), _resend(record), read_only=False)
+            own = None if record.route == "node" else self._catalog.own(record.tool)
+            node = self._roster.nodes.get(record.node_id or "")
+            opened = OpenCall(record, node, _resend(record), read_only=False, own=own)
             opened.sent = True
             opened.started -= max(0, now - record.created_at) / 1000
             self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
-            if record.node_boot is None:
-                where = f"node {record.node_id!r}"
+            if own is not None and own.continues:
+                self._send(opened)
+            elif record.node_boot is None:
+                where = f"node {record.node_id!r}" if record.route == "node" else repr(record.tool)
                 self._end(opened, CallState.UNKNOWN, _unknown(f"the gateway stopped while {where} ran the call"))
         return sum(not opened.over for opened in self._open.values())
 
@@ -453,6 +511,8 @@ class Gate:
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
+            if opened.task is not None and opened.stopping is None:
+                opened.task.cancel()
             if not opened.over:
                 left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.tell(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
@@ -577,8 +637,8 @@ def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
     return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
 
 
-def _request(call: ToolCall, target: Target, timeout_ms: int) -> bytes:
-    connection = target.node.connection
+def _request(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
+    connection = node.connection
     return encode(
         ToolRequest(
             request_id=call.id,

@@ -109,10 +109,13 @@ class Hub:
         hub = cls(Database.open(home / "farhand.db"), owner, NodeTokens.from_env(environ), open=open)
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
         await hub._database.write(lambda store: calls.forget_keys(store, hub.roster.clock()))
-        waiting = await hub.gate.recover()
+        return hub
+
+    async def start(self) -> None:
+        """Take up what was open when the gateway last stopped; the gateway's own tools are served before this."""
+        waiting = await self.gate.recover()
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
-        return hub
 
     async def close(self) -> None:
         self.gate.close()
