@@ -18,7 +18,7 @@ from farhand.protocol.errors import NotFound
 from farhand.store import calls
 from farhand.store.calls import CallState
 from farhand.store.database import Database
-from farhand.tools.tool import CallContext, Tool
+from farhand.tools.tool import CallContext, tool
 
 
 def look(name: str, times: int = 1) -> dict[str, str]:
@@ -33,9 +33,9 @@ class Acting:
         self.contexts: list[CallContext] = []
         self.cancelled = 0
 
-    async def act(self, call: CallContext, seconds: float = 0) -> dict[str, str]:
+    async def act(self, context: CallContext, seconds: float = 0) -> dict[str, str]:
         """Do something."""
-        self.contexts.append(call)
+        self.contexts.append(context)
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
@@ -43,7 +43,7 @@ class Acting:
             raise
         if seconds < 0:
             raise RuntimeError("broken")
-        return {"done": call.call_id}
+        return {"done": context.call_id}
 
 
 class House:
@@ -51,17 +51,17 @@ class House:
         self.acting = Acting()
         self.database = Database.open(path / "x.db")
         self.catalog = Catalog(Roster())
-        act = Tool.of(self.acting.act, name="gsv__Act", context=True, continues=continues)
-        self.catalog.serve([Tool.of(look, read_only=True), act])
+        act = tool(self.acting.act, name="gsv__Act", continues=continues)
+        self.catalog.serve([tool(look, read_only=True), act])
         self.gate = Gate(self.database, Roster(), self.catalog)
 
-    async def call(self, tool: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
-        opened = await self.open(tool, credential, timeout_ms, **args)
+    async def call(self, named: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
+        opened = await self.open(named, credential, timeout_ms, **args)
         return opened if isinstance(opened, Outcome) else await self.gate.wait(opened)
 
-    async def open(self, tool: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
+    async def open(self, named: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
         call = ToolCall(
-            new_call_id(), tool, msgspec.Raw(msgspec.json.encode(args)), "main", "helper", timeout_ms=timeout_ms
+            new_call_id(), named, msgspec.Raw(msgspec.json.encode(args)), "main", "helper", timeout_ms=timeout_ms
         )
         return await self.gate.begin(call, credential=credential)
 

@@ -345,7 +345,10 @@ class Gate:
         )
         said = ""
         try:
-            value = await tool.run(context, record.args)
+            arguments = read_arguments(record.args)
+            if not isinstance(arguments, dict | None):
+                raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
+            value = await tool.run(arguments or {}, context)
             result = ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
         except asyncio.CancelledError:
             if opened.stopping is None:
@@ -630,7 +633,7 @@ def _timeout(call: ToolCall, target: Target) -> int:
 
 def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
     """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
-    args = read_arguments(call)
+    args = read_arguments(call.args)
     limit = args.get(parameter, default) if isinstance(args, dict) else default
     if not isinstance(limit, int | float) or limit < 0:
         return default

@@ -23,6 +23,9 @@ class CallContext(msgspec.Struct, frozen=True):
     call_id: str
     session_key: str | None = None
     agent_id: str | None = None
+    credential: str = "owner"
+    """The id of the credential whose call it is."""
+    timeout_ms: int | None = None
 
 
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
@@ -38,6 +41,8 @@ class Tool(msgspec.Struct, frozen=True):
 
     spec: ToolSpec
     run: Run
+    continues: bool = False
+    """The same call again, after the gateway was restarted, takes up what the first one began."""
 
     @property
     def name(self) -> str:
@@ -61,6 +66,8 @@ def tool(
     read_only: bool = False,
     capability: str | None = None,
     timeout_ms: int | None = None,
+    timeout_parameter: str | None = None,
+    continues: bool = False,
 ) -> Tool:
     """The tool that a typed function is. Its parameters are the schema, its docstring is the description.
 
@@ -91,8 +98,9 @@ def tool(
         read_only=read_only,
         capability=capability,
         timeout_ms=timeout_ms,
+        timeout_parameter=timeout_parameter,
     )
-    return Tool(spec, run)
+    return Tool(spec, run, continues)
 
 
 def _by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
