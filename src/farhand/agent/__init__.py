@@ -1,0 +1,1 @@
+"""The agent: functions over messages that yield events. Nothing here saves, listens or knows a node."""

@@ -1,0 +1,1 @@
+"""Models: one method that streams a reply, the OpenAI-compatible client, and replay."""
