@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -101,12 +101,19 @@ class Files:
         return spelled
 
     @contextlib.contextmanager
-    def replacing(self, path: str, *, expected: bytes | None = None) -> Iterator[tuple[BinaryIO, str]]:
+    def replacing(
+        self,
+        path: str,
+        *,
+        expected: bytes | None = None,
+        judge: Callable[[os.stat_result | None], None] | None = None,
+    ) -> Iterator[tuple[BinaryIO, str]]:
         """An empty file, and the absolute path whose content it becomes when the block ends well.
 
         Until then, and whenever the block or the disk fails, the old file stays as it was. Missing folders
         are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
-        no longer that is left alone and Failed is raised.
+        no longer that is left alone and Failed is raised. `judge` is shown the old file's status, or None,
+        at the last moment; what it raises leaves the file alone too.
         """
         place = self.place(path)
         if self.read_only:
@@ -125,6 +132,8 @@ class Files:
                     os.fsync(descriptor)
                 # Two edits of one file must not both find it unchanged.
                 with self._replacing:
+                    if judge is not None:
+                        judge(_status(folder, name))
                     if expected is not None and _content(folder, name) != expected:
                         raise Failed(
                             f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
@@ -136,6 +145,26 @@ class Files:
                     os.unlink(beside, dir_fd=folder)
                 raise
             sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a link but never what it leads to. Raises NotFound when there is none."""
+        spelled = self.resolve(path)
+        if self.read_only:
+            raise NotAllowed(f"Failed to remove '{shown(spelled)}': the files here are read-only")
+        parent, name = os.path.split(spelled)
+        place = self.place(parent)
+        if self.is_hidden(os.path.join(place.real, name)):  # noqa: PTH118
+            raise NotAllowed(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+        with told("remove", spelled):
+            folder = place.root.open_folder(place.real)
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISLNK(status.st_mode):
+                    _refuse_irregular(status)
+                os.unlink(name, dir_fd=folder)
+                sync_folder(folder)
+            finally:
+                os.close(folder)
 
 
 def shown(path: str) -> str:
@@ -236,9 +265,8 @@ _KIND_NAMES = {
 
 def _replaceable(folder: int, name: str) -> os.stat_result | None:
     """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
-    try:
-        old = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
+    old = _status(folder, name)
+    if old is None:
         return None
     _refuse_irregular(old)
     # A rename asks only the folder; a file its owner made read-only is to stay what it is.
@@ -246,6 +274,13 @@ def _replaceable(folder: int, name: str) -> os.stat_result | None:
         os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return old
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:

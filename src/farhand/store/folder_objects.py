@@ -1,0 +1,383 @@
+"""Objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which its owner may edit as he likes.
+
+A file is written beside its place and renamed. A link is followed where it stays within its agent's folder, or within
+the skills; one that leads out is refused. Only folders that hold an object, at any depth, are told of in listings.
+
+A content type that differs from what the extension says is kept in `<home>/object-types/`, one small file for each such
+object, and holds for the content it was given with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from farhand.machine.files import Files, told
+from farhand.machine.root import Root
+from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound
+from farhand.store.objects import (
+    AGENTS,
+    CHUNK,
+    PAGE,
+    RESERVED,
+    SPACES,
+    Conflict,
+    Listing,
+    ObjectInfo,
+    check_key,
+    content_type_of,
+)
+
+TYPES_FOLDER = "object-types"
+
+
+class Typed(msgspec.Struct, frozen=True):
+    """A content type that was given, and the content it was given for."""
+
+    key: str
+    etag: str
+    content_type: str
+
+
+class _Child(NamedTuple):
+    name: str
+    status: os.stat_result | None
+    """None for a folder."""
+
+
+class FolderObjects:
+    """The engine of one home folder, which no other process writes through at the same time."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = Path(os.path.realpath(home))
+        self._trees: dict[str, Files] = {}
+        self._types = self._read_types()
+        # Folders that have become empty are removed: never one in which a file is about to be made.
+        self.shaping = threading.Lock()
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        return await asyncio.to_thread(self._head, check_key(key))
+
+    async def get(self, key: str) -> tuple[ObjectInfo, bytes]:
+        return await asyncio.to_thread(self._get, check_key(key))
+
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        content_type: str | None = None,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> ObjectInfo:
+        def write() -> ObjectInfo:
+            writer = FolderWriter(self, check_key(key), content_type, if_absent=if_absent, if_match=if_match)
+            try:
+                writer.write_now(data)
+                return writer.commit_now()
+            finally:
+                writer.abort_now()
+
+        return await asyncio.to_thread(write)
+
+    async def delete(self, key: str) -> bool:
+        return await asyncio.to_thread(self._delete, check_key(key))
+
+    async def list(
+        self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
+    ) -> Listing:
+        return await asyncio.to_thread(self._list, prefix, delimiter, after, limit)
+
+    async def open_read(self, key: str, offset: int = 0) -> FolderReader:
+        info, file = await asyncio.to_thread(self._open, check_key(key), offset)
+        return FolderReader(info, file)
+
+    async def open_write(self, key: str, content_type: str | None = None) -> FolderWriter:
+        return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    # -- in a thread ------------------------------------------------------------------------------------
+
+    def tree(self, key: str, *, make: bool = False) -> tuple[Files, str]:
+        """The files a key is among, and its path there. Raises NotFound when nothing was ever stored there."""
+        parts = key.split("/")
+        depth = 2 if parts[0] == AGENTS else 1
+        name = "/".join(parts[:depth])
+        folder = self._home / name
+        if make:
+            with told("create", name):
+                folder.mkdir(parents=True, exist_ok=True)
+        # The links that lead on from here are judged by where they lead; this one decides what that means.
+        if os.path.realpath(folder) != str(folder):
+            raise NotAllowed(f"{folder} is a link, or beneath one; objects are kept in a real folder")
+        if not folder.is_dir():
+            raise NotFound(f"there is no object {key!r}")
+        files = self._trees.get(name)
+        if files is None:
+            files = self._trees[name] = Files(folder, roots=[Root(folder)])
+        return files, "/".join(parts[depth:])
+
+    def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            files, path = self.tree(key)
+            status = files.status(path)
+        except NotFound:
+            return None
+        return self._info(key, status) if stat.S_ISREG(status.st_mode) else None
+
+    def _open(self, key: str, offset: int = 0) -> tuple[ObjectInfo, BinaryIO]:
+        if self._head(key) is None:
+            raise NotFound(f"there is no object {key!r}")
+        files, path = self.tree(key)
+        file = files.open(path)
+        file.seek(offset)
+        return self._info(key, os.fstat(file.fileno())), file
+
+    def _get(self, key: str) -> tuple[ObjectInfo, bytes]:
+        info, file = self._open(key)
+        with file:
+            return info, file.read()
+
+    def _delete(self, key: str) -> bool:
+        with self.shaping:
+            try:
+                files, path = self.tree(key)
+                if stat.S_ISDIR(files.status(path).st_mode):
+                    return False
+                files.remove(path)
+            except NotFound:
+                return False
+            self._forget_type(key)
+            prune(files, path)
+        return True
+
+    # -- listing ----------------------------------------------------------------------------------------
+
+    def _list(self, prefix: str, delimiter: bool, after: str | None, limit: int) -> Listing:
+        folder, separator, beginning = prefix.rpartition("/")
+        parts = folder.split("/")
+        if not separator or parts[0] not in SPACES or {"", ".", ".."} & set(parts):
+            raise InvalidArgs(f"{prefix[:200]!r} is not the beginning of a key: agents/… or skills/…")
+        page = list(itertools.islice(self._walk(folder, beginning, delimiter, after or ""), limit + 1))
+        more = len(page) > limit
+        objects = [self._listed(key, status) for key, status in page[:limit] if status is not None]
+        prefixes = [key for key, status in page[:limit] if status is None]
+        return Listing(objects, prefixes, page[limit - 1][0] if more else None)
+
+    def _walk(
+        self, folder: str, beginning: str, delimiter: bool, after: str
+    ) -> Iterator[tuple[str, os.stat_result | None]]:
+        """Keys with their status and, with a delimiter, prefixes without; in order, those after `after`."""
+        for child in self._children(folder):
+            if not child.name.startswith(beginning):
+                continue
+            key = f"{folder}/{child.name}"
+            if child.status is not None:
+                if key > after:
+                    yield key, child.status
+            elif not delimiter:
+                if f"{key}/" > after or after.startswith(f"{key}/"):
+                    yield from self._walk(key, "", False, after)
+            elif f"{key}/" > after and next(self._walk(key, "", False, ""), None) is not None:
+                yield f"{key}/", None
+
+    def _children(self, folder: str) -> Sequence[_Child]:
+        """What lies in a folder, in the order of the keys beneath it."""
+        children = []
+        try:
+            if folder == AGENTS:
+                files, path = Files(self._home, roots=[Root(self._home)]), AGENTS
+            else:
+                files, path = self.tree(f"{folder}/")
+            descriptor = files.open_folder(files.place(path.rstrip("/") or "."))
+        except (NotFound, OSError):
+            return []
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    child = _child(files, path, entry)
+                    if child is not None and (child.status is None or folder != AGENTS):
+                        children.append(child)
+        finally:
+            os.close(descriptor)
+        return sorted(children, key=lambda child: child.name if child.status else f"{child.name}/")
+
+    # -- what is known of an object ---------------------------------------------------------------------
+
+    def _listed(self, key: str, status: os.stat_result) -> ObjectInfo:
+        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, _etag(status))
+
+    def _info(self, key: str, status: os.stat_result) -> ObjectInfo:
+        etag = _etag(status)
+        typed = self._types.get(key)
+        content_type = typed.content_type if typed is not None and typed.etag == etag else content_type_of(key)
+        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, etag, content_type)
+
+    def _read_types(self) -> dict[str, Typed]:
+        types = {}
+        for path in (self._home / TYPES_FOLDER).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # a lost type costs no content
+                typed = msgspec.json.decode(path.read_bytes(), type=Typed)
+                types[typed.key] = typed
+        return types
+
+    def keep_type(self, key: str, etag: str, content_type: str | None) -> None:
+        """Before the content is in place: should that fail, the type belongs to a content that never was."""
+        if content_type is None or content_type == content_type_of(key):
+            return
+        typed = self._types[key] = Typed(key, etag, content_type)
+        path = self._type_path(key)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        Files(path.parent).write(path.name, msgspec.json.encode(typed))
+
+    def _forget_type(self, key: str) -> None:
+        if self._types.pop(key, None) is not None:
+            self._type_path(key).unlink(missing_ok=True)
+
+    def _type_path(self, key: str) -> Path:
+        return self._home / TYPES_FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+
+
+class FolderReader:
+    """A file being read. It stays the one that was opened, whatever takes its name."""
+
+    def __init__(self, info: ObjectInfo, file: BinaryIO) -> None:
+        self.info = info
+        self._file = file
+        self._using = threading.Lock()
+
+    async def read(self) -> bytes:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> bytes:
+        with self._using:
+            return self._file.read(CHUNK)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._using:
+            self._file.close()
+
+
+class FolderWriter:
+    """A file being written beside its place. The methods that end in `_now` are for a thread."""
+
+    def __init__(
+        self,
+        objects: FolderObjects,
+        key: str,
+        content_type: str | None = None,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> None:
+        self._objects = objects
+        self._key = key
+        self._content_type = content_type
+        self._using = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._open = True
+
+        def judge(old: os.stat_result | None) -> None:
+            if if_absent and old is not None:
+                raise Conflict(f"the object {key!r} exists already; nothing was written")
+            if if_match is not None and (old is None or _etag(old) != if_match):
+                raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written")
+
+        with objects.shaping:
+            self._files, self._path = objects.tree(key, make=True)
+            self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge))
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        await asyncio.to_thread(self.write_now, data)
+
+    async def commit(self) -> ObjectInfo:
+        return await asyncio.to_thread(self.commit_now)
+
+    async def abort(self) -> None:
+        await asyncio.to_thread(self.abort_now)
+
+    def write_now(self, data: bytes | bytearray | memoryview) -> None:
+        with self._using, told("write", self._key):
+            self._file.write(data)
+
+    def commit_now(self) -> ObjectInfo:
+        with self._using, told("write", self._key):
+            assert self._open, "an object is committed once"
+            self._file.flush()
+            # The kernel's own clock ticks too slowly to tell two quick writes apart.
+            now = time.time_ns()
+            os.utime(self._file.fileno(), ns=(now, now))
+            status = os.fstat(self._file.fileno())
+            self._objects.keep_type(self._key, _etag(status), self._content_type)
+            self._open = False
+            self._stack.close()
+        return ObjectInfo(
+            self._key,
+            status.st_size,
+            status.st_mtime_ns // 1_000_000,
+            _etag(status),
+            self._content_type or content_type_of(self._key),
+        )
+
+    def abort_now(self) -> None:
+        with self._using:
+            if self._open:
+                self._open = False
+                self._stack.__exit__(_Aborted, _Aborted(), None)
+                with self._objects.shaping:
+                    prune(self._files, self._path)
+
+
+class _Aborted(Exception):
+    """Makes the file that was being written go away."""
+
+
+def prune(files: Files, path: str) -> None:
+    """Remove the folders above a file that is gone, as far as they are empty now."""
+    parts = path.split("/")[:-1]
+    while parts:
+        *above, name = parts
+        try:
+            folder = files.open_folder(files.place("/".join(above) or "."))
+            try:
+                os.rmdir(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            return
+        parts = above
+
+
+def _child(files: Files, path: str, entry: os.DirEntry[str]) -> _Child | None:
+    """An entry of a folder, unless it cannot be an object or hold one."""
+    name = entry.name
+    if not name.isprintable() or (name.startswith(RESERVED[0]) and name.endswith(RESERVED[1])):
+        return None
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return _Child(name, None)
+        linked = entry.is_symlink()
+        status = files.status(f"{path}/{name}".lstrip("/")) if linked else entry.stat(follow_symlinks=False)
+    except (OSError, NotFound, NotAllowed):
+        return None
+    return _Child(name, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"

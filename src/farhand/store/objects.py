@@ -1,0 +1,166 @@
+"""The contract of the object store: bytes under keys, such as `agents/main/SOUL.md` and `skills/deploy/SKILL.md`.
+
+Two engines keep it: a folder of plain files (`folder_objects`) and S3-compatible storage (`s3_objects`). One suite,
+`tests/store/test_objects.py`, runs on both. There are no folders in this contract, only keys with a common prefix.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from typing import Final, Protocol
+
+import msgspec
+
+from farhand.protocol.errors import Failed, InvalidArgs
+
+AGENTS: Final = "agents"
+SKILLS: Final = "skills"
+SPACES: Final = (AGENTS, SKILLS)
+"""What a key begins with. Nothing else is an object, so no key leads to what lies beside them."""
+
+PAGE: Final = 1000
+CHUNK: Final = 1024 * 1024
+MAX_KEY_BYTES: Final = 1024
+MAX_NAME_BYTES: Final = 255
+RESERVED: Final = (".farhand-", ".tmp")
+"""A name with this beginning and end is a file that is being written."""
+
+
+class Conflict(Failed):
+    """A condition of a write or removal does not hold: somebody else was there first. Nothing was changed."""
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """What is known of an object without reading it."""
+
+    key: str
+    size: int
+    modified_at: int
+    """Milliseconds since 1970."""
+    etag: str
+    """Names this content of the key; another content has another."""
+    content_type: str | None = None
+    """None in listings."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """A page of keys, in the order of their bytes."""
+
+    objects: list[ObjectInfo]
+    prefixes: list[str] = []
+    """With a delimiter: what lies deeper, cut after the next `/`."""
+    after: str | None = None
+    """Ask again with this for the next page; None on the last."""
+
+
+class ObjectReader(Protocol):
+    """One object being read; a replacement in the meantime does not mix into it. Whoever opened it closes it."""
+
+    info: ObjectInfo
+
+    async def read(self) -> bytes:
+        """The next piece, of any size up to some MiB; empty at the end."""
+
+    async def close(self) -> None: ...
+
+
+class ObjectWriter(Protocol):
+    """An object being written: nobody sees it before `commit`, and after `abort` nobody ever does.
+
+    Whoever opened it calls one of the two; `abort` after either of them does nothing.
+    """
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take in a piece; returns when it needs no more memory than a few pieces."""
+
+    async def commit(self) -> ObjectInfo:
+        """Put the whole in place, in one step, on disk."""
+
+    async def abort(self) -> None: ...
+
+
+class Objects(Protocol):
+    """Every method raises InvalidArgs for a key that is none, NotAllowed where a key may not lead, Failed otherwise."""
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """None when there is no such object."""
+
+    async def get(self, key: str) -> tuple[ObjectInfo, bytes]:
+        """The whole object. Raises NotFound."""
+
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        content_type: str | None = None,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> ObjectInfo:
+        """Create or replace an object in one step; without a content type, the key's extension tells it.
+
+        Raises Conflict when it must be absent and is not, or must have an etag and has not.
+        """
+
+    async def delete(self, key: str) -> bool:
+        """False when there was no such object."""
+
+    async def list(
+        self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
+    ) -> Listing:
+        """A page of at most `limit` keys and prefixes. A key that names no object is no error: the page is empty."""
+
+    async def open_read(self, key: str, offset: int = 0) -> ObjectReader:
+        """Raises NotFound."""
+
+    async def open_write(self, key: str, content_type: str | None = None) -> ObjectWriter: ...
+
+    async def close(self) -> None: ...
+
+
+def check_key(key: str) -> str:
+    """Return `key`, or raise InvalidArgs saying why it cannot name an object."""
+    parts = key.split("/")
+    if parts[0] not in SPACES or len(parts) < (3 if parts[0] == AGENTS else 2):
+        raise InvalidArgs(f"{key[:200]!r} is not the key of an object: agents/{{id}}/… or skills/…")
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise InvalidArgs(f"{key[:200]!r} is not the key of an object: a part of it is {part!r}")
+        if part.startswith(RESERVED[0]) and part.endswith(RESERVED[1]):
+            raise InvalidArgs(f"{key[:200]!r} is not the key of an object: {part!r} is a name for files being written")
+        if len(_encoded(part)) > MAX_NAME_BYTES:
+            raise InvalidArgs(f"a name in {key[:100]!r}… is longer than {MAX_NAME_BYTES} bytes; shorten it")
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise InvalidArgs(f"the key {key[:100]!r}… is longer than {MAX_KEY_BYTES} bytes; shorten it")
+    if not all(character.isprintable() or character == " " for character in key):
+        raise InvalidArgs(f"{key[:200]!r} is not the key of an object: it contains a control character")
+    return key
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"a key must be valid Unicode, this one is not at character {error.start}") from None
+
+
+def content_type_of(key: str) -> str:
+    """What a key's extension says, the same on every machine; text of any other kind is `text/plain`."""
+    name = key.rpartition("/")[2]
+    extension = "." + name.rpartition(".")[2].lower() if "." in name else ""
+    if extension in TEXT_TYPES:
+        return TEXT_TYPES[extension]
+    guessed, encoding = _EXTENSIONS.guess_type(f"x{extension}")
+    if encoding is not None:
+        return f"application/{encoding}"
+    return PLAIN if guessed is None or guessed.startswith("text/") else guessed
+
+
+PLAIN: Final = "text/plain"
+TEXT_TYPES: Final = {
+    ".md": "text/markdown",
+    ".json": "application/json",
+    ".yaml": "text/yaml",
+    ".yml": "text/yaml",
+}
+_EXTENSIONS: Final = mimetypes.MimeTypes()
