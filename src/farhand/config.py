@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
+from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.protocol.errors import FarhandError
-
-log = logging.getLogger("farhand.config")
 
 DEFAULT_PORT = 3210
 FILE = "farhand.toml"
@@ -39,19 +37,21 @@ class LogSection(msgspec.Struct, forbid_unknown_fields=True):
     level: str = "info"
 
 
-class ToolsSection(msgspec.Struct, forbid_unknown_fields=True):
-    """Read again whenever the file changes."""
-
-    roots: list[str] = []
-    """Folders that the tools of this machine may use besides the workspace."""
-    disabled: list[str] = []
-    """Tools that are switched off."""
+class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
+    model: str = ""
+    """A model of `[models]`, or `provider/model`; `FARHAND_MODEL` wins."""
+    context_tokens: int = 0
+    """How much of a conversation the model is sent; 0: what the model takes."""
+    max_rounds: int = 100
+    """Rounds of tool calls after which a run ends."""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
-    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    agent: AgentSection = msgspec.field(default_factory=AgentSection)
+    providers: dict[str, ProviderSettings] = {}
+    models: dict[str, ModelSettings] = {}
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -81,51 +81,16 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     for section in msgspec.structs.fields(Config):
+        if get_origin(section.type) is dict:
+            continue
         for key in msgspec.structs.fields(section.type):
             name = f"FARHAND_{section.name}_{key.name}".upper()
             if name in environ:
                 values.setdefault(section.name, {})[key.name] = _read(name, environ[name], key.type)
     try:
-        config = msgspec.convert(values, Config)
+        return msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_worded(str(error))}") from None
-    for root in config.tools.roots:
-        if not root.startswith(("/", "~")):
-            raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
-    return config
-
-
-class LiveConfig:
-    """The settings as the file has them at the moment; while it cannot be used, as they were before."""
-
-    def __init__(self, home: Path, config: Config, environ: Mapping[str, str] = os.environ) -> None:
-        """`config`: what was loaded from the file a moment ago."""
-        self._home = home
-        self._file = home / FILE
-        self._environ = environ
-        self._config = config
-        self._seen = self._look()
-
-    @property
-    def now(self) -> Config:
-        """Costs a look at the file's times, some microseconds, so that a change holds for the very next call."""
-        seen = self._look()
-        if seen != self._seen:
-            try:
-                self._config = load(self._home, self._environ)
-            except ConfigError as error:
-                log.error("the settings stay as they were: %s", error)
-            else:
-                log.info("%s has changed and was read again", self._file)
-            self._seen = seen
-        return self._config
-
-    def _look(self) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(self._file)  # noqa: PTH116 (a Path costs as much again)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(name: str, text: str, kind: Any) -> Any:
@@ -146,7 +111,10 @@ def _worded(text: str) -> str:
         wrong = reason.rsplit("'", 2)[1]
         table: type = Config
         if place:
-            table = next(field.type for field in msgspec.structs.fields(Config) if field.name == place)
+            section = place.partition("[")[0]
+            table = next(field.type for field in msgspec.structs.fields(Config) if field.name == section)
+            table = get_args(table)[1] if get_origin(table) is dict else table
+            place = place.replace("[...]", ".*")
         known = [field.name for field in msgspec.structs.fields(table)]
         near = difflib.get_close_matches(wrong, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

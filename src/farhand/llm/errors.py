@@ -37,7 +37,16 @@ class ContextOverflow(Refused):
 class Unavailable(ModelError):
     """The provider may answer when asked again."""
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        unreachable: bool = False,
+    ) -> None:
         super().__init__(message, status=status)
+        self.unreachable = unreachable
+        """True: nobody listens there, so asking many times is no use."""
         self.retry_after = retry_after
         """Seconds the provider asked to wait."""

@@ -1,0 +1,71 @@
+"""A model that is asked again when it was busy, cut off or out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from farhand.llm.errors import Unavailable
+from farhand.llm.messages import Retrying, StreamEvent, TextDelta, ThinkingDelta
+from farhand.llm.model import Model, ModelRequest
+
+JITTER = 0.2
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How often, and how long to wait: doubling delays in seconds, or what the provider asks for."""
+
+    retries: int = 5
+    unreachable_retries: int = 2
+    """Where nobody listens."""
+    initial_delay: float = 1.0
+    max_delay: float = 32.0
+    max_retry_after: float = 60.0
+    """A provider that asks for more is not waited for."""
+
+    def delay(self, attempt: int, error: Unavailable) -> float | None:
+        """Seconds before attempt number `attempt` (the first retry is 1); None: give up."""
+        if attempt > (self.unreachable_retries if error.unreachable else self.retries):
+            return None
+        if error.retry_after is not None:
+            return error.retry_after if error.retry_after <= self.max_retry_after else None
+        base = min(self.initial_delay * 2.0 ** (attempt - 1), self.max_delay)
+        return base * (1 + JITTER * random.random())  # noqa: S311
+
+
+class RetryingModel:
+    """The same model, patiently. Each wait is announced with `Retrying`."""
+
+    def __init__(self, model: Model, policy: RetryPolicy) -> None:
+        self._model = model
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def context_tokens(self) -> int:
+        return self._model.context_tokens
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
+        attempt = 0
+        while True:
+            void = False
+            try:
+                async with contextlib.aclosing(self._model.stream(request)) as events:
+                    async for event in events:
+                        void = void or isinstance(event, TextDelta | ThinkingDelta)
+                        yield event
+                return
+            except Unavailable as error:
+                attempt += 1
+                delay = self._policy.delay(attempt, error)
+                if delay is None:
+                    raise
+                yield Retrying(error.message, delay, self.name, void)
+            await asyncio.sleep(delay)

@@ -1,0 +1,125 @@
+"""What a person may say of providers and models: `[providers.NAME]` and `[models.NAME]` in `farhand.toml`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from farhand.llm.messages import Usage
+
+DEFAULT_CONTEXT_TOKENS: Final = 128_000
+
+
+class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An OpenAI-compatible server."""
+
+    base_url: str = ""
+    """Up to and including `/v1`."""
+    api_key: str = ""
+    api_key_env: str = ""
+    """The environment variable that holds the key, so that the file need not."""
+    headers: dict[str, str] = {}
+    """Sent with each request."""
+    retries: int = 5
+    """How often a request that was turned away for the moment is made again."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model: where it is, what it can take, what it costs."""
+
+    provider: str = ""
+    model: str = ""
+    """Its name at the provider; by default the name of this table."""
+    context_tokens: int = 0
+    """0: as far as known, else 128,000."""
+    max_tokens: int = 0
+    """The longest reply; 0 leaves it to the provider."""
+    temperature: float | None = None
+    input_cost: float | None = None
+    """US dollars for a million tokens; None: as far as known."""
+    output_cost: float | None = None
+    cached_cost: float | None = None
+    """Of a million prompt tokens the provider had in its cache; by default the same as others."""
+    images: bool = True
+    """False: the model takes no images, and is told in words that there was one."""
+    stream: bool = True
+    send_thinking: bool = False
+    """True: earlier reasoning is sent back, as some models want it during a run of tool calls."""
+    connect_seconds: float = 10.0
+    first_token_seconds: float = 300.0
+    """How long the first piece of a reply may take; a local model reads a long prompt slowly."""
+    idle_seconds: float = 120.0
+    """How long the next piece may take."""
+    fallback: list[str] = []
+    """Models to ask, in order, when this one does not answer."""
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """US dollars for a million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached: float = 0.0
+
+    def cost(self, usage: Usage) -> float:
+        fresh = max(0, usage.prompt_tokens - usage.cached_tokens)
+        paid = fresh * self.input + usage.cached_tokens * self.cached + usage.completion_tokens * self.output
+        return paid / 1_000_000
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known of a model without being told: its list prices and size."""
+
+    context_tokens: int
+    prices: Prices
+
+
+PROVIDERS: Final[dict[str, ProviderSettings]] = {
+    "openai": ProviderSettings("https://api.openai.com/v1", api_key_env="OPENAI_API_KEY"),
+    "openrouter": ProviderSettings(
+        "https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY", headers={"X-Title": "Farhand"}
+    ),
+    "lmstudio": ProviderSettings("http://127.0.0.1:1234/v1", api_key="lmstudio"),
+    "ollama": ProviderSettings("http://127.0.0.1:11434/v1", api_key="ollama"),
+    "vllm": ProviderSettings("http://127.0.0.1:8000/v1", api_key_env="VLLM_API_KEY"),
+}
+"""Usable without a line of settings; a table of the same name changes single values."""
+
+# By the beginning of the name, the longest first. Settings win; a provider that prices a reply itself wins over both.
+KNOWN: Final[dict[str, Known]] = {
+    "gpt-4o-mini": Known(128_000, Prices(0.15, 0.60, 0.075)),
+    "gpt-4o": Known(128_000, Prices(2.50, 10.0, 1.25)),
+    "gpt-4.1-nano": Known(1_047_576, Prices(0.10, 0.40, 0.025)),
+    "gpt-4.1-mini": Known(1_047_576, Prices(0.40, 1.60, 0.10)),
+    "gpt-4.1": Known(1_047_576, Prices(2.0, 8.0, 0.50)),
+    "gpt-5-nano": Known(400_000, Prices(0.05, 0.40, 0.005)),
+    "gpt-5-mini": Known(400_000, Prices(0.25, 2.0, 0.025)),
+    "gpt-5": Known(400_000, Prices(1.25, 10.0, 0.125)),
+    "o4-mini": Known(200_000, Prices(1.10, 4.40, 0.275)),
+    "o3": Known(200_000, Prices(2.0, 8.0, 0.50)),
+}
+
+
+def known(model: str) -> Known | None:
+    """What is known of a provider's model; `openai/gpt-4o-2024-11-20` counts as `gpt-4o`."""
+    name = model.rpartition("/")[2]
+    fitting = [beginning for beginning in KNOWN if name == beginning or name.startswith(beginning + "-")]
+    return KNOWN[max(fitting, key=len)] if fitting else None
+
+
+def context_of(settings: ModelSettings, model: str) -> int:
+    found = known(model)
+    return settings.context_tokens or (found.context_tokens if found else DEFAULT_CONTEXT_TOKENS)
+
+
+def prices_of(settings: ModelSettings, model: str) -> Prices:
+    found = known(model)
+    listed = found.prices if found else Prices()
+    given = settings.input_cost if settings.input_cost is not None else listed.input
+    cached = listed.cached if settings.input_cost is None else given
+    return Prices(
+        given,
+        settings.output_cost if settings.output_cost is not None else listed.output,
+        settings.cached_cost if settings.cached_cost is not None else cached,
+    )
