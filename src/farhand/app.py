@@ -27,9 +27,12 @@ from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
 from farhand.api.routes import routes
 from farhand.api.sessions import Sessions
-from farhand.config import Config, ConfigError
+from farhand.config import Config, ConfigError, LiveConfig
 from farhand.gateway.hub import Hub
+from farhand.machine.jobs import Jobs
+from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.protocol.errors import FarhandError
+from farhand.tools.guide import guide_tools
 
 log = logging.getLogger("farhand")
 
@@ -37,6 +40,8 @@ DRAIN_SECONDS = 10.0
 COLLECT = (50_000, 20, 20)
 """A call makes some hundred objects and leaves no cycles; the default would go looking for some every few calls."""
 GATEWAY_FILE = "gateway.json"
+SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
+"""What the commands of this machine's tools are not given."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -49,15 +54,24 @@ class Address(msgspec.Struct, frozen=True):
 class Gateway:
     """One gateway on one home folder."""
 
-    def __init__(self, home: Path, config: Config, *, open: bool = False) -> None:  # noqa: A002
-        """Raises ConfigError for an exposure that is never meant."""
+    def __init__(
+        self,
+        home: Path,
+        config: Config,
+        *,
+        workspace: Path | None = None,
+        open: bool = False,  # noqa: A002
+    ) -> None:
+        """`workspace`: where the tools of this machine work. Raises ConfigError for an exposure that is never meant."""
         section = config.gateway
         if open and not _is_loopback(section.host):
             raise ConfigError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
         if bool(section.tls_cert) != bool(section.tls_key):
             raise ConfigError("TLS needs both tls_cert and tls_key")
         self._home = home
+        self._config = config
         self._section = section
+        self.workspace = (workspace or home / AGENTS_FOLDER / "main").absolute()
         self._open = open
         self._hub: Hub | None = None
         self._server: _Server | None = None
@@ -71,7 +85,7 @@ class Gateway:
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    await self._furnish(hub, stack)
+                    await self._furnish(hub, stack, environ)
                     await hub.start()
                     await self._serve(hub, listener, ready)
             finally:
@@ -79,9 +93,15 @@ class Gateway:
                 (self._home / GATEWAY_FILE).unlink(missing_ok=True)
                 await hub.close()
 
-    async def _furnish(self, hub: Hub, stack: contextlib.AsyncExitStack) -> None:  # noqa: ARG002
+    async def _furnish(self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str]) -> None:
         """Give the gateway its own tools; what they hold open is closed with the stack."""
-        hub.catalog.serve(())
+        live = LiveConfig(self._home, self._config, environ)
+        hub.catalog.obey(lambda: live.now.tools.disabled)
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
+        commands = {name: value for name, value in environ.items() if name not in SECRET_VARIABLES}
+        jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
+        hub.catalog.serve(guide_tools(files, jobs), offered=False)
 
     @property
     def hub(self) -> Hub:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ import msgspec
 
 from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.protocol.errors import FarhandError
+
+log = logging.getLogger("farhand.config")
 
 DEFAULT_PORT = 3210
 FILE = "farhand.toml"
@@ -37,6 +40,15 @@ class LogSection(msgspec.Struct, forbid_unknown_fields=True):
     level: str = "info"
 
 
+class ToolsSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Read again whenever the file changes."""
+
+    roots: list[str] = []
+    """Folders that the tools of this machine may use besides the workspace."""
+    disabled: list[str] = []
+    """Tools that are switched off."""
+
+
 class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
     model: str = ""
     """A model of `[models]`, or `provider/model`; `FARHAND_MODEL` wins."""
@@ -49,6 +61,7 @@ class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
+    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
     agent: AgentSection = msgspec.field(default_factory=AgentSection)
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
@@ -88,9 +101,46 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
             if name in environ:
                 values.setdefault(section.name, {})[key.name] = _read(name, environ[name], key.type)
     try:
-        return msgspec.convert(values, Config)
+        config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_worded(str(error))}") from None
+    for root in config.tools.roots:
+        if not root.startswith(("/", "~")):
+            raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
+    return config
+
+
+class LiveConfig:
+    """The settings as the file has them at the moment; while it cannot be used, as they were before."""
+
+    def __init__(self, home: Path, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+        """`config`: what was loaded from the file a moment ago."""
+        self._home = home
+        self._file = home / FILE
+        self._environ = environ
+        self._config = config
+        self._seen = self._look()
+
+    @property
+    def now(self) -> Config:
+        """Costs a look at the file's times, some microseconds, so that a change holds for the very next call."""
+        seen = self._look()
+        if seen != self._seen:
+            try:
+                self._config = load(self._home, self._environ)
+            except ConfigError as error:
+                log.error("the settings stay as they were: %s", error)
+            else:
+                log.info("%s has changed and was read again", self._file)
+            self._seen = seen
+        return self._config
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self._file)  # noqa: PTH116 (a Path costs as much again)
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(name: str, text: str, kind: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.gateway.catalog import Catalog
+from farhand.gateway.catalog import Catalog, SwitchedOff
 from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.gate import Gate, OpenCall, Outcome, new_call_id
 from farhand.gateway.roster import Roster
@@ -117,6 +117,36 @@ def test_scopes_hold_for_own_tools(tmp_path: Path) -> None:
         assert (await house.call("look", reader, name="x")).result.ok
         denied = await house.call("gsv__Act", reader)
         assert denied.record.state is CallState.DENIED and house.acting.contexts == []
+
+    run(tmp_path, test)
+
+
+def test_a_tool_that_is_not_offered_is_reached_only_by_who_holds_it(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        kept = tool(look, name="kept", read_only=True)
+        house.catalog.serve([kept], offered=False)
+        assert "kept" not in {offer.name for offer in house.catalog.offers()}
+        assert (await house.call("kept", name="x")).result.error.kind == "not_found"
+        call = ToolCall(new_call_id(), "kept", msgspec.Raw(b'{"name":"nothing"}'))
+        opened = await house.gate.begin(call, credential=OWNER, own=kept)
+        assert isinstance(opened, OpenCall)
+        outcome = await house.gate.wait(opened)
+        assert (outcome.record.tool, outcome.record.route) == ("kept", "local")
+        assert isinstance(outcome.raised, NotFound)
+
+    run(tmp_path, test)
+
+
+def test_a_tool_that_is_switched_off_is_neither_offered_nor_run(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        disabled = ["look"]
+        house.catalog.obey(lambda: disabled)
+        assert [offer.name for offer in house.catalog.offers()] == ["gsv__Act"]
+        refused = await house.call("look", name="x")
+        assert (refused.record.state, refused.result.error.kind) == (CallState.DENIED, "not_allowed")
+        assert isinstance(refused.raised, SwitchedOff)
+        disabled.clear()
+        assert (await house.call("look", name="x")).result.ok
 
     run(tmp_path, test)
 

@@ -64,7 +64,8 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         if options[name] is not None:
             setattr(section, name, options[name])
     set_up_logging(options["log_level"] or settings.log.level)
-    running = Gateway(home, settings, open=options["open_"])
+    folder = Path(workspace).absolute() if workspace else None
+    running = Gateway(home, settings, workspace=folder, open=options["open_"])
     local: LocalNode | None = None
 
     def ready(gateway: Gateway) -> None:
@@ -74,8 +75,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         click.echo("  lend another machine:  farhand token create --node NAME, then there: farhand node --gateway URL")
         sys.stdout.flush()
         if with_node:
-            folder = Path(workspace) if workspace else home / "agents" / "main"
-            local = LocalNode(gateway, home, folder, section.tls_cert or None)
+            local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
 
     try:
         run_loop(running.run(os.environ, ready))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -10,7 +10,7 @@ import msgspec
 
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.names import join_tool, split_tool
 from farhand.tools.tool import Tool
 
@@ -49,26 +49,48 @@ class Offer(msgspec.Struct, frozen=True):
     host: str
 
 
+class SwitchedOff(NotAllowed):
+    """The settings switch this tool off."""
+
+
 class Catalog:
     """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._own: dict[str, Tool] = {}
+        self._unoffered: dict[str, Tool] = {}
+        self._disabled: Callable[[], Collection[str]] = tuple
         self._validators: dict[int, tuple[ToolSpec, Any]] = {}
 
-    def serve(self, tools: Iterable[Tool]) -> None:
-        """Offer tools of the gateway's own. No node's tool takes the place of one of them."""
+    def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
+        """Offer tools of the gateway's own. No node's tool takes the place of one of them.
+
+        One that is not offered is called by the door that knows it; nobody finds it by its name.
+        """
         for tool in tools:
-            assert tool.name not in self._own, f"the tool {tool.name!r} is served twice"
-            self._own[tool.name] = tool
+            assert self.own(tool.name) is None, f"the tool {tool.name!r} is served twice"
+            (self._own if offered else self._unoffered)[tool.name] = tool
 
     def own(self, name: str) -> Tool | None:
-        return self._own.get(name)
+        """A tool of the gateway's own, offered or not."""
+        return self._own.get(name) or self._unoffered.get(name)
 
-    def find(self, name: str) -> Target:
-        """Raises NotFound for a name nobody serves, Failed for a node that is known but offline."""
-        own = self._own.get(name)
+    def obey(self, disabled: Callable[[], Collection[str]]) -> None:
+        """`disabled` tells which tools are switched off, by the names that call them; it is asked at each call."""
+        self._disabled = disabled
+
+    def switched_off(self, name: str) -> bool:
+        return name in self._disabled()
+
+    def find(self, name: str, own: Tool | None = None) -> Target:
+        """Raises NotFound for a name nobody serves, SwitchedOff, Failed for a node that is known but offline.
+
+        `own`: the tool of the gateway's own that the caller means.
+        """
+        if self.switched_off(name):
+            raise SwitchedOff(f"the tool {name!r} is disabled by the settings ([tools] disabled)")
+        own = own or self._own.get(name)
         if own is not None:
             return Target(None, name, own.spec.capability, own.spec, own)
         if name.startswith(NATIVE_PREFIX):
@@ -128,7 +150,8 @@ class Catalog:
             for spec in node.card.tools:
                 name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
                 offers.setdefault(name, Offer(name, spec.description, spec.parameters or EMPTY, node_id))
-        return list(offers.values())
+        disabled = self._disabled()
+        return [offer for name, offer in offers.items() if name not in disabled]
 
     def _shared(self, node: Node, spec: ToolSpec) -> bool:
         """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.

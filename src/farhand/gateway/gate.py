@@ -19,7 +19,7 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.catalog import Catalog, Target, read_arguments
+from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
@@ -65,6 +65,8 @@ class Outcome(msgspec.Struct, frozen=True):
     record: CallRecord
     repeated: bool = False
     """True when an earlier request with the same idempotency key made this call."""
+    raised: ToolError | None = None
+    """What the gate or a tool of the gateway's own raised just now; it may tell more than its kind."""
 
     @property
     def result(self) -> ToolResult:
@@ -83,6 +85,7 @@ class OpenCall:
         "node",
         "over",
         "own",
+        "raised",
         "read_only",
         "record",
         "request",
@@ -101,6 +104,7 @@ class OpenCall:
         self.node = node
         self.own = own
         """The gateway's own tool that runs it, where no node does."""
+        self.raised: ToolError | None = None
         self.task: asyncio.Task[None] | None = None
         self.request = request
         self.read_only = read_only
@@ -152,13 +156,20 @@ class Gate:
     # -- calling ----------------------------------------------------------------------------------------
 
     async def begin(
-        self, call: ToolCall, *, credential: Credential, background: bool = False, idempotency_key: str | None = None
+        self,
+        call: ToolCall,
+        *,
+        credential: Credential,
+        own: Tool | None = None,
+        background: bool = False,
+        idempotency_key: str | None = None,
     ) -> Outcome | OpenCall:
         """Write a call down and send it on its way: an open call to `wait` for, or the outcome it already has.
 
-        In the background, what is returned is the call as it was written down. Raises IdempotencyConflict when the key
-        stands for another request, StoreError when the call could not be written down (it did not run). Whatever goes
-        wrong later is an outcome, not an exception.
+        `own`: the tool, where the caller has one that is found under no name. In the background, what is returned is
+        the call as it was written down. Raises IdempotencyConflict when the key stands for another request, StoreError
+        when the call could not be written down (it did not run). Whatever goes wrong later is an outcome, not an
+        exception.
         """
         now = self._roster.clock()
         target: Target | None = None
@@ -166,7 +177,7 @@ class Gate:
         try:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
-            target = self._catalog.find(call.tool)
+            target = self._catalog.find(call.tool, own)
             _allow(target, credential)
             self._catalog.check(target, call)
             timeout_ms = _timeout(call, target)
@@ -174,7 +185,7 @@ class Gate:
             request = b"" if target.node is None else _request(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
-        refused = CallState.DENIED if isinstance(refusal, Denied) else CallState.ERROR
+        refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff) else CallState.ERROR
         node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
@@ -213,13 +224,14 @@ class Gate:
                 self._forget(opened)
             return await self._repeat(first, background)
         if opened is None:
-            return Outcome(record)
+            return Outcome(record, raised=refusal)
         self._send(opened)
         return Outcome(opened.record) if background else opened
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
-        return Outcome(await opened.ended())
+        record = await opened.ended()
+        return Outcome(record, raised=opened.raised)
 
     def abandon(self, opened: OpenCall) -> None:
         """A waiter hung up. When nobody else wants the call, it is cancelled on its node."""
@@ -355,6 +367,7 @@ class Gate:
                 return  # the gateway itself is stopping: the call stays open in the record
             result = _failed("stopped")
         except ToolError as error:
+            opened.raised = error
             said = error.message
             result = ToolResult(ok=False, error=ToolFailure.of(error))
         except Exception as error:

@@ -9,15 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from farhand.machine.root import Root, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+
+
+class ForbiddenPath(NotAllowed):
+    """A path that leads to where nobody may go."""
+
+
+class AlreadyThere(Failed):
+    """Something is at the path already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +41,61 @@ class Place:
 class Files:
     """Everything beneath the roots (without roots: everything), except what is hidden.
 
-    Relative paths start at the workspace; `.` and `..` are taken out of the text before links are looked at;
-    `~` is an ordinary character. Safe to use from several threads.
+    Relative paths start at the workspace; `.` and `..` are taken out of the text before links are looked at, or, with
+    `upward=False`, a path with a part `..` is refused; `~` is an ordinary character. Of what is hidden, `exposed`
+    folders are still to be seen. Roots that change are given as a function. Safe to use from several threads.
     """
 
     def __init__(
         self,
         workspace: str | os.PathLike[str],
         *,
-        roots: Iterable[Root] = (),
+        roots: Iterable[Root] | Callable[[], Sequence[Root]] = (),
         hidden: Iterable[str | os.PathLike[str]] = (),
+        exposed: Iterable[str | os.PathLike[str]] = (),
         read_only: bool = False,
+        upward: bool = True,
     ) -> None:
         self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
-        self.roots = tuple(roots) or (Root("/"),)
+        fixed = () if callable(roots) else tuple(roots) or (Root("/"),)
+        self._roots = roots if callable(roots) else lambda: fixed
         self.read_only = read_only
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
+        self._exposed = tuple(os.path.realpath(path) for path in exposed)
+        self._upward = upward
         self._replacing = threading.Lock()
 
+    @property
+    def roots(self) -> Sequence[Root]:
+        return self._roots()
+
     def resolve(self, path: str) -> str:
-        """The absolute path a caller means. Raises InvalidArgs for text that cannot name a file."""
+        """The absolute path a caller means. Raises InvalidArgs for text that cannot name a file, ForbiddenPath."""
         refuse_unnameable("path", path)
+        if not self._upward and _UPWARD.search(path):
+            raise ForbiddenPath(f"'{shown(path)}' has a part '..'; write the path without it")
         return os.path.normpath(os.path.join(self.workspace, path))  # noqa: PTH118
 
     def place(self, path: str) -> Place:
-        """Judge a path. Raises NotAllowed when it leads to where nobody may go; it need not exist."""
+        """Judge a path. Raises ForbiddenPath when it leads to where nobody may go; it need not exist."""
         spelled = self.resolve(path)
         with told("resolve", spelled):
             real = os.path.realpath(spelled)
-        for root in self.roots:
+        # Also as it is spelled: what lies in /proc leads anywhere, and back again.
+        if self.is_hidden(real) or self.is_hidden(spelled):
+            raise ForbiddenPath(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+        roots = self.roots
+        for root in roots:
             if root.contains(real):
-                break
-        else:
-            allowed = ", ".join(root.path for root in self.roots)
-            raise NotAllowed(f"'{shown(spelled)}' leads outside the allowed folders; use a path in {allowed}")
-        if self.is_hidden(real):
-            raise NotAllowed(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
-        return Place(spelled, real, root)
+                return Place(spelled, real, root)
+        allowed = ", ".join(root.path for root in roots)
+        raise ForbiddenPath(f"'{shown(spelled)}' leads outside the allowed folders; use a path in {allowed}")
 
     def is_hidden(self, real: str) -> bool:
-        """Whether a real path is hidden, or beneath something that is."""
-        return any(real == hidden or real.startswith(hidden.rstrip("/") + "/") for hidden in self.hidden)
+        """Whether a real path is hidden, or beneath something that is, and not exposed."""
+        return any(_within(real, hidden) for hidden in self.hidden) and not any(
+            _within(real, exposed) for exposed in self._exposed
+        )
 
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
@@ -100,6 +123,42 @@ class Files:
             file.write(content)
         return spelled
 
+    def create(self, path: str, content: bytes) -> str:
+        """Make a file, whole or not at all, and tell its absolute path. Raises AlreadyThere."""
+        with self.replacing(path, new=True) as (file, spelled):
+            file.write(content)
+        return spelled
+
+    def update(self, path: str, content: bytes) -> None:
+        """Replace the content of a file that is there, in one step. Raises NotFound."""
+        self.status(path)
+        with self.replacing(path, judge=_refuse_missing) as (file, _):
+            file.write(content)
+
+    def append(self, path: str, content: bytes) -> int:
+        """Add to the end of a file that is there and tell its new size; when the disk fails, nothing was added."""
+        place = self._writable(path)
+        with told("write", place.path), _folder_of(place) as (folder, name), self._replacing:
+            _refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
+                before = os.fstat(file.fileno())
+                _refuse_irregular(before)
+                try:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.ftruncate(file.fileno(), before.st_size)
+                    raise
+                return os.fstat(file.fileno()).st_size
+
+    def _writable(self, path: str) -> Place:
+        place = self.place(path)
+        if self.read_only:
+            raise NotAllowed(f"Failed to write '{shown(place.path)}': the files here are read-only")
+        return place
+
     @contextlib.contextmanager
     def replacing(
         self,
@@ -107,18 +166,19 @@ class Files:
         *,
         expected: bytes | None = None,
         judge: Callable[[os.stat_result | None], None] | None = None,
+        new: bool = False,
     ) -> Iterator[tuple[BinaryIO, str]]:
         """An empty file, and the absolute path whose content it becomes when the block ends well.
 
         Until then, and whenever the block or the disk fails, the old file stays as it was. Missing folders
         are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
-        no longer that is left alone and Failed is raised. `judge` is shown the old file's status, or None,
-        at the last moment; what it raises leaves the file alone too.
+        no longer that is left alone and Failed is raised; with `new`, any file is, and AlreadyThere is raised.
+        `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
         """
-        place = self.place(path)
-        if self.read_only:
-            raise NotAllowed(f"Failed to write '{shown(place.path)}': the files here are read-only")
+        place = self._writable(path)
         with told("write", place.path), _folder_of(place, make=True) as (folder, name):
+            if new:
+                _refuse_existing(folder, name, place)
             old = _replaceable(folder, name)
             beside = f".farhand-{secrets.token_hex(8)}.tmp"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -139,7 +199,11 @@ class Files:
                             f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
                             "in the meantime, so nothing was written. Read it again and repeat the edit."
                         )
-                    os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    if new:
+                        _refuse_existing(folder, name, place)
+                        _settle(folder, beside, name, place)
+                    else:
+                        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(beside, dir_fd=folder)
@@ -154,7 +218,7 @@ class Files:
         parent, name = os.path.split(spelled)
         place = self.place(parent)
         if self.is_hidden(os.path.join(place.real, name)):  # noqa: PTH118
-            raise NotAllowed(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+            raise ForbiddenPath(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
         with told("remove", spelled):
             folder = place.root.open_folder(place.real)
             try:
@@ -165,6 +229,15 @@ class Files:
                 sync_folder(folder)
             finally:
                 os.close(folder)
+
+
+# As a path separates its parts, and as an address or another system would.
+_SLASH = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
+_UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.IGNORECASE)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/")
 
 
 def shown(path: str) -> str:
@@ -281,6 +354,28 @@ def _status(folder: int, name: str) -> os.stat_result | None:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _refuse_missing(old: os.stat_result | None) -> None:
+    if old is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _refuse_existing(folder: int, name: str, place: Place) -> None:
+    if _status(folder, name) is not None:
+        raise AlreadyThere(f"'{shown(place.path)}' already exists")
+
+
+def _settle(folder: int, beside: str, name: str, place: Place) -> None:
+    """Give a file its name unless somebody else has it by now."""
+    try:
+        os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        raise AlreadyThere(f"'{shown(place.path)}' already exists") from None
+    except OSError:  # a file system without second names; the moment between look and rename is short
+        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    else:
+        os.unlink(beside, dir_fd=folder)
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:

@@ -35,6 +35,18 @@ class Ending:
     ended: tuple[Process, ...]
     survivors: tuple[Process, ...]
 
+    def told(self, what: str) -> str:
+        """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
+        if self.ended:
+            names = ", ".join(f"{process.name} {process.pid}" for process in self.ended)
+            told = f"{what}: ended {len(self.ended)} process{'es' * (len(self.ended) > 1)} ({names})"
+        else:
+            told = f"{what}: nothing was left running"
+        if self.survivors:
+            survivors = ", ".join(f"{process.name} {process.pid}" for process in self.survivors)
+            told += f"; still running, not ours to end: {survivors}"
+        return told
+
 
 @dataclass(slots=True, eq=False)
 class Job:

@@ -66,14 +66,19 @@ class Jobs:
         listed_seconds: float = LISTED_SECONDS,
         kept_seconds: float = KEPT_SECONDS,
         linger: float = 60.0,
+        eager: bool = True,
     ) -> None:
-        """`environment`: what commands get (default: this program's). `linger`: how long an unused keeper stays."""
+        """`environment`: what commands get (default: this program's). `linger`: how long an unused keeper stays.
+
+        `eager=False` leaves the keeper to be started by the first command.
+        """
         self.folder = Path(folder).absolute()
         self.environment = dict(os.environ if environment is None else environment)
         self._output_limit = output_limit
         self._listed_seconds = listed_seconds
         self._kept_seconds = kept_seconds
         self._linger = linger
+        self._eager = eager
         self._jobs: dict[str, Job] = {}
         self._links: dict[str, Link] = {}
         self._starting: dict[str, asyncio.Future[Job]] = {}
@@ -89,7 +94,8 @@ class Jobs:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self._open = True
-        await self._ready_keeper()
+        if self._eager:
+            await self._ready_keeper()
         for job in await asyncio.to_thread(self._load_listed):
             self._jobs[job.id] = job
         await asyncio.gather(*(self._attach(job) for job in self._jobs.values() if job.running))

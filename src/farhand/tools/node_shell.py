@@ -18,10 +18,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from farhand.machine.job import Ending, Job
+from farhand.machine.foreground import Foreground
+from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.tree import Process as SystemProcess
-from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 OUTPUT_CHARS = 200_000
 TAIL_CHARS = 4_000
@@ -53,7 +54,7 @@ class ShellTools:
         self._workspace = Path(workspace).absolute()
         self._call_id = call_id
         self._shell = shell
-        self._ending: set[asyncio.Task[Ending]] = set()
+        self._foreground = Foreground(jobs)
 
     async def Bash(
         self,
@@ -103,7 +104,7 @@ class ShellTools:
                 call_id=self._call_id(),
             )
         )
-        try:
+        async with self._foreground.held(starting):
             job = await asyncio.shield(starting)
             if job.background:
                 return self._backgrounded(job)
@@ -114,15 +115,8 @@ class ShellTools:
                 over = await self._jobs.wait(job, max(0.0, patience - elapsed) / 1000)
                 if not over and await self._jobs.mark_background(job):
                     return self._backgrounded(job)
-        except asyncio.CancelledError:
-            # A task of its own: whoever cancels us again does not stop it.
-            ending = asyncio.ensure_future(self._end(starting))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-            raise Cancelled(_told("cancelled", await asyncio.shield(ending))) from None
         if job.lost:
-            ending_now = await self._jobs.end(job)
-            raise Failed(_told(f"outcome unknown: the keeper of session {job.id} was killed", ending_now))
+            raise await self._foreground.lost(job)
         return self._completed(job)
 
     async def Process(
@@ -176,9 +170,6 @@ class ShellTools:
         if not workdir or "\0" in workdir:
             raise InvalidArgs(f"workdir {workdir!r} is not a path: leave it out for the workspace {self._workspace}")
         return str(self._workspace / workdir)
-
-    async def _end(self, starting: asyncio.Future[Job]) -> Ending:
-        return await self._jobs.end(await starting)
 
     def _completed(self, job: Job) -> dict[str, Any]:
         assert job.exit is not None
@@ -286,13 +277,13 @@ class ShellTools:
         was_running = job.running
         ending = await self._jobs.end(job, grace=0)
         if ending.survivors:
-            raise Failed(_told(f"Session {job.id} could not be killed", ending))
+            raise Failed(ending.told(f"Session {job.id} could not be killed"))
         if not was_running and not ending.ended:
             raise Failed(f"Session {job.id} has already exited and left nothing running")
         return {
             "status": _status(job),
             "sessionId": job.id,
-            "message": _told("Kill signal sent", ending),
+            "message": ending.told("Kill signal sent"),
             **_processes("ended", ending.ended),
         }
 
@@ -340,19 +331,6 @@ def _processes(name: str, processes: Iterable[SystemProcess]) -> dict[str, Any]:
     """A field beyond the seed, there only when it says something."""
     found = [{"pid": process.pid, "name": process.name} for process in processes]
     return {name: found} if found else {}
-
-
-def _told(what: str, ending: Ending) -> str:
-    """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
-    if ending.ended:
-        names = ", ".join(f"{process.name} {process.pid}" for process in ending.ended)
-        told = f"{what}: ended {len(ending.ended)} process{'es' * (len(ending.ended) > 1)} ({names})"
-    else:
-        told = f"{what}: nothing was left running"
-    if ending.survivors:
-        survivors = ", ".join(f"{process.name} {process.pid}" for process in ending.survivors)
-        told += f"; still running, not ours to end: {survivors}"
-    return told
 
 
 def _check(name: str, value: object, kind: type) -> None:

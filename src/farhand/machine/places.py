@@ -1,0 +1,75 @@
+"""Where tools that run on the gateway's own machine may go. One rule, whichever family of tools asks.
+
+A path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and the real file, after
+every link, lies in an allowed folder and neither in a system folder nor among the gateway's own keys and records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farhand.machine.files import Files
+from farhand.machine.root import Root
+from farhand.protocol.errors import NotFound
+
+log = logging.getLogger("farhand.places")
+
+SYSTEM_FOLDERS = (
+    "/bin",
+    "/sbin",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/boot",
+    "/run",
+    "/var/run",
+)
+"""What no tool on this machine may read or write, whatever the settings allow."""
+
+AGENTS_FOLDER = "agents"
+"""In the gateway's home: the workspaces, which are there to be used. Everything else in it is the gateway's own."""
+
+
+def local_files(workspace: Path, home: Path, allowed: Callable[[], Sequence[str]]) -> Files:
+    """The files of this machine: those of the workspace and of the folders that are `allowed` at the time."""
+    own = home.resolve()
+    exposed = [own / AGENTS_FOLDER]
+    if own in workspace.resolve().parents:
+        exposed.append(workspace)
+    return Files(
+        workspace, roots=_Roots(workspace, allowed), hidden=[*SYSTEM_FOLDERS, own], exposed=exposed, upward=False
+    )
+
+
+class _Roots:
+    """The roots of the settings as they are now."""
+
+    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]]) -> None:
+        self._workspace = Root(workspace)
+        self._allowed = allowed
+        self._known: tuple[Sequence[str], tuple[Root, ...]] | None = None
+        self._missed: Sequence[str] = ()
+
+    def __call__(self) -> Sequence[Root]:
+        allowed = self._allowed()
+        known = self._known
+        if known is not None and known[0] is allowed:
+            return known[1]
+        roots, missing = [self._workspace], []
+        for path in allowed:
+            try:
+                roots.append(Root(Path(path).expanduser()))
+            except (NotFound, RuntimeError):
+                missing.append(path)
+        if not missing:
+            self._known = (allowed, tuple(roots))
+        elif self._missed is not allowed:  # they are looked for again at each use, and complained of once
+            self._missed = allowed
+            log.warning("[tools] roots: %s cannot be found and is left out", ", ".join(missing))
+        return tuple(roots)

@@ -1,0 +1,55 @@
+"""Settings: what a file may say, and what is read again while the gateway runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farhand.config import FILE, ConfigError, LiveConfig, load
+
+
+def write(home: Path, text: str) -> None:
+    beside = home / "new"
+    beside.write_text(text)
+    beside.replace(home / FILE)
+
+
+def test_a_changed_file_holds_at_once(tmp_path: Path) -> None:
+    live = LiveConfig(tmp_path, load(tmp_path, {}), {})
+    assert live.now.tools.disabled == []
+    write(tmp_path, '[tools]\ndisabled = ["shell"]')
+    assert live.now.tools.disabled == ["shell"]
+    (tmp_path / FILE).write_text("[tools]\ndisabled = []")
+    assert live.now.tools.disabled == []
+    write(tmp_path, '[tools]\nroots = ["/srv"]')
+    assert live.now.tools.roots == ["/srv"]
+    os.unlink(tmp_path / FILE)
+    assert live.now.tools.roots == []
+
+
+def test_settings_that_did_not_change_are_the_same_object(tmp_path: Path) -> None:
+    write(tmp_path, '[tools]\nroots = ["/srv"]')
+    live = LiveConfig(tmp_path, load(tmp_path, {}), {})
+    assert live.now is live.now
+
+
+@pytest.mark.parametrize(
+    "text", ["[tools", "[tools]\nroot = []", '[tools]\nroots = ["relative"]', "[tools]\nroots = 3"]
+)
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, text: str) -> None:
+    write(tmp_path, '[tools]\ndisabled = ["shell"]')
+    live = LiveConfig(tmp_path, load(tmp_path, {}), {})
+    write(tmp_path, text)
+    assert live.now.tools.disabled == ["shell"]
+    with pytest.raises(ConfigError):
+        load(tmp_path, {})
+    write(tmp_path, "[tools]\ndisabled = []")
+    assert live.now.tools.disabled == []
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    write(tmp_path, '[tools]\nroots = ["/srv"]\ndisabled = ["shell"]')
+    config = load(tmp_path, {"FARHAND_TOOLS_ROOTS": "/a, /b", "FARHAND_TOOLS_DISABLED": ""})
+    assert (config.tools.roots, config.tools.disabled) == (["/a", "/b"], [])
