@@ -100,13 +100,13 @@ class Files:
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
         place = self.place(path)
-        with told("read", place.path), _folder_of(place) as (folder, name):
-            return _open_regular(folder, name)
+        with told("read", place.path), folder_of(place) as (folder, name):
+            return open_regular(folder, name)
 
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""
         place = self.place(path)
-        with told("read", place.path), _folder_of(place) as (folder, name):
+        with told("read", place.path), folder_of(place) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def open_folder(self, place: Place) -> int:
@@ -138,12 +138,12 @@ class Files:
     def append(self, path: str, content: bytes) -> int:
         """Add to the end of a file that is there and tell its new size; when the disk fails, nothing was added."""
         place = self._writable(path)
-        with told("write", place.path), _folder_of(place) as (folder, name), self._replacing:
-            _refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        with told("write", place.path), folder_of(place) as (folder, name), self._replacing:
+            refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
                 before = os.fstat(file.fileno())
-                _refuse_irregular(before)
+                refuse_irregular(before)
                 try:
                     file.write(content)
                     file.flush()
@@ -176,10 +176,10 @@ class Files:
         `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
         """
         place = self._writable(path)
-        with told("write", place.path), _folder_of(place, make=True) as (folder, name):
+        with told("write", place.path), folder_of(place, make=True) as (folder, name):
             if new:
                 _refuse_existing(folder, name, place)
-            old = _replaceable(folder, name)
+            old = replaceable(folder, name)
             beside = f".farhand-{secrets.token_hex(8)}.tmp"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
@@ -188,7 +188,7 @@ class Files:
                     yield file, place.path
                     file.flush()
                     if old:
-                        _take_over(descriptor, old)
+                        take_over(descriptor, old)
                     os.fsync(descriptor)
                 # Two edits of one file must not both find it unchanged.
                 with self._replacing:
@@ -224,7 +224,7 @@ class Files:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISLNK(status.st_mode):
-                    _refuse_irregular(status)
+                    refuse_irregular(status)
                 os.unlink(name, dir_fd=folder)
                 sync_folder(folder)
             finally:
@@ -290,7 +290,7 @@ def _reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
+def folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
     """The folder that holds a place, and the name of the place in it (`.` for a root itself)."""
     if place.real == place.root.path:
         parent, name = place.real, "."
@@ -307,20 +307,21 @@ def _folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]
         os.close(folder)
 
 
-def _open_regular(folder: int, name: str) -> BinaryIO:
+def open_regular(folder: int, name: str, *, buffered: bool = True) -> BinaryIO:
+    """A regular file for reading, and nothing else. Raises OSError."""
     # Looked at before it is opened: to open a device can already do something.
-    _refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
+    file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb", -1 if buffered else 0)
     try:
-        _refuse_irregular(os.fstat(file.fileno()))
+        refuse_irregular(os.fstat(file.fileno()))
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _refuse_irregular(status: os.stat_result) -> None:
+def refuse_irregular(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
@@ -336,12 +337,12 @@ _KIND_NAMES = {
 }
 
 
-def _replaceable(folder: int, name: str) -> os.stat_result | None:
+def replaceable(folder: int, name: str) -> os.stat_result | None:
     """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
     old = _status(folder, name)
     if old is None:
         return None
-    _refuse_irregular(old)
+    refuse_irregular(old)
     # A rename asks only the folder; a file its owner made read-only is to stay what it is.
     if not os.access(name, os.W_OK, dir_fd=folder):
         os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
@@ -378,7 +379,7 @@ def _settle(folder: int, beside: str, name: str, place: Place) -> None:
         os.unlink(beside, dir_fd=folder)
 
 
-def _take_over(descriptor: int, old: os.stat_result) -> None:
+def take_over(descriptor: int, old: os.stat_result) -> None:
     """Give the new file the old one's owner and mode, but no set-user-id: its content is new."""
     with contextlib.suppress(PermissionError):
         os.fchown(descriptor, old.st_uid, old.st_gid)
@@ -387,7 +388,7 @@ def _take_over(descriptor: int, old: os.stat_result) -> None:
 
 def _content(folder: int, name: str) -> bytes | None:
     try:
-        with _open_regular(folder, name) as file:
+        with open_regular(folder, name) as file:
             return file.read()
     except FileNotFoundError:
         return None

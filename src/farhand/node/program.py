@@ -22,6 +22,7 @@ from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, call_id, family
 from farhand.node.questions import Questions
+from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
@@ -94,6 +95,7 @@ async def _serve(
             )
             shell = ShellTools(jobs, workspace, call_id=call_id.get)
             limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
+            transfers = Transfers(files, folder / "transfers")
             client = NodeClient(
                 options.gateway_ws_url,
                 options.token,
@@ -107,10 +109,14 @@ async def _serve(
                 pinned_cert=options.pinned_cert,
                 token_in_query=False,
                 ledger=ledger,
-                queries=Questions(jobs, environment).handlers(),
+                queries={**Questions(jobs, environment).handlers(), "transfers": transfers.held},
+                extension=transfers,
             )
-            with contextlib.suppress(Shutdown):
-                await client.run(family(FileTools(files), shell, limits), shutdown)
+            try:
+                with contextlib.suppress(Shutdown):
+                    await client.run(family(FileTools(files), shell, limits), shutdown)
+            finally:
+                await transfers.close()
     finally:
         ledger.close()
 

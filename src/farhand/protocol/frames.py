@@ -26,7 +26,7 @@ class FrameKind(IntEnum):
     DATA = 1
     """Bytes of the stream at `offset`."""
     END = 2
-    """The stream ends at `offset`; the payload is its digest."""
+    """A part of the stream ends at `offset`: the payload is the part's number and its digest, see `part_end`."""
 
 
 class BinaryFrame(msgspec.Struct, frozen=True):
@@ -34,6 +34,38 @@ class BinaryFrame(msgspec.Struct, frozen=True):
     stream: int
     offset: int
     payload: bytes = b""
+
+
+DIGEST_BYTES = 32
+_PART = struct.Struct(f"!I{DIGEST_BYTES}s")
+
+
+def part_end(stream: int, offset: int, part: int, digest: bytes) -> bytes:
+    """The frame that ends a part of a stream."""
+    return encode_frame(BinaryFrame(FrameKind.END, stream, offset, _PART.pack(part, digest)))
+
+
+def read_part_end(payload: bytes) -> tuple[int, bytes]:
+    """A part's number and digest. Raises ProtocolError."""
+    if len(payload) != _PART.size:
+        raise ProtocolError(f"the end of a part has {_PART.size} bytes, this one has {len(payload)}")
+    part, digest = _PART.unpack(payload)
+    return part, digest
+
+
+def put_header(buffer: bytearray, at: int, stream: int, offset: int) -> None:
+    """Make the bytes of `buffer` from `at` on a data frame; its payload begins `HEADER_BYTES` further."""
+    _HEADER.pack_into(buffer, at, MAGIC, FrameKind.DATA, 0, stream, offset)
+
+
+def read_header(data: bytes | memoryview) -> tuple[FrameKind, int, int]:
+    """Kind, stream and offset of a frame whose payload is passed on unread. Raises ProtocolError."""
+    if not HEADER_BYTES <= len(data) <= HEADER_BYTES + MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a binary frame has {HEADER_BYTES} to {HEADER_BYTES + MAX_PAYLOAD_BYTES} bytes")
+    magic, kind, flags, stream, offset = _HEADER.unpack_from(data)
+    if magic != MAGIC or flags != 0 or kind not in FrameKind._value2member_map_:
+        raise ProtocolError(f"not a binary frame of ours: magic {magic:#x}, kind {kind}, flags {flags:#x}")
+    return FrameKind(kind), stream, offset
 
 
 def encode_frame(frame: BinaryFrame) -> bytes:
@@ -47,11 +79,5 @@ def encode_frame(frame: BinaryFrame) -> bytes:
 
 def decode_frame(data: bytes | bytearray | memoryview) -> BinaryFrame:
     """Raises ProtocolError for anything `encode_frame` did not write."""
-    if len(data) < HEADER_BYTES:
-        raise ProtocolError(f"a binary frame has a header of {HEADER_BYTES} bytes, this one has {len(data)}")
-    if len(data) - HEADER_BYTES > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"a binary frame carries at most {MAX_PAYLOAD_BYTES} bytes")
-    magic, kind, flags, stream, offset = _HEADER.unpack_from(data)
-    if magic != MAGIC or flags != 0 or kind not in FrameKind._value2member_map_:
-        raise ProtocolError(f"not a binary frame of ours: magic {magic:#x}, kind {kind}, flags {flags:#x}")
-    return BinaryFrame(FrameKind(kind), stream, offset, bytes(data[HEADER_BYTES:]))
+    kind, stream, offset = read_header(memoryview(data))
+    return BinaryFrame(kind, stream, offset, bytes(memoryview(data)[HEADER_BYTES:]))

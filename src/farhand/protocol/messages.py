@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -25,7 +25,9 @@ FEATURE_CANCEL = "cancel"
 FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
+FEATURE_TRANSFER = "transfer"
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS)
+"""What every Farhand peer can do; `transfer` is announced by those that move files."""
 
 
 class NodeInfo(Struct, frozen=True, omit_defaults=True):
@@ -153,6 +155,64 @@ class NodeAnswer(Struct, frozen=True, tag_field="type", tag="node_answer"):
     error: ToolFailure | UnsetType = UNSET
 
 
+class TransferOffer(Struct, frozen=True, omit_defaults=True):
+    """What a sender has: the stream is its manifest, then the content of every file, in the manifest's order."""
+
+    name: str
+    """The last part of the source's path."""
+    folder: bool
+    files: int
+    size: int
+    """Bytes of all files."""
+    manifest_bytes: int
+    manifest_digest: str
+    mime: str | None = None
+
+
+class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_open"):
+    """Gateway -> node (`transfer`): be the sender or the receiver of a transfer, perhaps once more after a break."""
+
+    stream: int
+    transfer_id: str
+    role: Literal["send", "receive"]
+    path: str
+    offer: TransferOffer | None = None
+    """For the receiver: what the sender has."""
+
+
+class TransferReady(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_ready"):
+    """Node -> gateway: a sender's offer; a receiver's place to begin, or that it has the whole already."""
+
+    stream: int
+    offer: TransferOffer | None = None
+    offset: int = 0
+    complete: bool = False
+
+
+class TransferCredit(Struct, frozen=True, tag_field="type", tag="transfer_credit"):
+    """Receiver -> gateway -> sender: all before `offset` is written; send as far as `until`. The first one starts."""
+
+    stream: int
+    offset: int
+    until: int
+
+
+class TransferDone(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_done"):
+    """Node -> gateway: the receiver has the whole in its place, or either end cannot go on."""
+
+    stream: int
+    error: ToolFailure | None = None
+    again: bool = False
+    """The receiver threw away what it had, since it was not what the sender has: from the start it may go well."""
+
+
+class TransferStop(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_stop"):
+    """Gateway -> node: send or write nothing more of this transfer. Unless `keep`, remove what is left of it."""
+
+    transfer_id: str
+    keep: bool = False
+
+
 Message = (
     NodeHello
     | GatewayWelcome
@@ -165,7 +225,14 @@ Message = (
     | ToolsUpdate
     | NodeQuery
     | NodeAnswer
+    | TransferOpen
+    | TransferReady
+    | TransferCredit
+    | TransferDone
+    | TransferStop
 )
+
+TRANSFER_MESSAGES: Final = (TransferReady, TransferCredit, TransferDone, TransferOpen, TransferStop)
 
 # Field order on the wire is the guide's, which is also the order of the array form.
 _ORDER: Final[dict[str, tuple[str, ...]]] = {

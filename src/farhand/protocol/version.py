@@ -41,3 +41,6 @@ HELLO_SECONDS = 10.0
 LINK_PING_SECONDS = 20.0
 LINK_DEADLINE_SECONDS = 40.0
 """A silent link is asked after the first and given up after the second: half-open links end within 45 s."""
+
+TRANSFER_WINDOW_BYTES = 8 * MIB
+"""How much of a transfer may be under way, unacknowledged, between its two ends."""

@@ -8,7 +8,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -23,6 +23,7 @@ from farhand.protocol.messages import (
     FEATURES,
     GatewayExtras,
     GatewayWelcome,
+    Message,
     NodeAnswer,
     NodeExtras,
     NodeHello,
@@ -61,6 +62,24 @@ PONG_SECONDS = 15.0
 Query = Callable[[Raw], Awaitable[Any]]
 
 
+class Extension(Protocol):
+    """More that a node can do: messages and binary frames of features it announces."""
+
+    features: tuple[str, ...]
+
+    def attach(self, link: Link) -> None:
+        """A gateway that has all `features` is there."""
+        ...
+
+    def detach(self) -> None:
+        """The link is gone."""
+        ...
+
+    def on_message(self, message: Message) -> None: ...
+
+    def on_frame(self, frame: bytes) -> None: ...
+
+
 class NodeClient:
     """Serves one registry to one gateway. Every argument has the plug-in guide's name and default."""
 
@@ -87,6 +106,7 @@ class NodeClient:
         token_in_query: bool = True,
         ledger: Ledger | None = None,
         queries: Mapping[str, Query] | None = None,
+        extension: Extension | None = None,
     ) -> None:
         """Raises ConfigError for settings that cannot work.
 
@@ -94,7 +114,7 @@ class NodeClient:
         beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, whatever name
         it is for. `token_in_query=False` keeps the token out of the URL; it then travels in the `Authorization` header
         alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls (default: in memory);
-        `queries` answer a gateway's questions beside the tool calls.
+        `queries` answer a gateway's questions beside the tool calls; `extension` takes the messages nobody else does.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
@@ -122,6 +142,7 @@ class NodeClient:
         self._runtime = dict(runtime or {})
         self._ledger = ledger
         self.queries = dict(queries or {})
+        self.extension = extension
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
         self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
         self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
@@ -172,7 +193,11 @@ class NodeClient:
             node=self.node_info,
             capabilities=registry.capabilities(),
             farhand=NodeExtras(
-                features=[*FEATURES, *(f"{FEATURE_QUERY}{kind}" for kind in self.queries)],
+                features=[
+                    *FEATURES,
+                    *(self.extension.features if self.extension else ()),
+                    *(f"{FEATURE_QUERY}{kind}" for kind in self.queries),
+                ],
                 tools=registry.specs(),
                 runtime=self._runtime,
                 role=self._role,
@@ -183,7 +208,7 @@ class NodeClient:
 
     async def connect(self, connection: _Connection) -> Link:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        return await Link.connect(self._url, headers, self._tls, connection.on_text)
+        return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
 
     @property
     def heartbeat_interval(self) -> float:
@@ -202,6 +227,7 @@ class _Connection:
         self._link: Link | None = None
         self._told: NodeHello | None = None
         self._asked: set[asyncio.Task[None]] = set()
+        self._extension: Extension | None = None
         self.welcomed = False
 
     async def serve(self, stop: asyncio.Future[Any]) -> None:
@@ -221,6 +247,8 @@ class _Connection:
             if stop.done():
                 await self._dispatcher.close("the node is shutting down")
             self._dispatcher.detach("the link to the gateway was lost")
+            if self._extension is not None:
+                self._extension.detach()
             if not connecting.cancelled() and connecting.exception() is None:
                 await connecting.result().close()
 
@@ -249,6 +277,10 @@ class _Connection:
                 self._extras = welcome.farhand
             self.welcomed = link.welcomed = True
             self._dispatcher.attach(link.send, keeps=FEATURE_RESUME in self._extras.features)
+            extension = self._client.extension
+            if extension is not None and set(extension.features) <= set(self._extras.features):
+                self._extension = extension
+                extension.attach(link)
         self._welcome.set_result(welcome)
 
     async def _converse(self, link: Link, stop: asyncio.Future[Any]) -> None:
@@ -324,8 +356,14 @@ class _Connection:
                     asked = asyncio.get_running_loop().create_task(self._answer(link, message))
                     self._asked.add(asked)
                     asked.add_done_callback(self._asked.discard)
+            case _ if self._extension is not None:
+                self._extension.on_message(message)
             case _:
                 log.debug("ignored an unexpected %s", type(message).__name__)
+
+    def on_frame(self, frame: bytes) -> None:
+        if self._extension is not None:
+            self._extension.on_frame(frame)
 
     async def _answer(self, link: Link, query: NodeQuery) -> None:
         handler = self._client.queries.get(query.kind)

@@ -24,6 +24,10 @@ from farhand.sdk.errors import Refused
 CONNECT_SECONDS = 10.0
 TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
+WRITE_AHEAD_BYTES = 1024 * 1024
+"""How much of a bulk stream may wait in the socket's buffer: what is sent after it, a call's answer, waits behind it."""
+FRAME_RESERVE = 14
+
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
 
 
@@ -39,16 +43,22 @@ class LinkLost(Exception):
 
 
 class Link(picows.WSListener):
-    """Use `Link.connect`. Text frames go to `on_text`; `ended` is set to the reason once the link is over.
+    """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`; `ended` is set to the reason once
+    the link is over.
 
     Whoever connected calls `close`.
     """
 
-    def __init__(self, on_text: Callable[[Link, bytes], None]) -> None:
+    def __init__(
+        self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[bytes], None] | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
         self.heard_at = loop.time()
         self.on_text = on_text
+        self.on_frame = on_frame
+        self._room = asyncio.Event()
+        self._room.set()
         self.welcomed = False
         self._time = loop.time
         self._call_soon = loop.call_soon
@@ -65,13 +75,14 @@ class Link(picows.WSListener):
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
         on_text: Callable[[Link, bytes], None],
+        on_frame: Callable[[bytes], None] | None = None,
     ) -> Link:
         """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
         dialled: list[socket.socket] = []
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await picows.ws_connect(
-                    lambda: cls(on_text),
+                    lambda: cls(on_text, on_frame),
                     url,
                     ssl_context=tls,
                     extra_headers=dict(headers),
@@ -111,6 +122,21 @@ class Link(picows.WSListener):
         self._sent_this_turn += 1
         self._transport.send(picows.WSMsgType.TEXT, frame)
 
+    def send_frame(self, frame: bytes | bytearray) -> None:
+        """Queue a binary frame. Of a bytearray the first `FRAME_RESERVE` bytes are room for the socket's own header,
+        and what it holds afterwards is anybody's guess."""
+        if self._transport is None or self._transport.is_disconnected:
+            return
+        if isinstance(frame, bytearray):
+            self._transport.send_reuse_external_bytearray(picows.WSMsgType.BINARY, frame, FRAME_RESERVE)
+        else:
+            self._transport.send(picows.WSMsgType.BINARY, frame)
+
+    async def writable(self) -> None:
+        """Wait until the socket has taken most of what was sent; at once on a link that has ended."""
+        if not self._room.is_set():
+            await self._room.wait()
+
     def _end_turn(self) -> None:
         if self._sent_this_turn > 1:
             self._cork(0)
@@ -145,6 +171,13 @@ class Link(picows.WSListener):
 
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._transport = transport
+        transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         self.heard_at = self._time()
@@ -169,11 +202,14 @@ class Link(picows.WSListener):
                 self._parts.clear()
                 if self._text:
                     self.on_text(self, message)
+                elif self.on_frame is not None:
+                    self.on_frame(message)
 
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._finish(LinkLost("the connection was lost"))
 
     def _finish(self, end: LinkLost | Refused) -> None:
+        self._room.set()
         if not self.ended.done():
             self.ended.set_result(end)
 

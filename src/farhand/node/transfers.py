@@ -1,0 +1,297 @@
+"""This node's ends of transfers: what the gateway opens is sent or received, as fast as the other end allows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from farhand.machine.files import Files
+from farhand.node.receiving import Arrival, Mismatch, Notes, discard
+from farhand.node.sending import Parcel
+from farhand.protocol.calls import ToolFailure
+from farhand.protocol.errors import Failed, ProtocolError, ToolError
+from farhand.protocol.frames import read_header
+from farhand.protocol.messages import (
+    FEATURE_TRANSFER,
+    Message,
+    TransferCredit,
+    TransferDone,
+    TransferOpen,
+    TransferReady,
+    TransferStop,
+    encode,
+)
+from farhand.protocol.version import MIB, TRANSFER_WINDOW_BYTES
+from farhand.sdk.link import Link
+
+log = logging.getLogger("farhand.node.transfers")
+
+T = TypeVar("T")
+MAX_ENDS = 32
+MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
+MAX_WAITING_FRAMES = 100_000
+THREADS = 8
+
+
+class Transfers:
+    """Every end of a transfer that is on this node. Its owner calls `close`."""
+
+    features: tuple[str, ...] = (FEATURE_TRANSFER,)
+
+    def __init__(self, files: Files, folder: Path) -> None:
+        """`folder` keeps the notes that let a transfer go on after this program was killed."""
+        self._files = files
+        self._notes = Notes(folder)
+        self._link: Link | None = None
+        self._ends: dict[int, _End] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=_step_back)
+
+    async def close(self) -> None:
+        self.detach()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=5)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- the link ---------------------------------------------------------------------------------------
+
+    def attach(self, link: Link) -> None:
+        self._link = link
+
+    def detach(self) -> None:
+        """The link is gone: every end stops where it is, and is opened again by the gateway."""
+        self._link = None
+        for end in self._ends.values():
+            end.stop()
+        self._ends.clear()
+
+    async def held(self, _params: msgspec.Raw) -> dict[str, Any]:
+        """The transfers this node still keeps something of."""
+        return {"held": await self._in_thread(self._notes.held)}
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case TransferOpen():
+                self._open(message)
+            case TransferCredit(stream):
+                if (end := self._ends.get(stream)) is not None:
+                    end.credit(message)
+            case TransferStop():
+                self._stop(message)
+            case _:
+                log.debug("ignored an unexpected %s", type(message).__name__)
+
+    def on_frame(self, frame: bytes) -> None:
+        try:
+            _, stream, _ = read_header(frame)
+        except ProtocolError as error:
+            log.debug("ignored a binary frame of %d bytes: %s", len(frame), error)
+            return
+        if (end := self._ends.get(stream)) is not None:
+            end.frame(frame)
+
+    # -- ends -------------------------------------------------------------------------------------------
+
+    def _open(self, wanted: TransferOpen) -> None:
+        link = self._link
+        if link is None:
+            return
+        if len(self._ends) >= MAX_ENDS:
+            busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")
+            link.send(encode(TransferDone(wanted.stream, busy)))
+            return
+        end = (_Sender if wanted.role == "send" else _Receiver)(
+            wanted, link, self._files, self._notes, self._in_thread
+        )
+        self._ends[wanted.stream] = end
+        self._follow(wanted.transfer_id, end.run)
+
+    def _stop(self, stop: TransferStop) -> None:
+        for stream, end in list(self._ends.items()):
+            if end.transfer_id == stop.transfer_id:
+                end.stop()
+                del self._ends[stream]
+        if not stop.keep:
+
+            async def forget() -> None:
+                try:
+                    await self._in_thread(discard, self._files, self._notes, stop.transfer_id)
+                except (ToolError, OSError) as error:
+                    log.warning("transfer %s could not be tidied away: %s", stop.transfer_id, error)
+
+            self._follow(stop.transfer_id, forget)
+
+    def _follow(self, transfer_id: str, work: Callable[[], Any]) -> None:
+        """One thing after the other for each transfer: the next begins when the one before has let go of its files."""
+        before = self._tasks.get(transfer_id)
+
+        async def run() -> None:
+            if before is not None:
+                await asyncio.wait({before})
+            try:
+                await work()
+            finally:
+                if self._tasks.get(transfer_id) is asyncio.current_task():
+                    del self._tasks[transfer_id]
+
+        self._tasks[transfer_id] = asyncio.get_running_loop().create_task(run())
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        # Not to be cancelled half-way: whoever stops waits until the thread has let go.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
+
+
+class _End:
+    """One end of one transfer on one link."""
+
+    def __init__(
+        self,
+        opened: TransferOpen,
+        link: Link,
+        files: Files,
+        notes: Notes,
+        in_thread: Callable[..., Any],
+    ) -> None:
+        self.transfer_id = opened.transfer_id
+        self._opened = opened
+        self._link = link
+        self._files = files
+        self._notes = notes
+        self._in_thread = in_thread
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    def credit(self, credit: TransferCredit) -> None: ...
+
+    def frame(self, frame: bytes) -> None: ...
+
+    async def run(self) -> None:
+        try:
+            await self._work()
+        except ToolError as error:
+            again = isinstance(error, Mismatch)
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(error), again))
+        except (OSError, ProtocolError) as error:
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(Failed(str(error)))))
+        except Exception as error:
+            log.exception("transfer %s failed", self.transfer_id)
+            failure = Failed(f"{type(error).__name__}: {error}")
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(failure)))
+
+    async def _work(self) -> None:
+        raise NotImplementedError
+
+    def _tell(self, message: Message) -> None:
+        if not self._stopped:
+            self._link.send(encode(message))
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+
+class _Sender(_End):
+    _offset: int | None = None
+    _until = 0
+
+    def credit(self, credit: TransferCredit) -> None:
+        if self._offset is None:
+            self._offset = credit.offset
+        self._until = max(self._until, credit.until)
+        self._wake.set()
+
+    async def _work(self) -> None:
+        kept = self._notes.path(self.transfer_id, "sent")
+        parcel = await self._in_thread(Parcel, self._files, self._opened.path, self._opened.stream, kept)
+        following: asyncio.Future[list[bytes | bytearray]] | None = None
+        try:
+            self._tell(TransferReady(self._opened.stream, offer=parcel.offer))
+            while self._offset is None and not self._stopped:
+                await self._woken()
+            if self._stopped:
+                return
+            await self._in_thread(parcel.begin, self._offset)
+            following = asyncio.ensure_future(self._in_thread(parcel.read, self._until))
+            while not self._stopped:
+                frames = await following
+                if not frames and parcel.over:
+                    return
+                if not frames and parcel.offset >= self._until:
+                    await self._woken()
+                # The disk reads ahead while the socket sends.
+                following = asyncio.ensure_future(self._in_thread(parcel.read, self._until))
+                for frame in frames:
+                    await self._link.writable()
+                    if self._stopped:
+                        return
+                    self._link.send_frame(frame)
+                    if isinstance(frame, bytearray):
+                        parcel.give_back(frame)
+        finally:
+            if following is not None:
+                await asyncio.wait({following})
+                if not following.cancelled():
+                    following.exception()
+            await self._in_thread(parcel.close)
+
+
+class _Receiver(_End):
+    _failure: ToolError | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._frames: list[bytes] = []
+        self._size = 0
+
+    def frame(self, frame: bytes) -> None:
+        self._size += len(frame)
+        self._frames.append(frame)
+        if self._size > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
+            self._frames.clear()
+            self._failure = Failed("the sender sent more than it was allowed to")
+        self._wake.set()
+
+    async def _work(self) -> None:
+        if self._opened.offer is None:
+            raise Failed("a receiver must be told what the sender has")
+        stream = self._opened.stream
+        arrival = await self._in_thread(
+            Arrival, self._files, self._notes, self.transfer_id, self._opened.path, self._opened.offer
+        )
+        try:
+            self._tell(TransferReady(stream, offset=arrival.offset, complete=arrival.complete))
+            if not arrival.complete:
+                self._allow(arrival.offset)
+            while not arrival.complete:
+                await self._woken()
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopped:
+                    return
+                frames, self._frames, self._size = self._frames, [], 0
+                await self._in_thread(arrival.feed, frames)
+                self._allow(arrival.offset)
+            self._tell(TransferDone(stream))
+        finally:
+            await self._in_thread(arrival.close)
+
+    def _allow(self, offset: int) -> None:
+        self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
+
+
+def _step_back() -> None:
+    """Let the threads that move bytes wait for those that answer calls, where the system can tell threads apart."""
+    if os.name == "posix" and hasattr(os, "sched_getaffinity"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
