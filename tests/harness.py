@@ -302,6 +302,8 @@ class Proxy:
         self._refusing = False
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self.carried = 0
+        """Bytes that went from the gateway to whoever connected here."""
 
     def __enter__(self) -> Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -347,12 +349,13 @@ class Proxy:
                     continue
                 self._sockets += [client, server]
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._carry, args=(source, sink, source is server), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
         try:
             while data := source.recv(65536):
                 self._flowing.wait()
+                self.carried += len(data) * counts
                 sink.sendall(data)
             self._flowing.wait()
         except OSError:

@@ -27,8 +27,10 @@ from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
 from farhand.api.routes import routes
 from farhand.api.sessions import Sessions
+from farhand.api.transfers import transfer_routes
 from farhand.config import Config, ConfigError, LiveConfig
 from farhand.gateway.hub import Hub
+from farhand.gateway.native_transfer import transfer_tool
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.protocol.errors import FarhandError
@@ -102,6 +104,7 @@ class Gateway:
         commands = {name: value for name, value in environ.items() if name not in SECRET_VARIABLES}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         hub.catalog.serve(guide_tools(files, jobs), offered=False)
+        hub.catalog.serve([transfer_tool(hub.transfers)])
 
     @property
     def hub(self) -> Hub:
@@ -118,7 +121,7 @@ class Gateway:
         names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
         sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
-        router = Router([*routes(hub), *console_routes(sessions)])
+        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions)])
         guard = Guard(router, hub.credentials, sessions, settings)
         try:
             server = self._server = _Server(

@@ -12,6 +12,7 @@ import binascii
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
@@ -28,7 +29,19 @@ from farhand.gateway.roster import (
     HelloRefused,
 )
 from farhand.protocol.errors import ProtocolError
-from farhand.protocol.messages import NodeAnswer, NodeHello, Ping, Pong, ToolResponse, ToolsUpdate, decode, encode
+from farhand.protocol.messages import (
+    NodeAnswer,
+    NodeHello,
+    Ping,
+    Pong,
+    ToolResponse,
+    ToolsUpdate,
+    TransferCredit,
+    TransferDone,
+    TransferReady,
+    decode,
+    encode,
+)
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,
     CLOSE_HELLO_TIMEOUT,
@@ -49,6 +62,8 @@ CLOSE_RESTART = 1012
 CLOSE_WAIT_SECONDS = 2.0
 """How long a peer may take to answer our close before the connection is cut."""
 CONGESTED_BYTES = 32 * 1024 * 1024
+WRITE_AHEAD_BYTES = 1024 * 1024
+"""How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it."""
 
 
 class Admission(Protocol):
@@ -179,6 +194,8 @@ class NodeConversation(picows.WSListener):
         self._text = True
         self._heard_at = time.monotonic()
         self._outgoing: list[bytes] = []
+        self._frames: deque[bytes] = deque()
+        self._full = False
         self._timer: asyncio.TimerHandle | None = None
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -201,6 +218,23 @@ class NodeConversation(picows.WSListener):
         if self._socket is not None and frames:
             self._socket.underlying_transport.write(b"".join(_framed(frames)))
 
+    def send_frame(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        if not self._full:
+            self._send_frames()
+
+    def _send_frames(self) -> None:
+        while self._frames and not self._full and self._socket is not None:
+            frame = self._frames.popleft()
+            self._socket.underlying_transport.writelines([_head(0x82, len(frame)), frame])
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._send_frames()
+
     @property
     def congested(self) -> bool:
         socket = self._socket
@@ -219,6 +253,7 @@ class NodeConversation(picows.WSListener):
 
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._socket = transport
+        transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
         reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
         self._set_timer(HELLO_SECONDS, lambda: self.close(CLOSE_HELLO_TIMEOUT, reason))
 
@@ -227,6 +262,9 @@ class NodeConversation(picows.WSListener):
         kind = frame.msg_type
         if kind == picows.WSMsgType.TEXT and frame.fin:
             self._on_text(frame.get_payload_as_bytes())
+        elif kind == picows.WSMsgType.BINARY and frame.fin:
+            if self._connection is not None and self._connection.can_transfer and self._socket is not None:
+                self._hub.transfers.on_frame(self._connection, frame.get_payload_as_bytes())
         elif kind == picows.WSMsgType.CLOSE:
             if self._socket is not None:
                 self._socket = None
@@ -237,6 +275,7 @@ class NodeConversation(picows.WSListener):
 
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._socket = None
+        self._frames.clear()
         if self._timer is not None:
             self._timer.cancel()
         if self._connection is not None:
@@ -246,7 +285,7 @@ class NodeConversation(picows.WSListener):
     # -- messages ---------------------------------------------------------------------------------------
 
     def _on_part(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> None:
-        """Gather a message that comes in several frames; binary ones belong to features nobody announced."""
+        """Gather a message that comes in several frames; a binary one is never cut up by a peer of ours."""
         if self._socket is None:
             return  # closing
         if kind != picows.WSMsgType.CONTINUATION:
@@ -283,6 +322,9 @@ class NodeConversation(picows.WSListener):
             self.send(encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
             self._hub.queries.answered(connection, message)
+        elif isinstance(message, TransferCredit | TransferReady | TransferDone):
+            if connection.can_transfer:
+                self._hub.transfers.on_message(connection, message)
         elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
             self._hub.update(connection, message)
 
@@ -330,14 +372,16 @@ class NodeConversation(picows.WSListener):
 def _framed(payloads: list[bytes]) -> Iterator[bytes]:
     """Unmasked text frames, as a server sends them (RFC 6455, 5.2); picows has no call for several at once."""
     for payload in payloads:
-        size = len(payload)
-        if size < 126:
-            yield bytes((0x81, size))
-        elif size < 65536:
-            yield b"\x81\x7e" + size.to_bytes(2)
-        else:
-            yield b"\x81\x7f" + size.to_bytes(8)
+        yield _head(0x81, len(payload))
         yield payload
+
+
+def _head(first: int, size: int) -> bytes:
+    if size < 126:
+        return bytes((first, size))
+    if size < 65536:
+        return b"%c\x7e" % first + size.to_bytes(2)
+    return b"%c\x7f" % first + size.to_bytes(8)
 
 
 def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:

@@ -22,8 +22,9 @@ from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
 from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
+from farhand.gateway.transfers import Transfers
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
-from farhand.protocol.messages import FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
+from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store import calls
@@ -99,6 +100,7 @@ class Hub:
         self.catalog = Catalog(self.roster)
         self.gate = Gate(database, self.roster, self.catalog)
         self.queries = Queries(self.roster)
+        self.transfers = Transfers(database, self.roster, self.queries)
         self.ending = asyncio.Event()
         """Set when the gateway stops: whoever follows something live is let go."""
 
@@ -113,12 +115,14 @@ class Hub:
 
     async def start(self) -> None:
         """Take up what was open when the gateway last stopped; the gateway's own tools are served before this."""
+        await self.transfers.recover()
         waiting = await self.gate.recover()
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
 
     async def close(self) -> None:
         self.gate.close()
+        await self.transfers.close()
         for node in self.roster.nodes.values():
             if node.connection is not None:
                 self.leave(node.connection)
@@ -138,7 +142,7 @@ class Hub:
             gateway_version=__version__,
             farhand=UNSET
             if plain
-            else GatewayExtras(list(FEATURES), self.gateway_id, max_response_bytes=MAX_FRAME_BYTES),
+            else GatewayExtras([*FEATURES, FEATURE_TRANSFER], self.gateway_id, max_response_bytes=MAX_FRAME_BYTES),
         )
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
@@ -156,12 +160,15 @@ class Hub:
             replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
             if replaced.resume is None:
                 self.gate.node_left(replaced)
+            self.transfers.node_left(replaced)
         self.gate.node_joined(connection)
+        self.transfers.node_joined(connection)
         return connection
 
     def leave(self, connection: Connection) -> None:
         """A socket ended. Only the node's current one makes it offline."""
         self.queries.left(connection)
+        self.transfers.node_left(connection)
         if not self.roster.leave(connection):
             return
         node = self.roster.nodes[connection.node_id]

@@ -21,6 +21,7 @@ from farhand.protocol.messages import (
     FEATURE_CANCEL,
     FEATURE_QUERY,
     FEATURE_RESUME,
+    FEATURE_TRANSFER,
     NodeExtras,
     NodeHello,
     Resume,
@@ -54,9 +55,13 @@ class HelloRefused(FarhandError):
 
 
 class Link(Protocol):
-    """What the hub needs of a socket. Neither method raises: a socket that is gone is reported once, by its reader."""
+    """What the hub needs of a socket. No method raises: a socket that is gone is reported once, by its reader."""
 
     def send(self, frame: bytes) -> None: ...
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a binary frame; it gives way to text frames, so that calls do not wait behind a file."""
+        ...
 
     def close(self, code: int, reason: str) -> None: ...
 
@@ -78,6 +83,7 @@ class Connection:
         self.token_id = token_id
         features = extras.features if extras else []
         self.can_cancel = FEATURE_CANCEL in features
+        self.can_transfer = FEATURE_TRANSFER in features
         self.queries = {
             feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
         }

@@ -500,5 +500,3 @@ def _sync_file_system(descriptor: int) -> bool:
     """Bring everything to the disk at once; False where the system cannot."""
     sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     return sync is not None and sync(descriptor) == 0
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mimetypes
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,7 @@ from farhand.sdk.link import FRAME_RESERVE
 RESERVE = FRAME_RESERVE
 """What the socket writes in front of a frame, in place."""
 MOST_FRAMES = 256
+UNKNOWN_TYPE = "application/octet-stream"
 
 
 class Parcel:
@@ -38,7 +40,6 @@ class Parcel:
         self._spare: list[bytearray] = []
         self.offset = 0
         self.over = False
-        self.skipped = 0
         status = files.status(path)
         mime = None
         if stat.S_ISDIR(status.st_mode):
@@ -48,7 +49,7 @@ class Parcel:
         else:
             with files.open(path) as file:
                 status = os.fstat(file.fileno())
-                mime = mime_type(file.read(HEAD)) if status.st_size else None
+                mime = _mime(file.read(HEAD), self._place.path)
             self._manifest = Manifest([_file_entry("", status)])
         self.offer = TransferOffer(
             name=shown(os.path.basename(self._place.path)) or "root",  # noqa: PTH119
@@ -73,7 +74,7 @@ class Parcel:
         # The end of a part that ends just here is said again: the receiver may not have heard it.
         part = next(number for number, end in enumerate(ends) if end >= offset)
         self._open(part)
-        self.offset = offset - (offset - self._start(part))
+        self.offset = self._start(part)
         skip = offset - self.offset
         while skip > 0:
             data = self._read_part(min(skip, MAX_PAYLOAD_BYTES))
@@ -230,13 +231,18 @@ class Parcel:
                         f"'{shown(target)}'; transfer what it leads to by itself, or remove the link"
                     )
                 entries.append(Entry(path, EntryKind.LINK, target=target))
-            else:
-                raise Failed(f"'{shown(self._place.path)}' holds '{shown(path)}', which is no file, folder or link")
+            # Sockets, pipes and devices have no content to send.
 
 
 def _file_entry(path: str, status: os.stat_result) -> Entry:
     executable = bool(status.st_mode & 0o100)
     return Entry(path, EntryKind.FILE, status.st_size, executable, status.st_mtime_ns)
+
+
+def _mime(head: bytes, path: str) -> str | None:
+    """By what a file begins with, else by its name; None when neither tells."""
+    found = mime_type(head) if head else UNKNOWN_TYPE
+    return mimetypes.guess_type(path)[0] if found == UNKNOWN_TYPE else found
 
 
 def _kept_manifest(kept: Path) -> Manifest | None:

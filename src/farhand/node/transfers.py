@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +51,8 @@ class Transfers:
         self._files = files
         self._notes = Notes(folder)
         self._link: Link | None = None
-        self._ends: dict[int, _End] = {}
+        self._senders: dict[int, _Sender] = {}
+        self._receivers: dict[int, _Receiver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=_step_back)
 
@@ -69,9 +70,10 @@ class Transfers:
     def detach(self) -> None:
         """The link is gone: every end stops where it is, and is opened again by the gateway."""
         self._link = None
-        for end in self._ends.values():
+        for end in (*self._senders.values(), *self._receivers.values()):
             end.stop()
-        self._ends.clear()
+        self._senders.clear()
+        self._receivers.clear()
 
     async def held(self, _params: msgspec.Raw) -> dict[str, Any]:
         """The transfers this node still keeps something of."""
@@ -82,8 +84,8 @@ class Transfers:
             case TransferOpen():
                 self._open(message)
             case TransferCredit(stream):
-                if (end := self._ends.get(stream)) is not None:
-                    end.credit(message)
+                if (sender := self._senders.get(stream)) is not None:
+                    sender.credit(message)
             case TransferStop():
                 self._stop(message)
             case _:
@@ -95,8 +97,8 @@ class Transfers:
         except ProtocolError as error:
             log.debug("ignored a binary frame of %d bytes: %s", len(frame), error)
             return
-        if (end := self._ends.get(stream)) is not None:
-            end.frame(frame)
+        if (receiver := self._receivers.get(stream)) is not None:
+            receiver.frame(frame)
 
     # -- ends -------------------------------------------------------------------------------------------
 
@@ -104,21 +106,24 @@ class Transfers:
         link = self._link
         if link is None:
             return
-        if len(self._ends) >= MAX_ENDS:
+        if len(self._senders) + len(self._receivers) >= MAX_ENDS:
             busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")
             link.send(encode(TransferDone(wanted.stream, busy)))
             return
-        end = (_Sender if wanted.role == "send" else _Receiver)(
-            wanted, link, self._files, self._notes, self._in_thread
-        )
-        self._ends[wanted.stream] = end
-        self._follow(wanted.transfer_id, end.run)
+        settings = (wanted, link, self._files, self._notes, self._in_thread)
+        if wanted.role == "send":
+            self._senders[wanted.stream] = sender = _Sender(*settings)
+            self._follow(wanted.transfer_id, "send", sender.run)
+        else:
+            self._receivers[wanted.stream] = receiver = _Receiver(*settings)
+            self._follow(wanted.transfer_id, "receive", receiver.run)
 
     def _stop(self, stop: TransferStop) -> None:
-        for stream, end in list(self._ends.items()):
-            if end.transfer_id == stop.transfer_id:
-                end.stop()
-                del self._ends[stream]
+        for ends in (self._senders, self._receivers):
+            for stream, end in list(ends.items()):
+                if end.transfer_id == stop.transfer_id:
+                    end.stop()
+                    del ends[stream]
         if not stop.keep:
 
             async def forget() -> None:
@@ -127,11 +132,17 @@ class Transfers:
                 except (ToolError, OSError) as error:
                     log.warning("transfer %s could not be tidied away: %s", stop.transfer_id, error)
 
-            self._follow(stop.transfer_id, forget)
+            self._follow(stop.transfer_id, "send", lambda: self._after(stop.transfer_id, "receive", forget))
 
-    def _follow(self, transfer_id: str, work: Callable[[], Any]) -> None:
-        """One thing after the other for each transfer: the next begins when the one before has let go of its files."""
-        before = self._tasks.get(transfer_id)
+    async def _after(self, transfer_id: str, role: str, work: Callable[[], Awaitable[None]]) -> None:
+        if (before := self._tasks.get(f"{transfer_id} {role}")) is not None:
+            await asyncio.wait({before})
+        await work()
+
+    def _follow(self, transfer_id: str, role: str, work: Callable[[], Awaitable[None]]) -> None:
+        """One thing after the other for each end: the next begins when the one before has let go of its files."""
+        key = f"{transfer_id} {role}"
+        before = self._tasks.get(key)
 
         async def run() -> None:
             if before is not None:
@@ -139,10 +150,10 @@ class Transfers:
             try:
                 await work()
             finally:
-                if self._tasks.get(transfer_id) is asyncio.current_task():
-                    del self._tasks[transfer_id]
+                if self._tasks.get(key) is asyncio.current_task():
+                    del self._tasks[key]
 
-        self._tasks[transfer_id] = asyncio.get_running_loop().create_task(run())
+        self._tasks[key] = asyncio.get_running_loop().create_task(run())
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         # Not to be cancelled half-way: whoever stops waits until the thread has let go.
@@ -172,10 +183,6 @@ class _End:
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()
-
-    def credit(self, credit: TransferCredit) -> None: ...
-
-    def frame(self, frame: bytes) -> None: ...
 
     async def run(self) -> None:
         try:

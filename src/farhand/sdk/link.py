@@ -25,7 +25,7 @@ CONNECT_SECONDS = 10.0
 TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
 WRITE_AHEAD_BYTES = 1024 * 1024
-"""How much of a bulk stream may wait in the socket's buffer: what is sent after it, a call's answer, waits behind it."""
+"""How much of a file may wait in the socket's buffer: what is sent after it, such as an answer, waits behind it."""
 FRAME_RESERVE = 14
 
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
@@ -43,15 +43,12 @@ class LinkLost(Exception):
 
 
 class Link(picows.WSListener):
-    """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`; `ended` is set to the reason once
-    the link is over.
+    """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`.
 
-    Whoever connected calls `close`.
+    `ended` is set to the reason once the link is over. Whoever connected calls `close`.
     """
 
-    def __init__(
-        self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[bytes], None] | None = None
-    ) -> None:
+    def __init__(self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[bytes], None] | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
         self.heard_at = loop.time()
@@ -123,8 +120,11 @@ class Link(picows.WSListener):
         self._transport.send(picows.WSMsgType.TEXT, frame)
 
     def send_frame(self, frame: bytes | bytearray) -> None:
-        """Queue a binary frame. Of a bytearray the first `FRAME_RESERVE` bytes are room for the socket's own header,
-        and what it holds afterwards is anybody's guess."""
+        """Queue a binary frame.
+
+        Of a bytearray the first `FRAME_RESERVE` bytes are room for the socket's own header, and what it holds
+        afterwards is anybody's guess.
+        """
         if self._transport is None or self._transport.is_disconnected:
             return
         if isinstance(frame, bytearray):

@@ -70,4 +70,25 @@ CREATE TABLE tokens (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST,)
+TRANSFERS = """
+CREATE TABLE transfers (
+    seq           INTEGER PRIMARY KEY,
+    id            TEXT NOT NULL UNIQUE,
+    source        TEXT NOT NULL,
+    destination   TEXT NOT NULL,
+    agent_id      TEXT,
+    credential    TEXT NOT NULL,
+    state         TEXT NOT NULL,
+    files         INTEGER,
+    bytes_total   INTEGER,
+    bytes_done    INTEGER NOT NULL,
+    mime          TEXT,
+    error_kind    TEXT,
+    error_message TEXT,
+    created_at    INTEGER NOT NULL,
+    ended_at      INTEGER
+) STRICT;
+CREATE INDEX transfers_open ON transfers (id) WHERE ended_at IS NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS)

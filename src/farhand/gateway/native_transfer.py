@@ -1,0 +1,54 @@
+"""`gsv__Transfer`: move a file or folder between nodes and the workspace, pending until it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from farhand.gateway.transfers import Transfers
+from farhand.protocol.errors import Cancelled, Failed, ToolError
+from farhand.store.transfers import TransferRecord, TransferState
+from farhand.tools.tool import CallContext, Tool, tool
+
+TIMEOUT_MS = 24 * 60 * 60 * 1000
+"""A transfer that moves is not cut off; one that stands still ends by itself."""
+
+
+def transfer_tool(transfers: Transfers) -> Tool:
+    async def transfer(source: str, destination: str, context: CallContext) -> dict[str, Any]:
+        """Transfer a file or folder between connected nodes and the workspace; returns once it has arrived whole.
+
+        Endpoints are `{nodeId}:/path/to/file` for a path on a node (relative paths start at the node's workspace) or
+        `gsv:path` for the agent's workspace. Parent folders are made. A destination that is an existing folder, or ends
+        with `/`, receives the file under its own name.
+        """
+        try:
+            begun = await transfers.begin(
+                context.call_id, source, destination, credential=context.credential, agent_id=context.agent_id
+            )
+            return transferred(await transfers.wait(begun))
+        except asyncio.CancelledError:
+            if transfers.closing:
+                raise
+            record = await transfers.cancel(context.call_id)
+            if record is not None and record.state is TransferState.OK:
+                return transferred(record)
+            raise Cancelled("the destination is as it was") from None
+
+    return tool(transfer, name="gsv__Transfer", timeout_ms=TIMEOUT_MS, capability="filesystem.write", continues=True)
+
+
+def transferred(record: TransferRecord) -> dict[str, Any]:
+    """What the caller of a transfer is told. Raises ToolError for one that failed."""
+    if record.state is TransferState.RUNNING:
+        raise Failed("outcome unknown: the gateway stopped before the transfer ended; it goes on after the next start")
+    if record.state is not TransferState.OK:
+        raise ToolError.of(record.error_kind or "failed", record.error_message or "the transfer failed")
+    result: dict[str, Any] = {
+        "source": record.source,
+        "destination": record.destination,
+        "bytesTransferred": record.bytes_done,
+    }
+    if record.mime is not None:
+        result["mime"] = record.mime
+    return result

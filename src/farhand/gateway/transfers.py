@@ -1,0 +1,442 @@
+"""Transfers: files and folders moved between nodes and the workspace, each written down from its start to its end.
+
+A transfer outlives links and programs: when an end goes away it waits for its return, and what the receiver holds is
+not sent again. One that was open when the gateway stopped is taken up after the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import apsw
+import msgspec
+
+from farhand.gateway.endpoints import Endpoint, read_endpoint
+from farhand.gateway.queries import Queries
+from farhand.gateway.roster import Connection, Roster
+from farhand.gateway.stream import Interrupted, NodeParty, Party, Role, StartAgain, Stream
+from farhand.protocol.errors import (
+    Cancelled,
+    ErrorKind,
+    Failed,
+    FarhandError,
+    InvalidArgs,
+    NotFound,
+    ProtocolError,
+    Timeout,
+    ToolError,
+)
+from farhand.protocol.frames import read_header
+from farhand.protocol.messages import (
+    Message,
+    TransferCredit,
+    TransferDone,
+    TransferOpen,
+    TransferReady,
+    TransferStop,
+    encode,
+)
+from farhand.store.database import Database, StoreError
+from farhand.store.transfers import (
+    TransferRecord,
+    TransferState,
+    begin_transfer,
+    find_transfer,
+    newest_transfers,
+    open_transfers,
+    save_transfer,
+)
+
+log = logging.getLogger("farhand.transfers")
+
+MAX_ACTIVE = 8
+"""Transfers that move at once; the others wait. Each may have a window of bytes in the gateway's memory."""
+MAX_OPEN = 1000
+AWAY_SECONDS = 60.0
+"""How long an end may be away before the transfer fails."""
+IDLE_SECONDS = 120.0
+"""How long both ends may be there and silent."""
+PROGRESS_SECONDS = 1.0
+STARTS_AGAIN = 3
+HELD_SECONDS = 10.0
+
+
+class OwnEnd(Protocol):
+    """An end of the gateway's own. `attach` is called for every try; `close` once, when the transfer is over."""
+
+    def attach(self, stream: Stream) -> None: ...
+
+    def tell(self, message: Message) -> None: ...
+
+    def pass_on(self, frame: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+MakeEnd = Callable[[str | None, str, Role], OwnEnd]
+"""The workspace's end of a transfer: for an agent, at a path, in a role."""
+
+
+class OpenTransfer:
+    """A transfer that has not ended."""
+
+    def __init__(self, record: TransferRecord, source: Endpoint, destination: Endpoint) -> None:
+        self.record = record
+        self.source = source
+        self.destination = destination
+        self.own: dict[Role, OwnEnd] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
+        self.cancelled: str | None = None
+        self.manifest_bytes = 0
+        self.noted_at = 0.0
+
+
+class Transfers:
+    """Runs transfers. `recover` comes before the first; `close` after the last."""
+
+    def __init__(self, database: Database, roster: Roster, queries: Queries) -> None:
+        self._database = database
+        self._roster = roster
+        self._queries = queries
+        self._workspace: MakeEnd | None = None
+        self._open: dict[str, OpenTransfer] = {}
+        self._streams: dict[int, Stream] = {}
+        self._numbers = itertools.count(1)
+        self._slots = asyncio.Semaphore(MAX_ACTIVE)
+        self._arrivals = asyncio.Event()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def serve_workspace(self, make: MakeEnd) -> None:
+        """Let `gsv:` endpoints be."""
+        self._workspace = make
+
+    # -- asking for transfers ---------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        transfer_id: str,
+        source: str,
+        destination: str,
+        *,
+        credential: str,
+        agent_id: str | None = None,
+        claim: Callable[[apsw.Connection], str] | None = None,
+    ) -> OpenTransfer | TransferRecord:
+        """Write a transfer down and start it. One with this id that is known already is returned as it is.
+
+        `claim` runs with the write and may name an earlier transfer that stands for this one. Raises InvalidArgs,
+        NotFound, Failed before anything was done, and StoreError.
+        """
+        if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
+            return known
+        ends = self._read(source, destination)
+        for role, end in zip(("Source", "Destination"), ends, strict=True):
+            if not end.in_workspace:
+                self._connection(role, end)
+        if self._closing:
+            raise Failed("the gateway is stopping; the transfer did not start")
+        if len(self._open) >= MAX_OPEN:
+            raise Failed(f"busy: {len(self._open)} transfers are open; try again later")
+        record = TransferRecord(
+            id=transfer_id,
+            source=source,
+            destination=destination,
+            agent_id=agent_id,
+            credential=credential,
+            created_at=self._roster.clock(),
+        )
+        opened = OpenTransfer(record, *ends)
+        self._make_own(opened)
+
+        def write(store: apsw.Connection) -> str:
+            first = claim(store) if claim is not None else transfer_id
+            if first == transfer_id:
+                begin_transfer(store, record)
+            return first
+
+        self._open[transfer_id] = opened
+        try:
+            first = await self._database.write(write)
+        except BaseException:
+            del self._open[transfer_id]
+            raise
+        if first != transfer_id:
+            del self._open[transfer_id]
+            earlier = self._open.get(first) or await self.find(first)
+            if earlier is None:
+                raise StoreError(f"transfer {first} is not in the record")
+            return earlier
+        self._start(opened)
+        return opened
+
+    async def wait(self, begun: OpenTransfer | TransferRecord) -> TransferRecord:
+        """How a transfer ended."""
+        return begun if isinstance(begun, TransferRecord) else await asyncio.shield(begun.ended)
+
+    async def find(self, transfer_id: str) -> TransferRecord | None:
+        opened = self._open.get(transfer_id)
+        if opened is not None:
+            return opened.record
+        return await self._database.read(lambda store: find_transfer(store, transfer_id))
+
+    async def newest(self, limit: int) -> list[TransferRecord]:
+        found = await self._database.read(lambda store: newest_transfers(store, limit))
+        return [self._open[each.id].record if each.id in self._open else each for each in found]
+
+    async def cancel(self, transfer_id: str, reason: str = "cancelled on request") -> TransferRecord | None:
+        """Stop a transfer and return its end; one that is over already is returned as it ended."""
+        opened = self._open.get(transfer_id)
+        if opened is None:
+            return await self.find(transfer_id)
+        if opened.cancelled is None and opened.task is not None:
+            opened.cancelled = reason
+            opened.task.cancel()
+        return await asyncio.shield(opened.ended)
+
+    async def recover(self) -> None:
+        """Take up what was open when the gateway last stopped."""
+        for record in await self._database.read(open_transfers):
+            try:
+                opened = OpenTransfer(record, *self._read(record.source, record.destination))
+                self._make_own(opened)
+            except ToolError as error:
+                endpoint = Endpoint("", "")
+                lost = OpenTransfer(record, endpoint, endpoint)
+                self._open[record.id] = lost
+                await self._end(lost, error)
+                continue
+            self._open[record.id] = opened
+            self._start(opened)
+
+    async def close(self) -> None:
+        """Stop moving. What is open stays so in the record and is taken up after the next start."""
+        self._closing = True
+        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
+        for task in (*tasks, *self._asking):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+
+    # -- nodes ------------------------------------------------------------------------------------------
+
+    def node_joined(self, connection: Connection) -> None:
+        if not connection.can_transfer:
+            return
+        self._arrivals.set()
+        self._arrivals = asyncio.Event()
+        if "transfers" in connection.queries:
+            asking = asyncio.get_running_loop().create_task(self._tidy(connection))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+
+    def node_left(self, connection: Connection) -> None:
+        for stream in list(self._streams.values()):
+            for party in (stream.sender, stream.receiver):
+                if isinstance(party, NodeParty) and party.connection is connection:
+                    stream.fail(Interrupted(f"node {connection.node_id!r} disconnected"))
+
+    async def _tidy(self, connection: Connection) -> None:
+        """Have a node remove what it keeps of transfers that are over."""
+        try:
+            answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
+            held = msgspec.json.decode(answer, type=dict[str, list[str]])["held"]
+        except (ToolError, msgspec.MsgspecError, KeyError) as error:
+            log.warning("node %s did not tell what it keeps of transfers: %s", connection.node_id, error)
+            return
+        for transfer_id in held:
+            if transfer_id not in self._open and connection.current:
+                connection.link.send(encode(TransferStop(transfer_id)))
+
+    def on_message(self, connection: Connection, message: TransferReady | TransferCredit | TransferDone) -> None:
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            return
+        sends = isinstance(stream.sender, NodeParty) and stream.sender.connection is connection
+        receives = isinstance(stream.receiver, NodeParty) and stream.receiver.connection is connection
+        if sends and receives:  # one node is both: the kind of message tells
+            sends = isinstance(message, TransferReady) and message.offer is not None
+        if sends or receives:
+            stream.heard("send" if sends else "receive", message)
+
+    def on_frame(self, connection: Connection, frame: bytes) -> None:
+        try:
+            kind, number, offset = read_header(frame)
+        except ProtocolError as error:
+            log.debug("node %s: ignored a binary frame of %d bytes: %s", connection.node_id, len(frame), error)
+            return
+        stream = self._streams.get(number)
+        if stream is not None and isinstance(stream.sender, NodeParty) and stream.sender.connection is connection:
+            stream.relay(kind, offset, frame)
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    def _start(self, opened: OpenTransfer) -> None:
+        opened.task = asyncio.get_running_loop().create_task(self._run(opened))
+
+    async def _run(self, opened: OpenTransfer) -> None:
+        failure: ToolError | None = None
+        try:
+            async with self._slots:
+                await self._move(opened)
+        except asyncio.CancelledError:
+            if opened.cancelled is None:
+                return  # the gateway stops
+            failure = Cancelled(opened.cancelled)
+        except ToolError as error:
+            failure = error
+        except Exception as error:
+            log.exception("transfer %s failed", opened.record.id)
+            failure = Failed(f"{type(error).__name__}: {error}")
+        finally:
+            for end in opened.own.values():
+                await end.close()
+        await self._end(opened, failure)
+
+    async def _move(self, opened: OpenTransfer) -> None:
+        again = 0
+        while True:
+            try:
+                sender, receiver = await self._parties(opened)
+                await self._try(opened, sender, receiver)
+                return
+            except Interrupted as interruption:
+                log.info("transfer %s: %s", opened.record.id, interruption)
+            except StartAgain as error:
+                again += 1
+                if again > STARTS_AGAIN:
+                    raise Failed(str(error)) from None
+                log.warning("transfer %s starts again: %s", opened.record.id, error)
+
+    async def _parties(self, opened: OpenTransfer) -> tuple[Party, Party]:
+        """Both ends, once they are there. Raises Failed when one stays away."""
+        deadline = time.monotonic() + AWAY_SECONDS
+        while True:
+            arrivals = self._arrivals
+            try:
+                return self._party(opened, "send"), self._party(opened, "receive")
+            except NotFound as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Failed(f"{error.message}; it did not come back within {AWAY_SECONDS:.0f} s") from None
+                try:
+                    async with asyncio.timeout(left):
+                        await arrivals.wait()
+                except TimeoutError:
+                    continue
+
+    def _party(self, opened: OpenTransfer, role: Role) -> Party:
+        own = opened.own.get(role)
+        if own is not None:
+            return own
+        endpoint = opened.source if role == "send" else opened.destination
+        return NodeParty(self._connection("Source" if role == "send" else "Destination", endpoint))
+
+    async def _try(self, opened: OpenTransfer, sender: Party, receiver: Party) -> None:
+        record = opened.record
+        stream = Stream(next(self._numbers) % 2**32, sender, receiver, partial(self._moved, opened))
+        self._streams[stream.number] = stream
+        for end in opened.own.values():
+            end.attach(stream)
+        over = False
+        try:
+            sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path))
+            offer = await self._patiently(stream, stream.offered)
+            opened.manifest_bytes = offer.manifest_bytes
+            opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
+            receiver.tell(TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer))
+            accepted = await self._patiently(stream, stream.accepted)
+            if not accepted.complete:
+                await self._patiently(stream, stream.done)
+            opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
+            over = True
+        finally:
+            del self._streams[stream.number]
+            stream.over()
+            if not over:  # another try may follow; whether anything is kept is decided at the end
+                for party in (sender, receiver):
+                    party.tell(TransferStop(record.id, keep=True))
+
+    async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:
+        """What an end answers. Raises Timeout when nobody says anything for too long."""
+        while not future.done():
+            left = stream.heard_at + IDLE_SECONDS - time.monotonic()
+            if left <= 0:
+                raise Timeout(f"Transfer timeout: neither end moved anything for {IDLE_SECONDS:.0f} s")
+            await asyncio.wait({future}, timeout=left)
+        return future.result()
+
+    def _moved(self, opened: OpenTransfer, offset: int) -> None:
+        done = max(0, offset - opened.manifest_bytes)
+        opened.record = msgspec.structs.replace(opened.record, bytes_done=done)
+        now = time.monotonic()
+        if now - opened.noted_at >= PROGRESS_SECONDS:
+            opened.noted_at = now
+            record, at = opened.record, self._roster.clock()
+            self._database.write(lambda store: save_transfer(store, record, at), durable=False)
+
+    async def _end(self, opened: OpenTransfer, failure: ToolError | None) -> None:
+        now = self._roster.clock()
+        state = TransferState.OK
+        if failure is not None:
+            state = _STATES.get(failure.kind, TransferState.ERROR)
+        record = msgspec.structs.replace(
+            opened.record,
+            state=state,
+            error_kind=failure.kind.value if failure else None,
+            error_message=failure.message.encode(errors="backslashreplace").decode() if failure else None,
+            ended_at=now,
+        )
+        try:
+            await self._database.write(lambda store: save_transfer(store, record, now))
+        except FarhandError as error:
+            log.error("the end of transfer %s could not be written down: %s", record.id, error)
+        opened.record = record
+        del self._open[record.id]
+        for role in ("send", "receive"):
+            if role not in opened.own and (opened.source.node_id or opened.destination.node_id):
+                endpoint = opened.source if role == "send" else opened.destination
+                node = self._roster.nodes.get(endpoint.node_id)
+                if node is not None and node.connection is not None and node.connection.can_transfer:
+                    node.connection.link.send(encode(TransferStop(record.id)))
+        opened.ended.set_result(record)
+
+    # -- ends -------------------------------------------------------------------------------------------
+
+    def _read(self, source: str, destination: str) -> tuple[Endpoint, Endpoint]:
+        known = self._roster.nodes.keys()
+        ends = read_endpoint(source, "Source", known), read_endpoint(destination, "Destination", known)
+        if ends[0].in_workspace and ends[1].in_workspace:
+            raise InvalidArgs("Cannot transfer from gsv to gsv; use gsv__ReadFile and gsv__WriteFile")
+        return ends
+
+    def _make_own(self, opened: OpenTransfer) -> None:
+        roles: tuple[tuple[Role, Endpoint], ...] = (("send", opened.source), ("receive", opened.destination))
+        for role, endpoint in roles:
+            if endpoint.in_workspace:
+                if self._workspace is None:
+                    raise Failed("this gateway has no workspace to transfer from or to")
+                opened.own[role] = self._workspace(opened.record.agent_id, endpoint.path, role)
+
+    def _connection(self, role: str, endpoint: Endpoint) -> Connection:
+        node = self._roster.nodes.get(endpoint.node_id)
+        connection = node.connection if node else None
+        if connection is None:
+            raise NotFound(f"{role} node not connected: {endpoint.node_id}")
+        if not connection.can_transfer:
+            raise Failed(f"node {endpoint.node_id!r} is a plug-in that cannot transfer files")
+        return connection
+
+
+_STATES = {ErrorKind.TIMEOUT: TransferState.TIMEOUT, ErrorKind.CANCELLED: TransferState.CANCELLED}

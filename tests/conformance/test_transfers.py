@@ -1,0 +1,308 @@
+"""Transfers between two real nodes through a real gateway."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import GatewayProcess, NodeProcess, PlainNode
+
+MIB = 1024 * 1024
+
+
+class Pair:
+    """Two nodes, `left` and `right`, and their workspaces."""
+
+    def __init__(self, gateway: GatewayProcess, left: NodeProcess, right: NodeProcess) -> None:
+        self.gateway = gateway
+        self.left = left
+        self.right = right
+
+    def move(self, source: str, destination: str, **options: Any) -> Any:
+        answer = self.gateway.invoke("gsv__Transfer", {"source": source, "destination": destination}, **options)
+        assert answer["ok"] is True, answer
+        return answer["result"]
+
+    def fails(self, source: str, destination: str, kind: str) -> str:
+        answer = self.gateway.invoke("gsv__Transfer", {"source": source, "destination": destination})
+        assert answer["ok"] is False, answer
+        assert answer["error"]["kind"] == kind, answer
+        return str(answer["error"]["message"])
+
+
+@pytest.fixture(scope="module")
+def pair(shared_gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        NodeProcess(shared_gateway, folder / "left", "left") as left,
+        NodeProcess(shared_gateway, folder / "right", "type:right") as right,
+    ):
+        yield Pair(shared_gateway, left, right)
+
+
+def left_behind(folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob(".farhand-*")]
+
+
+def test_a_file_arrives_whole_and_the_answer_is_the_seeds(pair: Pair) -> None:
+    content = os.urandom(3 * MIB + 17)
+    (pair.left.workspace / "data.bin").write_bytes(content)
+    target = pair.right.workspace / "deep" / "er" / "copy.bin"
+    source, destination = f"left:{pair.left.workspace}/data.bin", f"type:right:{target}"
+    result = pair.move(source, destination)
+    assert result["source"] == source and result["destination"] == destination
+    assert result["bytesTransferred"] == len(content)
+    assert set(result) <= {"source", "destination", "bytesTransferred", "mime"}
+    assert target.read_bytes() == content
+    assert left_behind(pair.right.workspace) == []
+
+
+def test_relative_paths_start_at_the_workspaces(pair: Pair) -> None:
+    (pair.left.workspace / "small.md").write_text("# hello\n")
+    pair.move("left:small.md", "type:right:notes/small.md")
+    assert (pair.right.workspace / "notes" / "small.md").read_text() == "# hello\n"
+
+
+def test_a_mime_type_is_told(pair: Pair) -> None:
+    (pair.left.workspace / "dot.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde"
+    )
+    assert pair.move("left:dot.png", "type:right:dot.png")["mime"] == "image/png"
+
+
+def test_an_empty_file_is_a_file(pair: Pair) -> None:
+    (pair.left.workspace / "empty").write_bytes(b"")
+    assert pair.move("left:empty", "type:right:empty")["bytesTransferred"] == 0
+    assert (pair.right.workspace / "empty").read_bytes() == b""
+
+
+def test_a_node_can_copy_to_itself(pair: Pair) -> None:
+    (pair.left.workspace / "self").write_bytes(b"x" * 100_000)
+    pair.move("left:self", "left:other/self")
+    assert (pair.left.workspace / "other" / "self").read_bytes() == b"x" * 100_000
+
+
+def test_into_a_folder_under_its_own_name(pair: Pair) -> None:
+    (pair.left.workspace / "named.txt").write_text("n")
+    (pair.right.workspace / "there").mkdir()
+    pair.move("left:named.txt", "type:right:there")
+    pair.move("left:named.txt", "type:right:new/")
+    assert (pair.right.workspace / "there" / "named.txt").read_text() == "n"
+    assert (pair.right.workspace / "new" / "named.txt").read_text() == "n"
+
+
+def test_modes_of_old_files_stay_and_programs_can_be_run(pair: Pair) -> None:
+    script = pair.left.workspace / "run.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    old = pair.right.workspace / "old.sh"
+    old.write_text("old")
+    old.chmod(0o640)
+    pair.move("left:run.sh", "type:right:old.sh")
+    pair.move("left:run.sh", "type:right:fresh.sh")
+    assert old.read_text() == "#!/bin/sh\n" and old.stat().st_mode & 0o777 == 0o640
+    assert (pair.right.workspace / "fresh.sh").stat().st_mode & 0o111
+
+
+def test_a_folder_with_everything_in_it(pair: Pair) -> None:
+    tree = pair.left.workspace / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "nothing").mkdir()
+    for number in range(300):
+        (tree / "a" / f"{number:03}.txt").write_text(str(number) * number)
+    (tree / "a" / "b" / "big").write_bytes(os.urandom(2 * MIB))
+    (tree / "a" / "empty").touch()
+    (tree / "link").symlink_to("a/b/big")
+    result = pair.move("left:tree", "type:right:landed")
+    landed = pair.right.workspace / "landed"
+    assert result["bytesTransferred"] == sum(
+        p.stat().st_size for p in tree.rglob("*") if p.is_file() and not p.is_symlink()
+    )
+    assert fingerprint(landed) == fingerprint(tree)
+    assert left_behind(pair.right.workspace) == []
+
+
+def test_a_folder_is_merged_into_one_that_is_there(pair: Pair) -> None:
+    tree = pair.left.workspace / "update"
+    (tree / "in").mkdir(parents=True)
+    (tree / "in" / "changed").write_text("new")
+    target = pair.right.workspace / "place" / "update"
+    (target / "in").mkdir(parents=True)
+    (target / "in" / "changed").write_text("old")
+    (target / "in" / "stays").write_text("stays")
+    pair.move("left:update", "type:right:place")
+    assert (target / "in" / "changed").read_text() == "new"
+    assert (target / "in" / "stays").read_text() == "stays"
+    assert left_behind(pair.right.workspace) == []
+
+
+def test_a_folder_does_not_replace_a_file_nor_the_other_way_round(pair: Pair) -> None:
+    (pair.left.workspace / "folder").mkdir()
+    (pair.left.workspace / "folder" / "x").write_text("x")
+    (pair.right.workspace / "afile").write_text("keep")
+    pair.fails("left:folder", "type:right:afile", "not_found")
+    assert (pair.right.workspace / "afile").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "kind", "words"),
+    [
+        ("nonsense", "left:x", "invalid_args", 'Invalid transfer endpoint "nonsense"'),
+        ("left:", "left:x", "invalid_args", "path cannot be empty"),
+        ("", "left:x", "invalid_args", "Invalid transfer endpoint"),
+        (":/x", "left:x", "invalid_args", "Invalid transfer endpoint"),
+        ("ghost:/x", "left:x", "not_found", "Source node not connected: ghost"),
+        ("left:x", "ghost:/x", "not_found", "Destination node not connected: ghost"),
+        ("gsv:a", "gsv:b", "invalid_args", "Cannot transfer from gsv to gsv"),
+        ("left:missing.txt", "type:right:x", "not_found", "missing.txt"),
+        ("left:/dev/zero", "type:right:x", "failed", "device"),
+        ("left:small", "type:right:/proc/nothing/x", "not_found", ""),
+    ],
+)
+def test_what_cannot_be(pair: Pair, source: str, destination: str, kind: str, words: str) -> None:
+    assert words in pair.fails(source, destination, kind)
+
+
+def test_parameters_are_named(pair: Pair) -> None:
+    answer = pair.gateway.invoke("gsv__Transfer", {"source": "left:x"})
+    assert answer["error"]["kind"] == "invalid_args" and "destination" in answer["error"]["message"]
+
+
+def test_the_tool_is_listed_and_native(pair: Pair) -> None:
+    tools = {tool["name"]: tool for tool in pair.gateway.get("/v1/tools")["tools"]}
+    assert tools["gsv__Transfer"]["parameters"]["required"] == ["source", "destination"]
+    (pair.left.workspace / "r").write_text("r")
+    answer = pair.gateway.invoke("gsv__Transfer", {"source": "left:r", "destination": "type:right:r"})
+    assert answer["route"]["kind"] == "native"
+
+
+def test_a_plugin_cannot_transfer(pair: Pair) -> None:
+    import asyncio
+
+    async def scene() -> None:
+        async with PlainNode.connect(pair.gateway, "plain"):
+            message = await asyncio.to_thread(pair.fails, "plain:/x", "left:y", "failed")
+            assert "plug-in" in message
+
+    asyncio.run(scene())
+
+
+def test_a_full_disk_is_told_and_nothing_changes(pair: Pair, mounted: Any) -> None:
+    place = mounted("size=1m")
+    (place / "kept").write_text("kept")
+    (pair.left.workspace / "large").write_bytes(os.urandom(3 * MIB))
+    message = pair.fails("left:large", f"type:right:{place}/kept", "failed")
+    assert "No space left" in message
+    assert (place / "kept").read_text() == "kept"
+    assert left_behind(place) == []
+
+
+def test_confined_and_read_only_nodes_keep_to_their_limits(
+    shared_gateway: GatewayProcess, pair: Pair, tmp_path: Path
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "out").symlink_to(tmp_path)
+    (tmp_path / "secret").write_text("secret")
+    (pair.left.workspace / "r").write_text("r")
+    with NodeProcess(shared_gateway, tmp_path / "confined", "confined", "--root", str(inside)):
+        pair.fails("left:r", f"confined:{tmp_path}/escaped", "not_allowed")
+        pair.fails("left:r", "confined:out/escaped", "not_allowed")
+        pair.fails(f"confined:{tmp_path}/secret", "left:stolen", "not_allowed")
+        pair.fails("confined:out/secret", "left:stolen", "not_allowed")
+        pair.move("left:r", "confined:fine")
+    assert (inside / "fine").read_text() == "r" and not (tmp_path / "escaped").exists()
+    with NodeProcess(shared_gateway, tmp_path / "readonly", "readonly", "--read-only") as node:
+        (node.workspace / "x").write_text("x")
+        assert "read-only" in pair.fails("left:r", "readonly:x", "not_allowed")
+        assert (node.workspace / "x").read_text() == "x"
+        pair.move("readonly:x", "left:fetched")
+
+
+def test_the_nodes_secrets_stay(shared_gateway: GatewayProcess, pair: Pair, tmp_path: Path) -> None:
+    with NodeProcess(shared_gateway, tmp_path / "keeper", "keeper") as node:
+        (node.state / "token").write_text("secret")
+        (node.state / "other").write_text("other")
+        pair.fails(f"keeper:{node.state}/token", "left:stolen", "not_allowed")
+        pair.fails("left:r", f"keeper:{node.state}/farhand.db", "not_allowed")
+        pair.move(f"keeper:{node.state}", "left:state")
+    assert (pair.left.workspace / "state" / "other").exists()
+    assert not (pair.left.workspace / "state" / "token").exists()
+
+
+def test_several_at_once(pair: Pair) -> None:
+    contents = {f"many-{n}": os.urandom(MIB + n) for n in range(12)}
+    for name, content in contents.items():
+        (pair.left.workspace / name).write_bytes(content)
+    threads = [threading.Thread(target=pair.move, args=(f"left:{n}", f"type:right:many/{n}")) for n in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for name, content in contents.items():
+        assert (pair.right.workspace / "many" / name).read_bytes() == content
+
+
+# -- over HTTP ----------------------------------------------------------------------------------------------
+
+
+def test_the_route_answers_as_the_tool_does(pair: Pair) -> None:
+    (pair.left.workspace / "http").write_bytes(b"h" * 5000)
+    body = {"source": "left:http", "destination": "type:right:http"}
+    answer = pair.gateway.request("POST", "/v1/transfers", body)
+    assert answer.status == 200, answer
+    shown = answer.json()
+    assert shown["bytesTransferred"] == 5000 and shown["source"] == "left:http" and shown["state"] == "ok"
+    assert pair.gateway.get(f"/v1/transfers/{shown['id']}") == shown
+    assert shown in pair.gateway.get("/v1/transfers")["transfers"]
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "code"),
+    [("left:nothing-here", 404, "not_found"), ("what", 400, "invalid_args"), ("ghost:/x", 404, "not_found")],
+)
+def test_the_routes_errors(pair: Pair, source: str, status: int, code: str) -> None:
+    answer = pair.gateway.request("POST", "/v1/transfers", {"source": source, "destination": "left:never"})
+    assert answer.status == status and answer.json()["error"]["code"] == code
+    assert pair.gateway.request("GET", "/v1/transfers/nope").status == 404
+    assert pair.gateway.request("POST", "/v1/transfers", {"source": 1}).status == 400
+
+
+def test_an_idempotency_key_moves_once(pair: Pair) -> None:
+    (pair.left.workspace / "once").write_text("once")
+    body = {"source": "left:once", "destination": "type:right:once"}
+    headers = {"Idempotency-Key": "move-once"}
+    first = pair.gateway.request("POST", "/v1/transfers", body, headers=headers).json()
+    (pair.right.workspace / "once").write_text("mine now")
+    assert pair.gateway.request("POST", "/v1/transfers", body, headers=headers).json() == first
+    assert (pair.right.workspace / "once").read_text() == "mine now"
+    other = {**body, "destination": "type:right:twice"}
+    assert pair.gateway.request("POST", "/v1/transfers", other, headers=headers).status == 409
+
+
+def test_the_journal_tells(pair: Pair) -> None:
+    (pair.left.workspace / "told").write_text("told")
+    body = {"source": "left:told", "destination": "type:right:told"}
+    moved = pair.gateway.request("POST", "/v1/transfers", body).json()
+    answer = pair.gateway.request("GET", "/v1/events?follow=0", headers={"Last-Event-ID": "0"})
+    kinds = [line for line in answer.body.decode().split("\n\n") if moved["id"] in line]
+    assert "event: transfer.started" in kinds[0] and "event: transfer.ended" in kinds[-1]
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_dir():
+            found[name] = "folder"
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
