@@ -2,7 +2,7 @@
 
 A run is a sequence of steps, one for each reply of the model:
 
-    StepStarted (TextDelta | ThinkingDelta | Retrying)* Appended(assistant)
+    StepStarted (Compacted | TextDelta | ThinkingDelta | Retrying)* Appended(assistant)
         (ToolCalled)* (ToolEnded Appended(tool))*          when it asked for tools, each call exactly once
         (Injected Appended(user))*                         messages that came meanwhile
     ...
@@ -24,6 +24,7 @@ from typing import Literal
 
 import msgspec
 
+from farhand.agent.compaction import Compaction
 from farhand.agent.outcome import Outcome
 from farhand.llm.messages import FinishReason, Message, ToolUse, Usage
 
@@ -96,6 +97,13 @@ class Injected(msgspec.Struct, frozen=True, tag="injected"):
     message: Message
 
 
+class Compacted(msgspec.Struct, frozen=True, tag="compacted"):
+    """From here on a summary stands for the oldest messages of the conversation. Keep the originals."""
+
+    step: int
+    compaction: Compaction
+
+
 class Completed(msgspec.Struct, frozen=True, tag="completed"):
     """The agent has answered. `steps` counts model replies, `usage` adds them up."""
 
@@ -115,7 +123,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The model gave no reply. `kind` is `not_configured`, `refused`, `context_overflow`, `unavailable` or `empty`."""
+    """The model gave no reply. `kind` is `not_configured`, `refused`, `context_overflow`, `unavailable`,
+    `empty`, or `failed` for a fault of our own."""
 
     kind: str
     message: str
@@ -132,6 +141,7 @@ Event = (
     | ToolEnded
     | Appended
     | Injected
+    | Compacted
     | Completed
     | Stopped
     | Failed

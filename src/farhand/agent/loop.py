@@ -1,0 +1,459 @@
+"""The loop: ask the model, run the tools it wants, tell it what came out, until it answers.
+
+One function over plain data that yields events (`events.py` says which, and what a reader can rely on). It neither
+saves nor prints, knows no session and no machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from farhand.agent import events as run_events
+from farhand.agent.compaction import Compactor
+from farhand.agent.events import (
+    Appended,
+    Compacted,
+    Completed,
+    Event,
+    Failed,
+    Injected,
+    Retrying,
+    StepStarted,
+    Stopped,
+    ToolCalled,
+    ToolEnded,
+)
+from farhand.agent.outcome import Outcome
+from farhand.agent.tokens import message_tokens, messages_tokens, text_tokens, tools_tokens
+from farhand.agent.tools import Tools
+from farhand.llm import messages as model_events
+from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused
+from farhand.llm.messages import Finished, FinishReason, Message, StreamEvent, Text, ToolUse, Usage
+from farhand.llm.model import Model, ModelRequest, Thinking
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import ToolError
+
+log = logging.getLogger("farhand.agent")
+
+EMPTY_RETRIES: Final = 2
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A message that arrived while the run was under way."""
+
+    id: str
+    message: Message
+
+
+class Limits(msgspec.Struct, frozen=True):
+    max_rounds: int = 100
+    """Rounds of tool calls in one run."""
+    parallel: int = 16
+    """Tool calls at the same time."""
+    stop_seconds: float = 0.8
+    """How long a stopped run waits for its tools to say how they ended."""
+
+
+def no_messages() -> Sequence[Incoming]:
+    return ()
+
+
+async def run(
+    model: Model,
+    messages: Sequence[Message],
+    tools: Tools,
+    *,
+    inbox: Callable[[], Sequence[Incoming]] = no_messages,
+    stop: asyncio.Event | None = None,
+    limits: Limits | None = None,
+    compactor: Compactor | None = None,
+    thinking: Thinking | None = None,
+    max_tokens: int | None = None,
+) -> AsyncGenerator[Event, None]:
+    """Everything that happens until the model has answered `messages`, which begin with the system prompt.
+
+    `inbox` is asked between tool rounds for messages to join the run; one that was injected is not injected again.
+    Setting `stop` ends the run within a second. A reader that leaves early calls `aclose()`, which ends the tools too,
+    but then nobody is told how they ended.
+    """
+    stop = stop or asyncio.Event()
+    state = _Run(model, messages, tools, inbox, stop, limits or Limits(), compactor, thinking, max_tokens)
+    async with contextlib.aclosing(state.steps()) as steps:
+        async for event in steps:
+            yield event
+
+
+class _Run:
+    def __init__(
+        self,
+        model: Model,
+        messages: Sequence[Message],
+        tools: Tools,
+        inbox: Callable[[], Sequence[Incoming]],
+        stop: asyncio.Event,
+        limits: Limits,
+        compactor: Compactor | None,
+        thinking: Thinking | None,
+        max_tokens: int | None,
+    ) -> None:
+        self.model = model
+        self.messages = list(messages)
+        self.tools = tools
+        self.inbox = inbox
+        self.stop = stop
+        self.limits = limits
+        self.compactor = compactor
+        self.thinking = thinking
+        self.max_tokens = max_tokens
+        self.step = 0
+        self.usage = Usage()
+        self.injected: set[str] = set()
+        self.context = 0
+        """Tokens of the last request and its reply, as the provider counted them, and of what was added since."""
+        self.reply: Finished | None = None
+
+    async def steps(self) -> AsyncGenerator[Event, None]:
+        rounds = 0
+        while not self.stop.is_set():
+            self.step += 1
+            yield StepStarted(self.step, self.model.name)
+            self.reply = None
+            try:
+                async with contextlib.aclosing(self._ask()) as asking:
+                    async for event in asking:
+                        yield event
+            except ModelError as error:
+                yield Failed(_kind(error), error.message, self.usage, self.step)
+                return
+            except Exception as error:
+                log.exception("the model %s failed in a way it should not", self.model.name)
+                yield Failed("failed", f"{type(error).__name__}: {error}", self.usage, self.step)
+                return
+            if self.reply is None:
+                break
+            if not self.reply.message.tool_calls:
+                yield Completed(self.reply.message.text, self.usage, self.step, self.reply.finish_reason)
+                return
+            async with contextlib.aclosing(self._use_tools(self.reply)) as using:
+                async for event in using:
+                    yield event
+            if self.stop.is_set():
+                break
+            rounds += 1
+            if rounds >= self.limits.max_rounds:
+                message = Message("assistant", _rounds_text(rounds))
+                yield Appended(self.step, message)
+                yield Completed(message.text, self.usage, self.step, "rounds")
+                return
+            for event in self._inject():
+                yield event
+        yield Stopped("stopped", self.usage, self.step)
+
+    async def _ask(self) -> AsyncGenerator[Event, None]:
+        """One reply of the model. Leaves it in `reply`, or None there when the run was stopped. Raises ModelError."""
+        overflowed = False
+        empty = 0
+        while True:
+            async with contextlib.aclosing(self._make_room(force=overflowed)) as room:
+                async for event in room:
+                    yield event
+            tools = tuple(self.tools.offered(self.messages))
+            request = ModelRequest(tuple(self.messages), tools, thinking=self.thinking, max_tokens=self.max_tokens)
+            finished: Finished | None = None
+            said = _Said()
+            try:
+                async with contextlib.aclosing(self._until_stopped(request)) as stream:
+                    async for heard in stream:
+                        if isinstance(heard, Finished):
+                            finished = heard
+                        else:
+                            said.take(heard)
+                            yield self._told(heard)
+            except ContextOverflow:
+                if overflowed or self.compactor is None:
+                    raise
+                overflowed = True
+                continue
+            if finished is None:
+                for event in self._broken_off(said, tools):
+                    yield event
+                return
+            finished = self._counted(finished, tools)
+            if finished.message.text or finished.message.tool_calls or self.step > 1:
+                yield self._answered(finished)
+                return
+            self.usage += finished.usage
+            empty += 1
+            reason = _empty_text(self.model.name, finished.finish_reason)
+            if empty > EMPTY_RETRIES:
+                raise _Empty(reason)
+            yield Retrying(self.step, reason, 0.0, self.model.name, void=True)
+
+    async def _until_stopped(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
+        """The model's events; ends early, without `Finished`, when the run is stopped."""
+        queue: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async with contextlib.aclosing(self.model.stream(request)) as stream:
+                    async for event in stream:
+                        queue.put_nowait(event)
+            except Exception as error:
+                queue.put_nowait(error)
+            else:
+                queue.put_nowait(None)
+
+        async def watch() -> None:
+            await self.stop.wait()
+            queue.put_nowait(None)
+
+        tasks = [asyncio.ensure_future(read()), asyncio.ensure_future(watch())]
+        try:
+            while (event := await queue.get()) is not None and not self.stop.is_set():
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            await _end(tasks, self.limits.stop_seconds)
+
+    def _told(self, event: StreamEvent) -> Event:
+        match event:
+            case model_events.TextDelta(text):
+                return run_events.TextDelta(self.step, text)
+            case model_events.ThinkingDelta(text):
+                return run_events.ThinkingDelta(self.step, text)
+            case model_events.Retrying(reason, delay, model, void):
+                return Retrying(self.step, reason, delay, model, void)
+        raise AssertionError(f"{event} is no delta")
+
+    def _answered(self, finished: Finished) -> Event:
+        self.reply = finished
+        self.usage += finished.usage
+        self.context = finished.usage.total_tokens
+        self.messages.append(finished.message)
+        return Appended(
+            self.step,
+            finished.message,
+            finished.usage,
+            finished.finish_reason,
+            finished.model or self.model.name,
+        )
+
+    def _broken_off(self, said: _Said, tools: Sequence[ToolSpec]) -> list[Event]:
+        """What a stopped model had said so far belongs to the conversation; calls it had not finished do not."""
+        message = Message("assistant", "".join(said.text), thinking="".join(said.thinking))
+        if not message.text:
+            return []
+        usage = self._estimate(message, tools)
+        self.usage += usage
+        self.messages.append(message)
+        return [Appended(self.step, message, usage, None, self.model.name)]
+
+    def _counted(self, finished: Finished, tools: Sequence[ToolSpec]) -> Finished:
+        """With an estimate where the provider did not count."""
+        if finished.usage.total_tokens:
+            return finished
+        counted = self._estimate(finished.message, tools)
+        return msgspec.structs.replace(finished, usage=msgspec.structs.replace(counted, cost=finished.usage.cost))
+
+    def _estimate(self, message: Message, tools: Sequence[ToolSpec]) -> Usage:
+        prompt = messages_tokens(self.messages) + tools_tokens(tools)
+        return Usage(prompt, messages_tokens([message]) + text_tokens(message.thinking))
+
+    async def _make_room(self, *, force: bool) -> AsyncGenerator[Event, None]:
+        if self.compactor is None:
+            return
+        if not force and not self.compactor.due(self.messages, self.context, self.model.context_tokens):
+            return
+        compacting = asyncio.ensure_future(self.compactor.compact(self.model, self.messages))
+        stopping = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({compacting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            compaction = await compacting if compacting.done() else None
+        finally:
+            await _end([compacting, stopping], self.limits.stop_seconds)
+        if compaction is None:
+            return
+        self.messages = compaction.applied(self.messages)
+        self.usage += compaction.usage
+        self.context = 0
+        yield Compacted(self.step, compaction)
+
+    async def _use_tools(self, finished: Finished) -> AsyncGenerator[Event, None]:
+        """Runs the calls of a reply, all at once. Each has exactly one result when this ends, stopped or not."""
+        uses = finished.message.tool_calls
+        for use in uses:
+            yield ToolCalled(self.step, use)
+        queue: asyncio.Queue[tuple[int, Outcome, float] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(self.limits.parallel)
+        started: dict[int, float] = {}
+
+        async def work(index: int, use: ToolUse) -> None:
+            async with room:
+                started[index] = time.monotonic()
+                outcome = await self._outcome(use, finished.finish_reason)
+                queue.put_nowait((index, outcome, time.monotonic() - started[index]))
+
+        async def watch() -> None:
+            await self.stop.wait()
+            queue.put_nowait(None)
+
+        tasks = [asyncio.ensure_future(work(index, use)) for index, use in enumerate(uses)]
+        watching = asyncio.ensure_future(watch())
+        results: dict[int, Message] = {}
+        try:
+            while len(results) < len(uses) and (ended := await queue.get()) is not None:
+                index, outcome, seconds = ended
+                results[index] = outcome.message(uses[index])
+                yield ToolEnded(self.step, uses[index], outcome, seconds)
+                yield Appended(self.step, results[index])
+            await _end([watching, *tasks], self.limits.stop_seconds)
+            while not queue.empty():
+                if (ended := queue.get_nowait()) is not None:
+                    index, outcome, seconds = ended
+                    results[index] = outcome.message(uses[index])
+                    yield ToolEnded(self.step, uses[index], outcome, seconds)
+                    yield Appended(self.step, results[index])
+            for index, use in enumerate(uses):
+                if index not in results:
+                    seconds = time.monotonic() - started[index] if index in started else 0.0
+                    outcome = _cancelled(began=index in started, ended=tasks[index].done())
+                    results[index] = outcome.message(use)
+                    yield ToolEnded(self.step, use, outcome, seconds)
+                    yield Appended(self.step, results[index])
+        finally:
+            await _end([watching, *tasks], self.limits.stop_seconds)
+        for index in range(len(uses)):
+            self._add(results[index])
+
+    async def _outcome(self, use: ToolUse, finish_reason: FinishReason) -> Outcome:
+        if (fault := _argument_fault(use, finish_reason)) is not None:
+            return Outcome.failed("invalid_args", fault)
+        try:
+            return self._cut(await self.tools.call(use))
+        except ToolError as error:
+            return Outcome.of_error(error)
+        except Exception as error:
+            log.exception("the tool %s failed in a way it should not", use.name)
+            return Outcome.failed("failed", f"{type(error).__name__}: {error}")
+
+    def _cut(self, outcome: Outcome) -> Outcome:
+        """A single result must leave room for an answer: at most about half of the context."""
+        longest = max(2_000, self.model.context_tokens * 2)
+        if isinstance(outcome.content, str):
+            return msgspec.structs.replace(outcome, content=shortened(outcome.content, longest))
+        blocks = tuple(
+            Text(shortened(block.text, longest)) if isinstance(block, Text) else block for block in outcome.content
+        )
+        return msgspec.structs.replace(outcome, content=blocks)
+
+    def _add(self, message: Message) -> None:
+        self.messages.append(message)
+        self.context += message_tokens(message) if self.context else 0
+
+    def _inject(self) -> list[Event]:
+        told: list[Event] = []
+        for incoming in self.inbox():
+            if incoming.id not in self.injected:
+                self.injected.add(incoming.id)
+                self._add(incoming.message)
+                told.append(Injected(self.step, incoming.id, incoming.message))
+                told.append(Appended(self.step, incoming.message, incoming=incoming.id))
+        return told
+
+
+class _Said:
+    """What a reply has said so far."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.thinking: list[str] = []
+
+    def take(self, event: StreamEvent) -> None:
+        if isinstance(event, model_events.TextDelta):
+            self.text.append(event.text)
+        elif isinstance(event, model_events.ThinkingDelta):
+            self.thinking.append(event.text)
+        elif isinstance(event, model_events.Retrying) and event.void:
+            self.text.clear()
+            self.thinking.clear()
+
+
+class _Empty(ModelError):
+    pass
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its head and tail with a line between them that says what is missing."""
+    if len(text) <= longest:
+        return text
+    head = longest * 7 // 9
+    tail = longest - head
+    missing = len(text) - head - tail
+    return f"{text[:head]}\n...[{missing} characters left out: too long for the model's context]...\n{text[-tail:]}"
+
+
+def _kind(error: ModelError) -> str:
+    match error:
+        case NotConfigured():
+            return "not_configured"
+        case ContextOverflow():
+            return "context_overflow"
+        case Refused():
+            return "refused"
+        case _Empty():
+            return "empty"
+    return "unavailable"
+
+
+def _argument_fault(use: ToolUse, finish_reason: FinishReason) -> str | None:
+    try:
+        arguments: Any = msgspec.json.decode(use.arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        cut = "; the reply was cut at its token limit" if finish_reason == "length" else ""
+        return f"the arguments of {use.name} are not valid JSON ({error}){cut}. It did not run: send one JSON object."
+    if not isinstance(arguments, dict):
+        return f"the arguments of {use.name} must be a JSON object, not {use.arguments[:40]!r}. It did not run."
+    return None
+
+
+def _cancelled(*, began: bool, ended: bool) -> Outcome:
+    if not began:
+        return Outcome.failed("cancelled", "Cancelled: the run was stopped before this call began; it did not run.")
+    if ended:
+        return Outcome.failed("cancelled", "Cancelled: the run was stopped; what this call had done so far stays done.")
+    return Outcome.failed("cancelled", "Cancelled: the run was stopped; this call has not confirmed its end.")
+
+
+def _rounds_text(rounds: int) -> str:
+    return (
+        f"I stopped after {rounds} rounds of tool calls, the limit for one run ([agent] max_rounds), and am not done. "
+        "What was done so far is above; say “continue” and I go on from there."
+    )
+
+
+def _empty_text(model: str, finish_reason: FinishReason) -> str:
+    if finish_reason == "length":
+        return f"{model} reached its token limit before it said anything; raise max_tokens"
+    if finish_reason == "content_filter":
+        return f"the provider of {model} withheld the reply (content filter)"
+    return f"{model} returned an empty reply"
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]], seconds: float) -> None:
+    """Cancel what still runs and wait for it, but not for ever: a tool that will not end must not hold the run."""
+    open_tasks = [task for task in tasks if not task.done()]
+    for task in open_tasks:
+        task.cancel()
+    if open_tasks:
+        await asyncio.wait(open_tasks, timeout=seconds)
+    for task in open_tasks:
+        if not task.done():
+            log.warning("a task of a stopped run goes on after %g s", seconds)

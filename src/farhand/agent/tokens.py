@@ -1,0 +1,77 @@
+"""How many tokens a text has, near enough to plan with.
+
+The estimate needs no tokenizer. It counts pieces as byte-pair tokenizers cut them (words in parts of about six letters,
+groups of three digits, single signs, every letter of other scripts) and is meant to err upwards: for English, code and
+JSON it lies between 5 % below and 30 % above `o200k_base`; for other scripts it may count up to twice as many.
+What a provider reports is always preferred.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from farhand.llm.messages import Message
+from farhand.llm.wire import names_of, tool_to_wire
+from farhand.protocol.calls import ToolSpec
+
+IMAGE_TOKENS = 1_000
+"""An image costs by its size in pixels, which is not known here; this is a common middle."""
+MESSAGE_TOKENS = 4
+"""Around each message: its role and marks."""
+
+_LONG = 200_000
+_PIECE = re.compile(r"[A-Za-z]+|\d+|[ \t]+|[^\x00-\x7f]|[\r\n]+|.", re.ASCII)
+
+
+def text_tokens(text: str) -> int:
+    """Estimated tokens of a text. Very long texts are estimated from a sample."""
+    if len(text) > _LONG:
+        third = _LONG // 3
+        middle = len(text) // 2
+        sample = text[:third] + text[middle : middle + third] + text[-third:]
+        return round(_count(sample) * len(text) / len(sample))
+    return _count(text)
+
+
+def _count(text: str) -> int:
+    tokens = 0.0
+    for piece in _PIECE.findall(text):
+        first = piece[0]
+        if first.isascii() and first.isalpha():
+            tokens += 1 if len(piece) <= 7 else (len(piece) + 4) // 5
+        elif first.isdigit() and first.isascii():
+            tokens += (len(piece) + 2) // 3
+        elif first in " \t":
+            # One space belongs to the word behind it; longer runs are a token of their own.
+            tokens += 0 if len(piece) == 1 else 1
+        elif first in "\r\n":
+            tokens += 0.5
+        elif first.isascii():
+            # Signs often come in pairs that share a token: `":`, `",`, `()`.
+            tokens += 0.7
+        else:
+            tokens += 0.8
+    return int(tokens + 0.999)
+
+
+def message_tokens(message: Message) -> int:
+    count = MESSAGE_TOKENS + text_tokens(message.text) + IMAGE_TOKENS * len(message.images)
+    for use in message.tool_calls:
+        count += MESSAGE_TOKENS + text_tokens(use.name) + text_tokens(use.arguments)
+    return count
+
+
+def messages_tokens(messages: Iterable[Message]) -> int:
+    return sum(message_tokens(message) for message in messages)
+
+
+def tool_tokens(tool: ToolSpec) -> int:
+    """Of a tool as a request carries it."""
+    return text_tokens(msgspec.json.encode(tool_to_wire(tool, names_of((), (tool,)))["function"]).decode())
+
+
+def tools_tokens(tools: Sequence[ToolSpec]) -> int:
+    return sum(tool_tokens(tool) for tool in tools)

@@ -1,0 +1,65 @@
+"""Transcripts that any model takes: each tool call has exactly one result, right behind it, in the calls' order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farhand.agent.outcome import Outcome
+from farhand.llm.messages import Message, ToolUse
+
+INTERRUPTED = (
+    "outcome unknown: the gateway was interrupted while this call ran; it may or may not have taken effect. "
+    "Check before doing it again."
+)
+
+
+def unanswered(messages: Sequence[Message]) -> list[ToolUse]:
+    """The calls a transcript leaves open, in order."""
+    open_uses: list[ToolUse] = []
+    for message in messages:
+        if message.role == "tool":
+            found = next((use for use in open_uses if use.id == message.tool_call_id), None)
+            if found is not None:
+                open_uses.remove(found)
+        open_uses += message.tool_calls
+    return open_uses
+
+
+def interrupted(use: ToolUse) -> Message:
+    """The result of a call of which nobody knows how it ended."""
+    return Outcome.failed("failed", INTERRUPTED).message(use)
+
+
+def mend(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation, valid: results stand behind their call in its order, a call without one gets the result
+    `outcome unknown: …`, and results without a call are left out. A valid conversation stays as it is."""
+    mended: list[Message] = []
+    waiting: dict[str, Message | None] = {}
+    uses: tuple[ToolUse, ...] = ()
+    later: list[Message] = []
+
+    def close() -> None:
+        nonlocal uses
+        mended.extend(waiting.get(use.id) or interrupted(use) for use in uses)
+        mended.extend(later)
+        waiting.clear()
+        later.clear()
+        uses = ()
+
+    for message in messages:
+        if message.role == "tool":
+            identity = message.tool_call_id or ""
+            if identity in waiting and waiting[identity] is None:
+                waiting[identity] = message
+        elif message.role == "assistant":
+            close()
+            mended.append(message)
+            uses = message.tool_calls
+            waiting.update(dict.fromkeys(use.id for use in uses))
+        elif uses:
+            # A message that was saved between a call and its result comes after the result.
+            later.append(message)
+        else:
+            mended.append(message)
+    close()
+    return mended
