@@ -1,0 +1,4 @@
+context line
+unchanged
+new line
+rest

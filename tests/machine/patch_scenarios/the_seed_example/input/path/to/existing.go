@@ -1,0 +1,4 @@
+context line
+unchanged
+old line
+rest
