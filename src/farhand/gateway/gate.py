@@ -28,7 +28,7 @@ from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResp
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
-from farhand.tools.tool import CallContext, Tool
+from farhand.tools.tool import LEAVING, CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
 
@@ -528,7 +528,7 @@ class Gate:
             if opened.deadline is not None:
                 opened.deadline.cancel()
             if opened.task is not None and opened.stopping is None:
-                opened.task.cancel()
+                opened.task.cancel(LEAVING)
             if not opened.over:
                 left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.tell(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))

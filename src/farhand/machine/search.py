@@ -30,11 +30,10 @@ LINE = 200  # characters shown of a matching line
 _LONGEST_PATTERN = 100_000  # the system takes 128 KiB for one argument
 _PROOF = 16 * 1024 * 1024  # bytes of a matching file that must be UTF-8: all of any file people write
 
-# Every file counts, hidden and ignored ones too; matching lines are not printed, since they are read here.
+# Hidden files count too; matching lines are not printed, since they are read here.
 _OPTIONS = (
     "--no-config",
     "--no-messages",
-    "--no-ignore",
     "--hidden",
     "--follow",
     "--no-mmap",
@@ -48,6 +47,8 @@ _OPTIONS = (
     "--byte-offset",
     "--max-columns=1",
 )
+_EVERYTHING = ("--no-ignore",)
+_NOT_IGNORED = ("--no-require-git", "--no-ignore-global", "--no-ignore-parent")
 _BINARY_NOTE = re.compile(
     rb"^.*: (?:WARNING: stopped searching binary file after match|binary file matches) \(found [^\n]*\)\n",
     re.DOTALL,
@@ -56,7 +57,7 @@ _BINARY_NOTE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One matching line: its absolute path, its number from 1, and its first LINE characters."""
+    """One matching line: its absolute path, its number from 1, and its first characters."""
 
     path: str
     line: int
@@ -64,11 +65,23 @@ class Match:
 
 
 def search(
-    files: Files, pattern: str, path: str, *, include: str | None = None, most: int = 100, seconds: float = 30.0
+    files: Files,
+    pattern: str,
+    path: str,
+    *,
+    include: str | None = None,
+    exclude: str | None = None,
+    most: int = 100,
+    seconds: float = 30.0,
+    width: int = LINE,
+    ignored: bool = True,
+    by_path: bool = False,
 ) -> tuple[list[Match], bool]:
     """Lines that match a regular expression in a folder or file, by path and line; and whether there are more.
 
-    Links are followed, files that are not UTF-8 text are passed over, `include` is compared with file names.
+    Links are followed, files that are not UTF-8 text are passed over, `include` and `exclude` are compared with file
+    names; with `by_path`, those with a slash with paths beneath the folder. At most `width` characters of a line
+    are told. Without `ignored`, what a `.gitignore` in the folder names is passed over, and `.git`.
     Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
     """
     refuse_unnameable("pattern", pattern)
@@ -76,16 +89,22 @@ def search(
         raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
     base = files.resolve(path)
     options = [*_OPTIONS, f"--max-count={most + 1}", f"--regexp={pattern}"]
-    named = _name_filter(include)
+    named = _name_filter("include", include.rpartition("/")[2] if include and by_path else include)
+    _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
+    folder = None
     if not stat.S_ISDIR(files.status(path).st_mode):
         files.open(path).close()  # says why, when it is a pipe or may not be read
         if named and not named.fullmatch(os.path.basename(base)):  # noqa: PTH119
             return [], False
-    elif include:
-        options.append("--glob=" + re.sub(r"^([!#])", r"\\\1", include))
+    else:
+        folder = base
+        options += _EVERYTHING if ignored else _NOT_IGNORED
+        options += ["--glob=" + _glob(include)] if include else []
+        options += ["--glob=!" + _glob(exclude)] if exclude else []
+        options += [] if ignored else ["--glob=!.git/"]  # the last that fits decides
     found: list[Match] = []
-    with told("search", base), contextlib.closing(_hits([ripgrep(), *options, "--", base], seconds)) as hits:
-        for match in _read(files, hits):
+    with told("search", base), contextlib.closing(_hits([ripgrep(), *options, "--", base], folder, seconds)) as hits:
+        for match in _read(files, hits, width):
             found.append(match)
             if len(found) > most:
                 break
@@ -102,17 +121,21 @@ def ripgrep() -> str:
     return program
 
 
-def _name_filter(include: str | None) -> re.Pattern[str] | None:
-    if not include:
+def _name_filter(parameter: str, pattern: str | None) -> re.Pattern[str] | None:
+    if not pattern:
         return None
-    refuse_unnameable("include", include)
+    refuse_unnameable(parameter, pattern)
     try:
-        return name_expression(include)
+        return name_expression(pattern)
     except BadPattern as error:
-        raise InvalidArgs(f"parameter 'include': invalid pattern {include!r}: {error}") from None
+        raise InvalidArgs(f"parameter '{parameter}': invalid pattern {pattern!r}: {error}") from None
 
 
-def _read(files: Files, hits: Iterator[tuple[bytes, int, int]]) -> Iterator[Match]:
+def _glob(pattern: str) -> str:
+    return re.sub(r"^([!#])", r"\\\1", pattern)
+
+
+def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> Iterator[Match]:
     """The matching lines as `files` shows them; nothing of files it does not show."""
     with contextlib.ExitStack() as opened:
         name: bytes | None = None
@@ -126,8 +149,8 @@ def _read(files: Files, hits: Iterator[tuple[bytes, int, int]]) -> Iterator[Matc
             if file:
                 file.seek(offset)
                 # A character has four bytes at most, so this holds the characters shown and the line end.
-                text = file.read(4 * LINE + 2).partition(b"\n")[0].removesuffix(b"\r")
-                yield Match(shown(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:LINE])
+                text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
+                yield Match(shown(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
 
 
 def _open_text(files: Files, path: str) -> BinaryIO | None:
@@ -141,10 +164,12 @@ def _open_text(files: Files, path: str) -> BinaryIO | None:
     return None
 
 
-def _hits(command: list[str], seconds: float) -> Generator[tuple[bytes, int, int]]:
+def _hits(command: list[str], folder: str | None, seconds: float) -> Generator[tuple[bytes, int, int]]:
     """Path, line number and byte offset of every match, as ripgrep tells them."""
     # With its messages off the program only complains about the expression, and then it prints nothing else.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+    )
     assert process.stdout is not None
     rest = b""
     try:

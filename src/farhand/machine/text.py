@@ -62,6 +62,32 @@ def read_lines(file: BinaryIO, offset: int = 0, limit: int | None = None, *, mos
     return [line.removesuffix("\r") for line in whole]
 
 
+def lines_from(file: BinaryIO, offset: int, longest: int) -> Iterator[tuple[str, bool]]:
+    """Lines `offset` (from 0) and on, without their line ends, and whether each was cut: at `longest` bytes.
+
+    Holds one line at a time. Raises NotText for a line with a NUL or that is not UTF-8.
+    """
+    skip = offset
+    while skip:
+        line = file.readline(_CHUNK)
+        if not line:
+            return
+        skip -= line.endswith(b"\n")
+    while line := file.readline(longest + 2):
+        bare = line.removesuffix(b"\n").removesuffix(b"\r")
+        cut = len(bare) > longest
+        if cut:
+            while not line.endswith(b"\n") and (line := file.readline(_CHUNK)):
+                pass
+        try:
+            text = bare[:longest].decode("utf-8", "ignore") if cut else bare.decode()
+        except UnicodeDecodeError:
+            raise NotText from None
+        if "\0" in text:
+            raise NotText
+        yield text, cut
+
+
 def is_text(file: BinaryIO, most: int) -> bool:
     """Whether a file is UTF-8, as far as `most` bytes tell."""
     try:
@@ -72,8 +98,12 @@ def is_text(file: BinaryIO, most: int) -> bool:
     return True
 
 
-def replace_text(files: Files, path: str, old: str, new: str, *, every: bool = False) -> int:
+def replace_text(
+    files: Files, path: str, old: str, new: str, *, every: bool = False, any_line_end: bool = False
+) -> int:
     """Replace the one place where `old` stands (or every one) and tell how many there were.
+
+    With `any_line_end`, texts written with \\n also stand for lines that end with \\r\\n, and keep them so.
 
     All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
     no text, is larger than MOST_TEXT, or is changed by somebody meanwhile.
@@ -89,11 +119,19 @@ def replace_text(files: Files, path: str, old: str, new: str, *, every: bool = F
     except UnicodeDecodeError as error:
         raise Failed(f"Failed to edit '{name}': it is not UTF-8 text (byte {error.start})") from None
     count = content.count(before)
+    after = new.encode()
+    windows = _windows(before)
+    if any_line_end and not count and windows != before and windows in content:
+        before, after = windows, _windows(after)
+        count = content.count(before)
     if count == 0 or (count > 1 and not every):
-        windows = before.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         raise NotOnce(count, windows_lines=windows != before and windows in content)
-    files.write(path, content.replace(before, new.encode()), expected=content)
+    files.write(path, content.replace(before, after), expected=content)
     return count
+
+
+def _windows(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
 
 
 def _decoded(file: BinaryIO, most: int | None = None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,9 @@ import msgspec
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters
+
+LEAVING = "the gateway is leaving"
+"""The message with which a call is cancelled only because the gateway stops: it stays open, what it began goes on."""
 
 _MISSING = re.compile(r"missing required parameter '([^']+)'")
 
@@ -63,6 +66,7 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     aliases: Mapping[str, str] | None = None,
+    unlisted: Collection[str] = (),
     read_only: bool = False,
     capability: str | None = None,
     timeout_ms: int | None = None,
@@ -73,7 +77,8 @@ def tool(
 
     A parameter named `context` is given the CallContext and is not shown to callers. A plain function runs in a
     thread. A text it returns becomes `{"content": text}`. `aliases` maps further names of parameters, which are
-    accepted but not shown, to theirs. Raises ValueError for a signature that cannot be described to a caller.
+    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. Raises ValueError for a
+    signature that cannot be described to a caller.
     """
     chosen = name or function.__name__
     wants_context = "context" in inspect.signature(function).parameters
@@ -94,13 +99,18 @@ def tool(
     spec = ToolSpec(
         name=chosen,
         description=inspect.getdoc(function) or "" if description is None else description,
-        parameters=parameters.schema,
+        parameters=_without(parameters.schema, unlisted),
         read_only=read_only,
         capability=capability,
         timeout_ms=timeout_ms,
         timeout_parameter=timeout_parameter,
     )
     return Tool(spec, run, continues)
+
+
+def _without(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
+    shown = {name: value for name, value in schema["properties"].items() if name not in unlisted}
+    return {**schema, "properties": shown}
 
 
 def _by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:

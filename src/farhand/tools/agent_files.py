@@ -1,0 +1,263 @@
+"""The agent's file tools on the gateway's own machine: read, write, edit, apply_patch, grep, glob and ls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.find import find
+from farhand.machine.listing import Entry, list_folder
+from farhand.machine.patch import apply_patch
+from farhand.machine.pattern import BadPattern
+from farhand.machine.search import Match, search
+from farhand.machine.text import NotOnce, NotText, lines_from, read_lines, replace_text
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.tools.tool import Tool, tool
+
+PAGE: Final = 50 * 1024
+LARGEST_PAGE: Final = 512 * 1024
+MOST_MATCHES: Final = 100
+MOST_FILES: Final = 1000
+LINE_WIDTH: Final = 1000
+SHOWN_EDIT: Final = 1000
+DEEPEST: Final = 5
+_NOTICE_ROOM: Final = 200
+
+FilePath = Annotated[str, Meta(description="File path; relative paths start at the workspace.")]
+Folder = Annotated[str | None, Meta(description="Folder to search (default: the workspace).")]
+
+
+class AgentFiles:
+    """The seven tools over the files that the agent may touch. Each method blocks; a tool runs it in a thread."""
+
+    def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
+        self._files = files
+        self._search_seconds = search_seconds
+
+    def tools(self) -> list[Tool]:
+        path = {"file_path": "path"}
+        texts = {"old_string": "old_text", "new_string": "new_text", **path}
+        return [
+            tool(self.read, aliases=path, read_only=True, capability="filesystem.read"),
+            tool(self.write, aliases=path, unlisted=("create_dirs",), capability="filesystem.write"),
+            tool(self.edit, aliases=texts, unlisted=("replace_all",), capability="filesystem.edit"),
+            tool(self.apply_patch, unlisted=("path",), capability="filesystem.edit"),
+            tool(
+                self.grep,
+                unlisted=("exclude", "context_lines", "max_results"),
+                read_only=True,
+                capability="text.search",
+            ),
+            tool(self.glob, read_only=True, capability="filesystem.list"),
+            tool(self.ls, unlisted=("depth", "show_hidden"), read_only=True, capability="filesystem.list"),
+        ]
+
+    def read(
+        self,
+        path: FilePath,
+        offset: Annotated[int, Meta(ge=0, description="First line, counted from 0.")] = 0,
+        limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Most lines to read.")] = None,
+    ) -> str:
+        """Read a text file with line numbers, in pages: a notice at the end of a page says how to continue."""
+        _required("read", "path", path)
+        largest = PAGE if limit is None else LARGEST_PAGE
+        room = largest - _NOTICE_ROOM
+        page: list[str] = []
+        size = 0
+        with self._files.open(path) as file, told("read", self._files.resolve(path)):
+            numbered = enumerate(lines_from(file, offset, LARGEST_PAGE - 2 * _NOTICE_ROOM), offset + 1)
+            try:
+                for number, (text, cut) in numbered:
+                    if limit is not None and number > offset + limit:
+                        break
+                    line = f"{number:6d}\t{text}\n"
+                    size += len(line.encode())
+                    # A line longer than a page is shown whole as far as the largest page goes: there is no half line.
+                    if size > room and page:
+                        return "".join(page) + _truncated(largest, number - 1)
+                    page.append(line)
+                    if cut:
+                        note = (
+                            f"[line {number} is longer than 512KB and was cut; use a command to see the rest of it]\n"
+                        )
+                        return "".join(page) + note + (_truncated(LARGEST_PAGE, number) if next(numbered, None) else "")
+            except NotText:
+                raise Failed(f"binary file: '{path}' is not UTF-8 text; use a command to look into it") from None
+        return "".join(page)
+
+    def write(
+        self,
+        path: FilePath,
+        content: Annotated[str, Meta(description="The whole new content.")],
+        create_dirs: bool = True,
+    ) -> str:
+        """Create or overwrite a file, and the folders it needs."""
+        _required("write", "path", path)
+        data = _encoded("content", content)
+        parent = os.path.dirname(self._files.resolve(path))  # noqa: PTH120
+        if not create_dirs:
+            try:
+                self._files.status(parent)
+            except NotFound:
+                raise NotFound(f'parent directory "{shown(parent)}": no such file or directory') from None
+        self._files.write(path, data)
+        return f"wrote {len(data)} bytes to {path}"
+
+    def edit(
+        self,
+        path: FilePath,
+        old_text: Annotated[str, Meta(description="Text to replace; it must stand in the file exactly once.")],
+        new_text: Annotated[str, Meta(description="Replacement.")],
+        replace_all: bool = False,
+    ) -> str:
+        """Replace one exact piece of text in a file (without line numbers)."""
+        _required("edit", "path", path)
+        _required("edit", "old_text", old_text)
+        _encoded("old_text", old_text)
+        _encoded("new_text", new_text)
+        try:
+            count = replace_text(self._files, path, old_text, new_text, every=replace_all, any_line_end=True)
+        except NotOnce as found:
+            if found.count:
+                raise Failed(f'old_text must be unique in "{path}" (found {found.count} matches)') from None
+            raise Failed(f'old_text not found in "{path}"') from None
+        changed = f"-{_one_line(old_text)}\n+{_one_line(new_text)}"
+        return f"--- {path}\n+++ {path}\n@@ replaced {count} occurrence(s) @@\n{changed}"
+
+    def apply_patch(
+        self,
+        patch: Annotated[
+            str,
+            Meta(
+                description="*** Begin Patch / *** Add File: p (+lines) / *** Update File: p (@@ line before @@, then "
+                "' ', '-', '+' lines) / *** Delete File: p / *** End Patch"
+            ),
+        ],
+        path: str | None = None,
+    ) -> str:
+        """Change several files with one patch: all of it is applied, or nothing."""
+        _required("apply_patch", "patch", patch)
+        _encoded("patch", patch)
+        return apply_patch(self._files, patch, path=path)
+
+    def grep(
+        self,
+        pattern: Annotated[str, Meta(description="Regular expression (Rust syntax).")],
+        path: Folder = None,
+        include: Annotated[str | None, Meta(description='Files to search, e.g. "*.go".')] = None,
+        exclude: str | None = None,
+        context_lines: Annotated[int, Meta(ge=0, le=100)] = 0,
+        max_results: Annotated[int, Meta(ge=1, le=10_000)] = MOST_MATCHES,
+    ) -> str:
+        """Search file contents; gives path:line:text. Passes over binary files and what .gitignore names."""
+        _required("grep", "pattern", pattern)
+        try:
+            matches, more = search(
+                self._files,
+                pattern,
+                path or ".",
+                include=include,
+                exclude=exclude,
+                most=max_results,
+                seconds=self._search_seconds,
+                width=LINE_WIDTH,
+                ignored=False,
+                by_path=True,
+            )
+        except BadPattern as error:
+            raise InvalidArgs(f"grep parameter pattern: invalid regular expression: {error}") from None
+        lines = [line for match in matches for line in self._window(match, context_lines)]
+        if more:
+            lines.append(f"[grep output truncated at {max_results} matches; narrow the pattern, path or include]")
+        return "\n".join(lines)
+
+    def glob(
+        self,
+        pattern: Annotated[str, Meta(description='Glob pattern, e.g. "**/*.go".')],
+        path: Folder = None,
+    ) -> str:
+        """Find files by name; ** is any depth of folders. Gives one path a line, sorted."""
+        _required("glob", "pattern", pattern)
+        refuse_unnameable("pattern", pattern)
+        self._files.resolve(pattern)  # the rule for paths is the rule for patterns
+        try:
+            found = find(
+                self._files, pattern, "/" if pattern.startswith("/") else path or ".", seconds=self._search_seconds
+            )
+        except BadPattern as error:
+            raise InvalidArgs(f"glob parameter pattern: invalid pattern {pattern!r}: {error}") from None
+        names = sorted(self._relative(name) for name in found)
+        if len(names) > MOST_FILES:
+            names = [*names[:MOST_FILES], f"[glob output truncated at {MOST_FILES} of {len(names)} files]"]
+        return "\n".join(names)
+
+    def ls(
+        self,
+        path: Annotated[str, Meta(description='Folder; "." is the workspace.')],
+        depth: int = 1,
+        show_hidden: bool = False,
+    ) -> str:
+        """List a folder: name, type (file, dir, symlink) and size in bytes; without names that begin with a dot."""
+        _required("ls", "path", path)
+        if not 1 <= depth <= DEEPEST:
+            raise InvalidArgs(f"ls depth must be between 1 and {DEEPEST}")
+        if depth == 1:
+            return "\n".join(_described(entry) for entry in list_folder(self._files, path, hidden=show_hidden))
+        return "\n".join(self._tree(path, depth, show_hidden, ""))
+
+    def _tree(self, path: str, depth: int, hidden: bool, indent: str) -> Iterator[str]:
+        entries = list_folder(self._files, path, hidden=hidden)
+        for entry in entries:
+            last = entry is entries[-1]
+            yield f"{indent}{'└── ' if last else '├── '}{_described(entry)}"
+            if entry.kind == "dir" and depth > 1:
+                below = indent + ("    " if last else "│   ")
+                try:
+                    yield from self._tree(f"{path}/{entry.name}", depth - 1, hidden, below)
+                except ToolError as error:
+                    yield f"{below}({error.message})"
+
+    def _window(self, match: Match, around: int) -> list[str]:
+        name = self._relative(match.path)
+        if not around:
+            return [f"{name}:{match.line}:{match.content}"]
+        first = max(0, match.line - 1 - around)
+        try:
+            with self._files.open(match.path) as file:
+                lines = read_lines(file, first, match.line - first + around)
+        except (ToolError, NotText):
+            lines, first = [match.content], match.line - 1
+        return [f"{name}:{number}:{line[:LINE_WIDTH]}" for number, line in enumerate(lines, first + 1)]
+
+    def _relative(self, path: str) -> str:
+        """A path as the other tools take it, as short as can be."""
+        return path.removeprefix(self._files.workspace.rstrip("/") + "/")
+
+
+def _described(entry: Entry) -> str:
+    return f"{shown(entry.name)} ({entry.kind}, {entry.size})"
+
+
+def _truncated(largest: int, offset: int) -> str:
+    return f"[read output truncated at {largest // 1024}KB] continue with offset={offset}"
+
+
+def _one_line(text: str) -> str:
+    cut = text if len(text) <= SHOWN_EDIT else text[:SHOWN_EDIT] + "…"
+    return cut.replace("\n", "\\n")
+
+
+def _required(name: str, parameter: str, value: str) -> None:
+    if not value:
+        raise InvalidArgs(f"{name} parameter {parameter} is required")
+
+
+def _encoded(parameter: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None

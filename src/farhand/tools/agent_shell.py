@@ -1,0 +1,275 @@
+"""The agent's shell on the gateway's own machine: exec and process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from farhand.machine.files import Files
+from farhand.machine.host_commands import HostCommands
+from farhand.machine.job import Ending, Job
+from farhand.machine.jobs import Jobs
+from farhand.machine.sandbox import Sandbox
+from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
+from farhand.tools.tool import LEAVING, CallContext, Tool, tool
+
+DEFAULT_SECONDS: Final = 1800
+LEAST_SECONDS: Final = 10
+MOST_SECONDS: Final = 1800
+OUTPUT_CHARS: Final = 100_000
+BACKGROUND_CHARS: Final = 10_000
+GRACE: Final = 5.0
+SSH_FAILED: Final = 255
+_ANSWER_MS: Final = 30_000  # what is left after the longest command to end it and to say so
+_MOST_BYTES: Final = 4  # of one character in UTF-8
+_TRUNCATED: Final = "[output truncated]"
+_ACTIONS: Final = ("status", "input", "signal", "poll")
+_SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")
+
+
+class AgentShell:
+    """The two tools over one `Jobs`, in the folders that `files` allows."""
+
+    def __init__(
+        self, jobs: Jobs, files: Files, *, sandbox: Sandbox | None = None, host: HostCommands | None = None
+    ) -> None:
+        """With a `sandbox` every command runs in it, but for those of `host`."""
+        self._jobs = jobs
+        self._files = files
+        self._sandbox = sandbox
+        self._host = host if sandbox is not None else None
+        self._ending: set[asyncio.Task[Ending]] = set()
+
+    def tools(self) -> list[Tool]:
+        return [
+            tool(
+                self.exec,
+                aliases={"working_dir": "workdir"},
+                unlisted=("input",),
+                capability="shell.exec",
+                timeout_ms=MOST_SECONDS * 1000 + _ANSWER_MS,
+                continues=True,
+            ),
+            tool(self.process, aliases={"pid": "process_id", "data": "input"}, capability="shell.exec"),
+        ]
+
+    async def exec(
+        self,
+        context: CallContext,
+        command: Annotated[str, Meta(description="Shell command.")],
+        workdir: Annotated[str | None, Meta(description="Folder to run in (default: the workspace).")] = None,
+        env: Annotated[dict[str, str] | None, Meta(description="Environment variables to add.")] = None,
+        background: Annotated[bool, Meta(description="Return at once with a process id.")] = False,
+        timeout: Annotated[float | None, Meta(description="Seconds, 10 to 1800 (default 1800).")] = None,
+        input: str | None = None,  # noqa: A002
+    ) -> str:
+        """Run a shell command; gives its exit code and output. Tend background ones with process."""
+        if not command.strip():
+            raise InvalidArgs("exec parameter command is required")
+        seconds, note = _clamped(timeout)
+        variables = _variables(env)
+        folder = self._folder(workdir)
+        on_host = self._host is not None and self._host.match(command)
+        if on_host and (background or variables or input is not None):
+            what = "background mode" if background else "env" if variables else "input"
+            raise Failed(f"exit code: -1; failed to start command: {what} is not supported for host commands")
+        shell, sent = await asyncio.to_thread(self._way, command, folder, variables, on_host)
+        starting = asyncio.ensure_future(
+            self._jobs.start(
+                sent,
+                workdir=folder,
+                timeout=0 if background and timeout is None else seconds,
+                stdin=background or input is not None,
+                background=background,
+                env=None if self._sandbox else variables,
+                shell=shell,
+                grace=GRACE,
+                call_id=context.call_id,
+            )
+        )
+        try:
+            job = await asyncio.shield(starting)
+            if job.background:
+                return f"started background process {job.id}" + note
+            if input is not None and job.running:
+                await self._feed(job, input)
+            await self._jobs.wait(job)
+        except asyncio.CancelledError as left:
+            if LEAVING in left.args:
+                raise  # the gateway stops and takes this call up again; the command goes on
+            ending = asyncio.ensure_future(self._end(starting))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            ended = await asyncio.shield(ending)
+            names = ", ".join(f"{process.name} {process.pid}" for process in ended.ended)
+            raise Cancelled(f"canceled; ended {names}" if names else "canceled; nothing was left running") from None
+        except Failed as error:
+            raise Failed(f"exit code: -1; failed to start command: {error.message}") from None
+        if job.exit is None:
+            await self._jobs.end(job)
+            raise Failed("outcome unknown: the keeper of the command was killed; what it left running was ended")
+        if on_host and job.exit.exit_code == SSH_FAILED:
+            raise Failed(f"host command failed over SSH: {self._head(job, OUTPUT_CHARS)[0].strip()}")
+        return self._completed(job, note)
+
+    async def process(
+        self,
+        action: Annotated[str, Meta(extra_json_schema={"enum": _ACTIONS})],
+        process_id: Annotated[str | int, Meta(description="Id that exec gave.")],
+        input: Annotated[str | None, Meta(description="For input: text for standard input.")] = None,  # noqa: A002
+        signal: Annotated[str | None, Meta(description="For signal: SIGTERM, SIGINT, SIGKILL.")] = None,
+    ) -> str:
+        """Tend a background process: status, poll (output so far), input, signal."""
+        act = action.strip().lower()
+        if not act:
+            raise InvalidArgs("process parameter action is required")
+        if act not in _ACTIONS:
+            raise InvalidArgs(f"process action must be one of {', '.join(_ACTIONS)}")
+        job = await self._find(str(process_id).strip())
+        if act == "status":
+            return _status(job)
+        if act == "poll":
+            return self._tail(job)
+        if act == "input":
+            if input is None:
+                raise InvalidArgs("process parameter input is required for input action")
+            await self._send(job, input)
+            return f"sent input to process {process_id}"
+        return await self._signal(job, process_id, signal)
+
+    # exec
+
+    def _folder(self, workdir: str | None) -> str:
+        place = self._files.place(workdir or ".")
+        return place.path
+
+    def _way(self, command: str, folder: str, variables: dict[str, str], on_host: bool) -> tuple[list[str], str]:
+        """The words before the command, and the command as it is sent. Raises Failed when it may not run lower."""
+        if on_host:
+            assert self._host is not None
+            return self._host.words(), self._host.sent(command, folder)
+        if self._sandbox is None:
+            return ["/bin/sh", "-c"], command
+        self._sandbox.check()
+        return self._sandbox.words(folder, variables), command
+
+    async def _feed(self, job: Job, text: str) -> None:
+        try:
+            await self._jobs.write(job, text.encode("utf-8", "surrogatepass"))
+            await self._jobs.close_stdin(job)
+        except Failed:
+            if job.running:
+                raise
+
+    async def _end(self, starting: asyncio.Future[Job]) -> Ending:
+        return await self._jobs.end(await starting)
+
+    def _completed(self, job: Job, note: str) -> str:
+        assert job.exit is not None
+        code = -1 if job.exit.exit_code is None else job.exit.exit_code
+        first = f"exit code: {code}" + ("; timeout" if job.exit.timed_out else "")
+        room = OUTPUT_CHARS - len(first) - 1 - len(note)
+        text, more = self._head(job, room)
+        if more:
+            text = text[: room - len(_TRUNCATED) - 1] + "\n" + _TRUNCATED
+        return (f"{first}\n{text}" if text else first) + note
+
+    # process
+
+    async def _find(self, name: str) -> Job:
+        if not name:
+            raise InvalidArgs("process parameter process_id is required")
+        job = await self._jobs.find(name)
+        if job is None and name.isdecimal():
+            job = next((known for known in self._jobs.listing() if known.background and known.pid == int(name)), None)
+        if job is None or not job.background:
+            raise NotFound(f"process {name} not found")
+        return job
+
+    async def _send(self, job: Job, text: str) -> None:
+        if not job.running:
+            raise Failed(f"process {job.id} already completed")
+        try:
+            await self._jobs.write(job, text.encode("utf-8", "surrogatepass"))
+        except Failed as error:
+            raise Failed(error.message if job.running else f"process {job.id} already completed") from None
+
+    async def _signal(self, job: Job, process_id: str | int, name: str | None) -> str:
+        if not name:
+            raise InvalidArgs("process parameter signal is required for signal action")
+        full = name.strip().upper()
+        full = full if full.startswith("SIG") else f"SIG{full}"
+        if full not in _SIGNALS:
+            raise InvalidArgs(f"process signal must be SIGTERM, SIGINT, or SIGKILL (or {', '.join(_SIGNALS[3:])})")
+        if not job.running:
+            raise Failed(f"process {job.id} already completed")
+        if full == "SIGKILL":
+            await self._jobs.end(job, grace=0)  # the whole tree, also what has left the group
+        else:
+            try:
+                await self._jobs.signal(job, signal.Signals[full])
+            except Failed as error:
+                raise Failed(error.message if job.running else f"process {job.id} already completed") from None
+        return f"sent {full} to process {process_id}"
+
+    # output
+
+    def _head(self, job: Job, limit: int) -> tuple[str, bool]:
+        """The first `limit` characters of the output, and whether there are more."""
+        assert job.exit is not None
+        data = b""
+        while len(data) <= limit * _MOST_BYTES:
+            chunk = self._jobs.read(job, len(data), limit * _MOST_BYTES + 1 - len(data))
+            if not chunk.data or chunk.skipped:
+                break
+            data += chunk.data
+        text = data[: min(job.exit.size, len(data))].decode("utf-8", "replace")
+        return text[:limit], len(text) > limit or len(data) < job.exit.size
+
+    def _tail(self, job: Job) -> str:
+        """The newest output of a background process."""
+        chunk = self._jobs.tail(job, BACKGROUND_CHARS * _MOST_BYTES)
+        text = chunk.data.decode("utf-8", "replace")
+        if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
+            return text
+        return f"{_TRUNCATED}\n" + text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
+
+
+def _status(job: Job) -> str:
+    state = "running" if job.running else "lost" if job.exit is None else "completed"
+    code = 0 if job.running else -1
+    if job.exit is not None and job.exit.exit_code is not None:
+        code = job.exit.exit_code
+    ended = job.ended_at or round(time.time() * 1000)
+    runtime = max(0, ended - job.started_at) / 1000
+    return f"state: {state}\nrunning: {'true' if job.running else 'false'}\nexit code: {code}\nruntime: {runtime:.3f}s"
+
+
+def _clamped(timeout: float | None) -> tuple[float, str]:
+    """The seconds a command may take, and what the answer says when that is not what was asked."""
+    if timeout is None:
+        return DEFAULT_SECONDS, ""
+    seconds = min(max(timeout, LEAST_SECONDS), MOST_SECONDS)
+    if seconds == timeout:
+        return seconds, ""
+    return seconds, f"\n[timeout {timeout:g} s is outside {LEAST_SECONDS}-{MOST_SECONDS} s; {seconds:g} s was used]"
+
+
+def _variables(env: dict[str, str] | None) -> dict[str, str]:
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidArgs(f"exec parameter env: {name!r} cannot be a variable with the value {value!r}")
+    return dict(env or {})
+
+
+def sanitized(environment: Any) -> dict[str, str]:
+    """The variables commands inherit: without the gateway's own secrets."""
+    return {name: value for name, value in environment.items() if not _secret(name)}
+
+
+def _secret(name: str) -> bool:
+    return name.startswith("SA_NODE_TOKEN") or name in ("FARHAND_TOKEN", "OPENAI_API_KEY")
