@@ -28,12 +28,16 @@ from farhand.api.router import Router
 from farhand.api.routes import routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
-from farhand.config import Config, ConfigError, LiveConfig
+from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.hub import Hub
 from farhand.gateway.native_transfer import transfer_tool
+from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
+from farhand.machine.sandbox import Mount, Sandbox
 from farhand.protocol.errors import FarhandError
+from farhand.tools.agent_files import AgentFiles
+from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
 
 log = logging.getLogger("farhand")
@@ -105,6 +109,9 @@ class Gateway:
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         hub.catalog.serve(guide_tools(files, jobs), offered=False)
         hub.catalog.serve([transfer_tool(hub.transfers)])
+        sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
+        hub.catalog.serve(AgentFiles(files).tools())
+        hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
 
     @property
     def hub(self) -> Hub:
@@ -199,6 +206,24 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+
+def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> tuple[Sandbox | None, HostCommands | None]:
+    """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError."""
+    if not section.enabled:
+        return None, None
+    mounts = [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
+    sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user)
+    if not section.host_commands:
+        return sandbox, None
+    return sandbox, HostCommands(
+        names=frozenset(section.host_commands),
+        host=section.ssh_host,
+        port=section.ssh_port,
+        user=section.ssh_user,
+        key=section.ssh_key or str(home / "keys" / "host_ed25519"),
+        known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
+    )
 
 
 def set_up_logging(level: str) -> None:

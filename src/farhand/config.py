@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -58,6 +58,30 @@ class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
     """Rounds of tool calls after which a run ends."""
 
 
+class MountSetting(msgspec.Struct, forbid_unknown_fields=True):
+    host: str
+    container: str = ""
+    """Where the commands see it; empty: at the same place."""
+    mode: Literal["ro", "rw"] = "ro"
+
+
+class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool = False
+    network: Literal["none", "host"] = "none"
+    user: str = ""
+    """`uid`, `uid:gid` or a name; empty: the gateway's own. Another than its own needs a gateway that runs as root."""
+    mounts: list[MountSetting] = []
+    host_commands: list[str] = []
+    """First words of commands that go to the host over SSH."""
+    ssh_host: str = "127.0.0.1"
+    ssh_port: int = 22
+    ssh_user: str = ""
+    ssh_key: str = ""
+    """Private key; default `keys/host_ed25519` in the home."""
+    ssh_known_hosts: str = ""
+    """Where the host's key is written down; default `keys/known_hosts` in the home."""
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
@@ -65,6 +89,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     agent: AgentSection = msgspec.field(default_factory=AgentSection)
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
+    sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:

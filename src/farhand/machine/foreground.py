@@ -34,11 +34,16 @@ class Foreground:
         return job
 
     @contextlib.asynccontextmanager
-    async def held(self, starting: asyncio.Future[Job]) -> AsyncIterator[None]:
-        """While the block runs, to cancel it is to end the job; raises Cancelled then."""
+    async def held(self, starting: asyncio.Future[Job], *, leaving: str | None = None) -> AsyncIterator[None]:
+        """While the block runs, to cancel it is to end the job; raises Cancelled then.
+
+        Cancelled with the message `leaving`, the job goes on: whoever leaves will come back for it.
+        """
         try:
             yield
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
+            if leaving is not None and leaving in cancelled.args:
+                raise
             # A task of its own: whoever cancels us again does not stop it.
             ending = asyncio.ensure_future(self._end(starting))
             self._ending.add(ending)

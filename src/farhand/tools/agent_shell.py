@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from farhand.machine.files import Files
+from farhand.machine.foreground import Foreground
 from farhand.machine.host_commands import HostCommands
-from farhand.machine.job import Ending, Job
+from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.sandbox import Sandbox
-from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.tools.tool import LEAVING, CallContext, Tool, tool
 
 DEFAULT_SECONDS: Final = 1800
@@ -42,7 +43,7 @@ class AgentShell:
         self._files = files
         self._sandbox = sandbox
         self._host = host if sandbox is not None else None
-        self._ending: set[asyncio.Task[Ending]] = set()
+        self._foreground = Foreground(jobs)
 
     def tools(self) -> list[Tool]:
         return [
@@ -91,27 +92,18 @@ class AgentShell:
                 call_id=context.call_id,
             )
         )
-        try:
-            job = await asyncio.shield(starting)
+        async with self._foreground.held(starting, leaving=LEAVING):
+            try:
+                job = await asyncio.shield(starting)
+            except Failed as error:
+                raise Failed(f"exit code: -1; failed to start command: {error.message}") from None
             if job.background:
                 return f"started background process {job.id}" + note
             if input is not None and job.running:
                 await self._feed(job, input)
             await self._jobs.wait(job)
-        except asyncio.CancelledError as left:
-            if LEAVING in left.args:
-                raise  # the gateway stops and takes this call up again; the command goes on
-            ending = asyncio.ensure_future(self._end(starting))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-            ended = await asyncio.shield(ending)
-            names = ", ".join(f"{process.name} {process.pid}" for process in ended.ended)
-            raise Cancelled(f"canceled; ended {names}" if names else "canceled; nothing was left running") from None
-        except Failed as error:
-            raise Failed(f"exit code: -1; failed to start command: {error.message}") from None
         if job.exit is None:
-            await self._jobs.end(job)
-            raise Failed("outcome unknown: the keeper of the command was killed; what it left running was ended")
+            raise await self._foreground.lost(job)
         if on_host and job.exit.exit_code == SSH_FAILED:
             raise Failed(f"host command failed over SSH: {self._head(job, OUTPUT_CHARS)[0].strip()}")
         return self._completed(job, note)
@@ -144,8 +136,7 @@ class AgentShell:
     # exec
 
     def _folder(self, workdir: str | None) -> str:
-        place = self._files.place(workdir or ".")
-        return place.path
+        return self._files.place(workdir or ".").path
 
     def _way(self, command: str, folder: str, variables: dict[str, str], on_host: bool) -> tuple[list[str], str]:
         """The words before the command, and the command as it is sent. Raises Failed when it may not run lower."""
@@ -164,9 +155,6 @@ class AgentShell:
         except Failed:
             if job.running:
                 raise
-
-    async def _end(self, starting: asyncio.Future[Job]) -> Ending:
-        return await self._jobs.end(await starting)
 
     def _completed(self, job: Job, note: str) -> str:
         assert job.exit is not None
@@ -264,12 +252,3 @@ def _variables(env: dict[str, str] | None) -> dict[str, str]:
         if not name or "=" in name or "\0" in name + value:
             raise InvalidArgs(f"exec parameter env: {name!r} cannot be a variable with the value {value!r}")
     return dict(env or {})
-
-
-def sanitized(environment: Any) -> dict[str, str]:
-    """The variables commands inherit: without the gateway's own secrets."""
-    return {name: value for name, value in environment.items() if not _secret(name)}
-
-
-def _secret(name: str) -> bool:
-    return name.startswith("SA_NODE_TOKEN") or name in ("FARHAND_TOKEN", "OPENAI_API_KEY")
