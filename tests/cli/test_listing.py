@@ -20,7 +20,7 @@ def test_a_pattern_is_a_part_or_a_glob(command: Command, hello: PluginProcess, s
     def names(pattern: str) -> list[str]:
         return [offer["name"] for offer in command("tools", pattern, "--json").json()["tools"]]
 
-    assert names("READ") == ["node.fs.read_text"]
+    assert names("READ_") == ["node.fs.read_text"]
     assert names("node.*") == ["node.echo", "node.fs.read_text", "node.ping"]
     assert names("nothing") == []
 
@@ -73,10 +73,10 @@ def test_nodes_that_are_offline_stay_until_they_are_forgotten(
     assert again.status == 1 and "there is no node" in again.err
 
 
-def test_no_nodes_and_no_tools_say_what_to_do(gateway: GatewayProcess) -> None:
+def test_no_nodes_say_what_to_do_and_the_gateways_own_tools_are_there(gateway: GatewayProcess) -> None:
     command = Command(gateway.home)
-    for name in ("nodes", "tools"):
-        done = command(name)
-        assert (done.status, done.out) == (0, "") and "farhand token create --node" in done.err
+    done = command("nodes")
+    assert (done.status, done.out) == (0, "") and "farhand token create --node" in done.err
+    assert "read         local  Read a text file" in command("tools").out
     assert "no calls yet" in command("calls").err
     assert command("nodes", "--json").json() == {"nodes": [], "count": 0, "primary": None}
