@@ -157,7 +157,7 @@ class Files:
     def _staged(self, change: Change) -> Iterator[_Step]:
         place = self.place(change.path)
         new = change.new is not None
-        with told("write" if new else "delete", place.path), _folder_of(place, make=new) as (folder, name):
+        with told("write" if new else "delete", place.path), folder_of(place, make=new) as (folder, name):
             step = _Step(place, change, folder, name)
             try:
                 step.prepare()
@@ -455,7 +455,7 @@ class _Step:
 
     def prepare(self) -> None:
         """Put the new content beside its place, on disk."""
-        old = _replaceable(self.folder, self.name)
+        old = replaceable(self.folder, self.name)
         if self.change.new is None:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -464,7 +464,7 @@ class _Step:
             file.write(self.change.new)
             file.flush()
             if old:
-                _take_over(descriptor, old)
+                take_over(descriptor, old)
             elif self.change.mode is not None:
                 os.fchmod(descriptor, self.change.mode & 0o777)
             os.fsync(descriptor)
