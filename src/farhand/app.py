@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import gc
 import ipaddress
 import logging
@@ -21,8 +22,9 @@ import msgspec
 import uvicorn
 
 from farhand.api.console import console_routes
-from farhand.api.cork import CorkedProtocol
 from farhand.api.guard import Guard, GuardSettings
+from farhand.api.invoke import InvokeDoor
+from farhand.api.lane import LaneProtocol
 from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Router
 from farhand.api.routes import routes
@@ -134,7 +136,7 @@ class Gateway:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=CorkedProtocol,
+                    http=functools.partial(LaneProtocol, guard=guard, door=InvokeDoor(hub)),  # type: ignore[arg-type]
                     ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from farhand.api.http import MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
+from farhand.api.http import JSON, MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
 from farhand.api.router import Route, Router
 from farhand.api.sessions import Sessions
 from farhand.api.throttle import Throttle
@@ -29,6 +29,17 @@ class GuardSettings(msgspec.Struct, frozen=True):
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """Who is asking, by which token; without one, anybody may."""
+
+    secret: str | None
+    credential: Credential
+
+
+_PLAIN_HEADERS = frozenset({b"cookie", b"expect", b"idempotency-key", b"transfer-encoding", b"upgrade"})
+"""With one of these a head does not say everything about its request."""
 
 
 class Guard:
@@ -88,6 +99,34 @@ class Guard:
             request.id = request.id or new_request_id()
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
             raise Problem(500, "internal", f"the gateway failed; its log has request {request.id}") from None
+
+    # -- a client that sends the same head again ------------------------------------------------------------
+
+    def admission(self, scope: Scope, body_bytes: int) -> Admission | None:
+        """As whom every request with this head is admitted; None where it depends on more than the head."""
+        try:
+            headers = self._admit(scope)
+            route, _ = self._router.find(scope["method"], scope["path"])
+        except Problem:
+            return None
+        secret = _secret(headers)
+        credential = OWNER if secret is None and self._credentials.open else self._credentials.recognise(secret or "")
+        if (
+            route is None
+            or credential is None
+            or route.scope is None
+            or not credential.may(route.scope)
+            or headers.get(b"content-length") != b"%d" % body_bytes
+            or not headers.get(b"content-type", JSON).startswith(JSON)
+            or not _PLAIN_HEADERS.isdisjoint(headers)
+        ):
+            return None
+        return Admission(secret, credential)
+
+    def still_admits(self, admission: Admission) -> bool:
+        if admission.secret is None:
+            return self._credentials.open
+        return self._credentials.recognise(admission.secret) is admission.credential
 
     # -- the node socket asks these itself: it is not behind ASGI ------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,6 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 MAX_BODY_BYTES = 16 * 1024 * 1024
 
 
@@ -63,6 +65,23 @@ class Reply:
         self.content_type = content_type
         self.headers = headers or []
         self.pieces = pieces
+
+    def whole(self, request_id: str, defaults: list[tuple[bytes, bytes]], *, close: bool = False) -> bytes:
+        """The bytes of an answer that does not come in pieces, as `respond` and the server would write it."""
+        lines = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *self.headers)])
+        return (
+            b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\nx-request-id: %b\r\ncache-control: no-store\r\n"
+            b"x-content-type-options: nosniff\r\ncontent-length: %d\r\n%b\r\n%b"
+        ) % (
+            self.status,
+            _PHRASES[self.status],
+            lines,
+            self.content_type,
+            request_id.encode(),
+            len(self.body),
+            b"connection: close\r\n" if close else b"",
+            self.body,
+        )
 
 
 def json_reply(value: Any, status: int = 200) -> Reply:
@@ -131,19 +150,23 @@ class Request:
 
     async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
         """The body read by `decoder`. Raises Problem naming what is wrong."""
-        body = await self.body()
-        try:
-            if not body.isascii():
-                body.decode()
-            return decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            text = "the body is empty" if not body.strip() else str(error).replace("`", "'")
-            raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+        return read_json(await self.body(), decoder)
 
     async def gone(self) -> None:
         """Returns once the client has left. To be asked only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """Raises Problem naming what is wrong."""
+    try:
+        if not body.isascii():
+            body.decode()
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        text = "the body is empty" if not body.strip() else str(error).replace("`", "'")
+        raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
 
 
 def too_large() -> Problem:

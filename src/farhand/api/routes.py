@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from farhand import __version__
 from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.invoke import InvokeDoor, RouteTaken
 from farhand.api.router import Route
 from farhand.gateway.credentials import CALLER_SCOPES, Scope
-from farhand.gateway.gate import (
-    MAX_IDEMPOTENCY_KEY,
-    MAX_TIMEOUT_MS,
-    IdempotencyConflict,
-    OpenCall,
-    Outcome,
-    new_call_id,
-)
 from farhand.gateway.hub import Hub, Output
-from farhand.protocol.calls import NULL, ToolCall, ToolFailure
+from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.store.calls import CallRecord, CallState
-from farhand.store.database import StoreError
 from farhand.store.events import Event
 from farhand.store.tokens import Token
 
-WATCH_SECONDS = 0.05
-"""A call that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
-
 CALL_FILTERS = ("tool", "node_id", "state", "session_key")
-
-
-class InvokeRequest(msgspec.Struct):
-    tool: str
-    args: msgspec.Raw = NULL
-    session_key: str | None = None
-    agent_id: str | None = None
-    timeout_ms: int | None = None
-    background: bool = False
-
-
-class RouteTaken(msgspec.Struct, omit_defaults=True):
-    kind: str
-    node_id: str | None = None
-    capability: str | None = None
-
-
-class InvokeAnswer(msgspec.Struct):
-    request_id: str
-    ok: bool
-    route: RouteTaken
-    result: msgspec.Raw | UnsetType
-    error: ToolFailure | UnsetType
-    duration_ms: int
-    state: str
 
 
 class ProbeRequest(msgspec.Struct):
@@ -70,7 +33,6 @@ class TokenRequest(msgspec.Struct):
     scopes: list[Scope] | None = None
 
 
-_invoke_decoder = msgspec.json.Decoder(InvokeRequest)
 _probe_decoder = msgspec.json.Decoder(ProbeRequest)
 _token_decoder = msgspec.json.Decoder(TokenRequest)
 _encode = msgspec.json.Encoder().encode
@@ -87,7 +49,7 @@ def routes(hub: Hub) -> list[Route]:
         Route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, doors.forget_node),
         Route("GET", "/v1/nodes/ws", None, doors.not_an_upgrade),
         Route("GET", "/v1/tools", Scope.READ, doors.tools),
-        Route("POST", "/v1/tools/invoke", Scope.TOOLS_READ, doors.invoke),
+        Route("POST", "/v1/tools/invoke", Scope.TOOLS_READ, InvokeDoor(hub).answer),
         Route("GET", "/v1/calls", Scope.READ, doors.calls),
         Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call),
         Route("DELETE", "/v1/calls/{call_id}", Scope.TOOLS_EXEC, doors.cancel),
@@ -174,47 +136,6 @@ class Doors:
         return json_reply({"tools": self._hub.catalog.offers()})
 
     # -- calls ------------------------------------------------------------------------------------------
-
-    async def invoke(self, request: Request) -> Reply:
-        wanted: InvokeRequest = await request.json(_invoke_decoder)
-        if not wanted.tool:
-            raise Problem(400, "invalid_request", "tool must name a tool; `GET /v1/tools` lists them")
-        if wanted.timeout_ms is not None and not 1 <= wanted.timeout_ms <= MAX_TIMEOUT_MS:
-            raise Problem(
-                400, "invalid_request", f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted.timeout_ms}"
-            )
-        key = request.header(b"idempotency-key")
-        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
-        call = ToolCall(
-            id=new_call_id(),
-            tool=wanted.tool,
-            args=wanted.args,
-            session_key=wanted.session_key,
-            agent_id=wanted.agent_id,
-            timeout_ms=wanted.timeout_ms,
-        )
-        request.id = call.id
-        gate = self._hub.gate
-        try:
-            opened = await gate.begin(
-                call, credential=request.credential, background=wanted.background, idempotency_key=key
-            )
-        except IdempotencyConflict as error:
-            raise Problem(409, "idempotency_conflict", str(error)) from None
-        except StoreError as error:
-            raise Problem(503, "not_recorded", f"the call was not run: {error}") from None
-        outcome = opened if isinstance(opened, Outcome) else await self._watched(request, opened)
-        request.id = outcome.record.id
-        return Reply(_encode(_answer(outcome)))
-
-    async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
-        """The end of a call; should its client leave before, nobody waits for it any more."""
-        watch = _ClientWatch(request, lambda: self._hub.gate.abandon(opened))
-        try:
-            return await self._hub.gate.wait(opened)
-        finally:
-            watch.stop()
 
     async def calls(self, request: Request) -> Reply:
         limit = request.query_int("limit", 50, 1, 1000)
@@ -320,51 +241,6 @@ class Doors:
         if not await self._hub.revoke_token(token_id):
             raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
         return json_reply({"revoked": token_id})
-
-
-class _ClientWatch:
-    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
-
-    def __init__(self, request: Request, left: Callable[[], None]) -> None:
-        self._request = request
-        self._left = left
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        await self._request.gone()
-        self._left()
-
-
-def _answer(outcome: Outcome) -> InvokeAnswer:
-    record = outcome.record
-    route = RouteTaken(record.route, record.node_id, record.capability)
-    result: msgspec.Raw | UnsetType = UNSET
-    error: ToolFailure | UnsetType = UNSET
-    running = record.state is CallState.RUNNING
-    if not running:
-        ended = outcome.result
-        if ended.error is None:
-            result = ended.result
-        else:
-            error = ended.error
-    return InvokeAnswer(
-        request_id=record.id,
-        ok=running or error is UNSET,
-        route=route,
-        result=result,
-        error=error,
-        duration_ms=round(record.duration_ms or 0),
-        state=str(record.state),
-    )
 
 
 def _call_view(record: CallRecord) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from farhand.protocol.names import join_tool, split_tool
 from farhand.tools.tool import Tool
 
 NATIVE_PREFIX = "gsv__"
+MOST_FOUND = 1000
 OWN_HOST = {"native": "gsv", "local": "local"}
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -61,6 +62,9 @@ class Catalog:
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
         self._disabled: Callable[[], Collection[str]] = tuple
+        self._found: dict[str, Target] = {}
+        self._found_at = -1
+        """At which version of the roster `_found` was true."""
         self._validators: dict[int, tuple[ToolSpec, Any]] = {}
 
     def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
@@ -90,19 +94,33 @@ class Catalog:
         """
         if self.switched_off(name):
             raise SwitchedOff(f"the tool {name!r} is disabled by the settings ([tools] disabled)")
-        own = own or self._own.get(name)
         if own is not None:
             return Target(None, name, own.spec.capability, own.spec, own)
+        if self._found_at != self._roster.version or len(self._found) > MOST_FOUND:
+            self._found.clear()
+            self._found_at = self._roster.version
+        known = self._found.get(name)
+        if known is None:
+            known, lasts = self._look_for(name)
+            if lasts:
+                self._found[name] = known
+        return known
+
+    def _look_for(self, name: str) -> tuple[Target, bool]:
+        """The target, and whether it stays the same until a node comes, goes or changes."""
+        own = self._own.get(name)
+        if own is not None:
+            return Target(None, name, own.spec.capability, own.spec, own), True
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
         named = split_tool(name)
         if named is not None:
-            return self._on_node(*named)
+            return self._on_node(*named), True
         served = self._roster.serving(name)
         if served is None:
             raise NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
-        node, capability = served
-        return Target(node, name, capability, node.specs.get(name.casefold()))
+        node, capability, alone = served
+        return Target(node, name, capability, node.specs.get(name.casefold())), alone
 
     def awaited(self, name: str) -> Node | None:
         """The node a tool's name names, when it is known but offline."""

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Callable
 
 import apsw
 import msgspec
@@ -108,7 +109,7 @@ class OpenCall:
         self.task: asyncio.Task[None] | None = None
         self.request = request
         self.read_only = read_only
-        self.listeners: list[asyncio.Future[CallRecord]] = []
+        self.listeners: list[Callable[[CallRecord], None]] = []
         self.told: CallRecord | None = None
         """What whoever waits is told once the call is over."""
         self.deadline: asyncio.TimerHandle | None = None
@@ -125,16 +126,15 @@ class OpenCall:
         if self.told is not None:
             future.set_result(self.told)
         else:
-            self.listeners.append(future)
+            self.listeners.append(lambda record: None if future.done() else future.set_result(record))
         return future
 
     def tell(self, record: CallRecord) -> None:
         """Let everybody go who waits; the first word counts."""
         if self.told is None:
             self.told = record
-            for future in self.listeners:
-                if not future.done():
-                    future.set_result(record)
+            for listener in self.listeners:
+                listener(record)
 
     @property
     def wanted(self) -> bool:
@@ -171,6 +171,65 @@ class Gate:
         when the call could not be written down (it did not run). Whatever goes wrong later is an outcome, not an
         exception.
         """
+        record, opened, refusal = self._examine(call, credential, background, idempotency_key, own)
+        try:
+            first = await self._write_down(record, opened, call, idempotency_key)
+        except BaseException:
+            if opened is not None:
+                self._forget(opened)
+            raise
+        if first != call.id:
+            if opened is not None:
+                self._forget(opened)
+            return await self._repeat(first, background)
+        if opened is None:
+            return Outcome(record, raised=refusal)
+        self._send(opened)
+        return Outcome(opened.record) if background else opened
+
+    def run(
+        self,
+        call: ToolCall,
+        credential: Credential,
+        then: Callable[[CallRecord], None],
+        lost: Callable[[Exception], None],
+    ) -> OpenCall | None:
+        """`begin` and `wait` without a task, for a call in the foreground with no key: the shortest way there is.
+
+        `then` is told the end, `lost` that the call could not be written down and did not run. Returns the call while
+        it is open, for a caller who hangs up.
+        """
+        record, opened, _ = self._examine(call, credential)
+        if opened is not None:
+            opened.listeners.append(then)
+            if opened.read_only:
+                self._send(opened)
+                return opened
+
+        def go_on(_: None, error: Exception | None) -> None:
+            if error is not None:
+                if opened is not None:
+                    self._forget(opened)
+                lost(error)
+            elif opened is None:
+                then(record)
+            else:
+                self._send(opened)
+
+        self._database.write_then(
+            lambda store: calls.begin(store, record), go_on, durable=opened is not None, at_once=self.quiet
+        )
+        return opened
+
+    def _examine(
+        self,
+        call: ToolCall,
+        credential: Credential,
+        background: bool = False,
+        idempotency_key: str | None = None,
+        own: Tool | None = None,
+    ) -> tuple[CallRecord, OpenCall | None, ToolError | None]:
+        """Find the tool, check and allow the call, and admit it; the record of one that was refused is its end."""
         now = self._roster.clock()
         target: Target | None = None
         refusal: ToolError | None = None
@@ -213,20 +272,7 @@ class Gate:
             opened = OpenCall(record, target.node, request, read_only, target.own)
             opened.waiters += not background
             self._admit(opened, timeout_ms / 1000)
-        try:
-            first = await self._write_down(record, opened, call, idempotency_key)
-        except BaseException:
-            if opened is not None:
-                self._forget(opened)
-            raise
-        if first != call.id:
-            if opened is not None:
-                self._forget(opened)
-            return await self._repeat(first, background)
-        if opened is None:
-            return Outcome(record, raised=refusal)
-        self._send(opened)
-        return Outcome(opened.record) if background else opened
+        return record, opened, refusal
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
@@ -563,8 +609,7 @@ class Gate:
             opened.record = record
             opened.tell(record)
 
-        def written(future: asyncio.Future[bool | None]) -> None:
-            error = None if future.cancelled() else future.exception()
+        def written(_: object, error: Exception | None) -> None:
             told = record
             if error is None:
                 opened.record = record
@@ -576,12 +621,14 @@ class Gate:
                 lost = _unknown(f"the call ended, but its end could not be written down: {error}")
                 told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
                 if not self._closing:
+                    loop = asyncio.get_running_loop()
                     loop.call_later(WRITE_AGAIN_SECONDS, self._write_end, opened, record, connection)
             opened.tell(told)
 
-        loop = asyncio.get_running_loop()
-        done = self._database.write(lambda store: write(store, record), durable=not behind)
-        done.add_done_callback(written)
+        if behind:
+            self._database.write_behind(lambda store: write(store, record), written)
+        else:
+            self._database.write_then(lambda store: write(store, record), written)
 
     def _acknowledge(self, connection: Connection, call_id: str) -> None:
         # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.

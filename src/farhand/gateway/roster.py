@@ -130,6 +130,8 @@ class Roster:
         self._now = now
         self._allowed = allowed or {}
         self._generations = itertools.count(1)
+        self.version = 0
+        """Counts every change of who serves what."""
         self._serving: dict[str, dict[str, Node]] = {}
         """Capability -> the connected nodes that announced it."""
         self.nodes: dict[str, Node] = {card.node_id: Node(card, at, seen) for card, at, seen in known}
@@ -213,12 +215,14 @@ class Roster:
         return card
 
     def _offer(self, node: Node, card: NodeCard) -> None:
+        self.version += 1
         self._withdraw(node)
         node.update(card)
         for capability in card.capabilities:
             self._serving.setdefault(capability.casefold(), {})[card.node_id] = node
 
     def _withdraw(self, node: Node) -> None:
+        self.version += 1
         for capability in node.card.capabilities:
             nodes = self._serving.get(capability.casefold())
             if nodes is not None:
@@ -236,8 +240,8 @@ class Roster:
 
     # -- finding ----------------------------------------------------------------------------------------
 
-    def serving(self, tool: str) -> tuple[Node, str] | None:
-        """The connected node for a dotted tool, and the capability that matched.
+    def serving(self, tool: str) -> tuple[Node, str, bool] | None:
+        """The connected node for a dotted tool, the capability that matched, and whether it alone serves that.
 
         Longest capability first, then the fewest running calls, then the smallest id.
         """
@@ -246,7 +250,7 @@ class Roster:
             nodes = self._serving.get(prefix)
             if nodes:
                 node = min(nodes.values(), key=lambda node: (node.running, node.card.node_id))
-                return node, prefix
+                return node, prefix, len(nodes) == 1
             prefix = prefix.rpartition(".")[0]
         return None
 

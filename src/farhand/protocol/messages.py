@@ -6,6 +6,7 @@ that announced the feature named beside it, in the `farhand` object of its hello
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -247,6 +248,9 @@ _NODE_ORDER: Final = ("id", "name", "node_type", "version", "tags")
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_raw_decoder: msgspec.json.Decoder[Raw] = msgspec.json.Decoder(Raw)
+_RESPONSE: Final = b'{"type":"tool_response","request_id":"'
+_RESULT: Final = b'","ok":true,"result":'
 _fields_decoder: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 _items_decoder: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 
@@ -262,6 +266,12 @@ def decode(data: bytes | str) -> Message:
         raw = data.encode() if isinstance(data, str) else bytes(data)
         if not raw.isascii():
             raw.decode()  # bodies are passed on unread, so a broken character must be caught here
+        if raw[74:95] == _RESULT and raw.startswith(_RESPONSE) and raw.endswith(b"}"):
+            # Nearly every frame is a result in just this form; reading it piece by piece takes five times as long.
+            request_id = raw[38:74]
+            if b'"' not in request_id and b"\\" not in request_id:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    return ToolResponse(request_id.decode(), True, result=_raw_decoder.decode(raw[95:-1]))
         if raw.lstrip(b" \t\r\n")[:1] == b"[":
             raw = _from_array(raw)
         raw = _checked(raw)

@@ -27,12 +27,16 @@ log = logging.getLogger("farhand.store")
 
 T = TypeVar("T")
 Operation = Callable[[apsw.Connection], Any]
+Settle = Callable[[Any, Exception | None], None]
+"""Told the value of an operation once it is kept, or why it is not."""
 
 SAFE_SQLITE = (3, 51, 3)
 """Older versions can corrupt a write-ahead log when it is reset under two connections."""
 
 CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
+GATHER_SECONDS = 0.005
+"""What nobody waits for is written with the next thing somebody does, or after this."""
 INLINE_SECONDS = 0.0005
 INLINE_OPERATIONS = 16
 """A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it
@@ -56,8 +60,9 @@ class Database:
         self._connection = _connect(path)
         self._reader = threading.Lock()
         self._read_connection: apsw.Connection | None = None
-        self._pending: list[tuple[Operation, asyncio.Future[Any], bool]] = []
+        self._pending: list[tuple[Operation, Settle, bool]] = []
         self._scheduled = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._sync_soon = False
         self._syncs_under_way = 0
         self._sync_seconds = 0.0
@@ -65,7 +70,7 @@ class Database:
         self._log_pages = 0
         self._broken: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._to_sync: queue.SimpleQueue[list[tuple[asyncio.Future[Any], Any]] | None] = queue.SimpleQueue()
+        self._to_sync: queue.SimpleQueue[list[tuple[Settle, Any]] | None] = queue.SimpleQueue()
         self._syncer: threading.Thread | None = None
         self._connection.set_wal_hook(self._log_grew)
         self.commits = 0
@@ -95,54 +100,79 @@ class Database:
         do so before it changed anything: the others of its group are committed. `at_once`: do not wait for others to
         share the transaction with; unless the disk is slow, the future is then done when this returns.
         """
+        future: asyncio.Future[T] = (self._loop or self._start()).create_future()
+
+        def settle(value: T, error: Exception | None) -> None:
+            if not future.done():
+                future.set_result(value) if error is None else future.set_exception(error)
+
+        self.write_then(operation, settle, durable=durable, at_once=at_once)
+        return future
+
+    def write_then(self, operation: Operation, settle: Settle, *, durable: bool = True, at_once: bool = False) -> None:
+        """`write` for a caller who needs no future: `settle` is called, perhaps before this returns."""
         loop = self._loop or self._start()
-        future: asyncio.Future[T] = loop.create_future()
         if self._broken is not None:
-            future.set_exception(self._broken)
-            return future
-        self._pending.append((operation, future, durable))
+            settle(None, self._broken)
+            return
+        self._pending.append((operation, settle, durable))
         if at_once:
             self._commit()
         elif not self._scheduled:
             self._scheduled = True
             # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
             loop.call_soon(loop.call_soon, self._commit_gathered)
-        return future
+
+    def write_behind(self, operation: Operation, settle: Settle) -> None:
+        """Write what nobody waits for; the disk has it soon."""
+        if self._broken is not None or self._scheduled:
+            self.write_then(operation, settle, durable=False)
+            return
+        self._pending.append((operation, settle, False))
+        if self._gathering is None:
+            self._gathering = (self._loop or self._start()).call_later(GATHER_SECONDS, self._commit_gathered)
 
     def _commit_gathered(self) -> None:
         self._scheduled = False
+        self._gathering = None
         if self._pending:
             self._commit()
 
     def _commit(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         pending, self._pending = self._pending, []
         connection = self._connection
-        done: list[tuple[asyncio.Future[Any], Any]] = []
+        done: list[tuple[Settle, Any]] = []
+        failed: list[tuple[Settle, Exception]] = []
         waits = False
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for operation, future, durable in pending:
+            for operation, settle, durable in pending:
                 try:
                     value = operation(connection)
                 except apsw.Error as error:
                     if not isinstance(error, apsw.ConstraintError | apsw.MismatchError):
                         raise  # the store's own trouble: nothing of the group can be kept
-                    _fail(future, error)
+                    failed.append((settle, error))
                 except Exception as error:
-                    _fail(future, error)
+                    failed.append((settle, error))
                 else:
-                    done.append((future, value))
+                    done.append((settle, value))
                     waits = waits or durable
             connection.execute("COMMIT")
         except apsw.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             failure = StoreError(f"the store could not be written: {error}")
-            for _, future, _ in pending:
-                _fail(future, failure)
+            for _, settle, _ in pending:
+                _tell(settle, None, failure)
             return
         self.commits += 1
         self.wake()
+        for settle, mistake in failed:
+            _tell(settle, None, mistake)
         small = len(done) <= INLINE_OPERATIONS and self._syncs_under_way == 0
         if waits and small and self._sync_seconds < INLINE_SECONDS:
             self._settle(done, *self._sync())
@@ -171,18 +201,13 @@ class Database:
             self._broken = StoreError(f"the disk did not take a write: {error}")
         return self._broken, time.perf_counter() - began
 
-    def _settle(self, done: list[tuple[asyncio.Future[Any], Any]], failure: StoreError | None, took: float) -> None:
+    def _settle(self, done: list[tuple[Settle, Any]], failure: StoreError | None, took: float) -> None:
         self._sync_seconds += (took - self._sync_seconds) / 8
-        for future, value in done:
-            if future.done():
-                continue
-            if failure is None:
-                future.set_result(value)
-            else:
-                future.set_exception(failure)
+        for settle, value in done:
+            _tell(settle, value, failure)
 
     def _settle_group(
-        self, done: list[tuple[asyncio.Future[Any], Any]], groups: int, failure: StoreError | None, took: float
+        self, done: list[tuple[Settle, Any]], groups: int, failure: StoreError | None, took: float
     ) -> None:
         self._syncs_under_way -= groups
         self._settle(done, failure, took)
@@ -231,7 +256,9 @@ class Database:
     # -- reading ----------------------------------------------------------------------------------------
 
     async def read(self, query: Callable[[apsw.Connection], T]) -> T:
-        """Run `query` on a second connection, beside the loop."""
+        """Run `query` on a second connection, beside the loop; it sees all that was written before."""
+        if self._pending:
+            self._commit()
         return await asyncio.to_thread(self._read, query)
 
     def _read(self, query: Callable[[apsw.Connection], T]) -> T:
@@ -302,6 +329,9 @@ def _connect(path: Path) -> apsw.Connection:
     return connection
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+def _tell(settle: Settle, value: Any, error: Exception | None) -> None:
+    """One who cannot bear the news keeps it from nobody else."""
+    try:
+        settle(value, error)
+    except Exception:
+        log.exception("what follows a write failed")

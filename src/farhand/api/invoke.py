@@ -1,0 +1,186 @@
+"""`POST /v1/tools/invoke`: the one request that must be quick, with its two ways in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand.api.http import Problem, Reply, Request, read_json
+from farhand.gateway.credentials import Credential
+from farhand.gateway.gate import (
+    MAX_IDEMPOTENCY_KEY,
+    MAX_TIMEOUT_MS,
+    IdempotencyConflict,
+    OpenCall,
+    Outcome,
+    new_call_id,
+)
+from farhand.gateway.hub import Hub
+from farhand.protocol.calls import NULL, ToolCall, ToolFailure
+from farhand.store.calls import CallRecord, CallState
+from farhand.store.database import StoreError
+
+WATCH_SECONDS = 0.05
+"""A call that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
+
+
+class InvokeRequest(msgspec.Struct):
+    tool: str
+    args: msgspec.Raw = NULL
+    session_key: str | None = None
+    agent_id: str | None = None
+    timeout_ms: int | None = None
+    background: bool = False
+
+
+class RouteTaken(msgspec.Struct, omit_defaults=True):
+    kind: str
+    node_id: str | None = None
+    capability: str | None = None
+
+
+class InvokeAnswer(msgspec.Struct):
+    request_id: str
+    ok: bool
+    route: RouteTaken
+    result: msgspec.Raw | UnsetType
+    error: ToolFailure | UnsetType
+    duration_ms: int
+    state: str
+
+
+_decoder = msgspec.json.Decoder(InvokeRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+class InvokeDoor:
+    """`answer` is the route; `answer_at_once` is what it comes to for a plain call on a connection that is known."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def answer(self, request: Request) -> Reply:
+        wanted = _read(await request.body())
+        key = request.header(b"idempotency-key")
+        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        call = _call(wanted)
+        request.id = call.id
+        try:
+            opened = await self._hub.gate.begin(
+                call, credential=request.credential, background=wanted.background, idempotency_key=key
+            )
+        except IdempotencyConflict as error:
+            raise Problem(409, "idempotency_conflict", str(error)) from None
+        except StoreError as error:
+            raise _not_recorded(error) from None
+        outcome = opened if isinstance(opened, Outcome) else await self._watched(request, opened)
+        request.id = outcome.record.id
+        return Reply(_answer(outcome.record))
+
+    def answer_at_once(
+        self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
+    ) -> Callable[[], None] | None:
+        """Run a call that has no key and is not for the background; None, and no reply, when it is no such call.
+
+        `reply` is given the call's id and the answer, perhaps before this returns. What is returned is to be called
+        when the client hangs up before that.
+        """
+        try:
+            wanted = _read(body)
+            if wanted.background:
+                return None
+            call = _call(wanted)
+        except Problem:
+            return None
+        gate = self._hub.gate
+        opened = gate.run(
+            call,
+            credential,
+            lambda record: reply(record.id, Reply(_answer(record))),
+            lambda error: reply(call.id, _not_recorded(error).reply()),
+        )
+        return lambda: None if opened is None else gate.abandon(opened)
+
+    async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
+        """The end of a call; should its client leave before, nobody waits for it any more."""
+        watch = _ClientWatch(request, lambda: self._hub.gate.abandon(opened))
+        try:
+            return await self._hub.gate.wait(opened)
+        finally:
+            watch.stop()
+
+
+class _ClientWatch:
+    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
+
+    def __init__(self, request: Request, left: Callable[[], None]) -> None:
+        self._request = request
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._request.gone()
+        self._left()
+
+
+def _read(body: bytes) -> InvokeRequest:
+    """Raises Problem."""
+    wanted: InvokeRequest = read_json(body, _decoder)
+    if not wanted.tool:
+        raise Problem(400, "invalid_request", "tool must name a tool; `GET /v1/tools` lists them")
+    if wanted.timeout_ms is not None and not 1 <= wanted.timeout_ms <= MAX_TIMEOUT_MS:
+        raise Problem(
+            400, "invalid_request", f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted.timeout_ms}"
+        )
+    return wanted
+
+
+def _call(wanted: InvokeRequest) -> ToolCall:
+    return ToolCall(
+        id=new_call_id(),
+        tool=wanted.tool,
+        args=wanted.args,
+        session_key=wanted.session_key,
+        agent_id=wanted.agent_id,
+        timeout_ms=wanted.timeout_ms,
+    )
+
+
+def _not_recorded(error: Exception) -> Problem:
+    return Problem(503, "not_recorded", f"the call was not run: {error}")
+
+
+def _answer(record: CallRecord) -> bytes:
+    result: msgspec.Raw | UnsetType = UNSET
+    error: ToolFailure | UnsetType = UNSET
+    state = record.state
+    if state is CallState.OK:
+        result = NULL if record.result is None else record.result
+    elif state is not CallState.RUNNING:
+        failure = Outcome(record).result.error
+        assert failure is not None
+        error = failure
+    return _encode(
+        InvokeAnswer(
+            record.id,
+            error is UNSET,
+            RouteTaken(record.route, record.node_id, record.capability),
+            result,
+            error,
+            round(record.duration_ms or 0),
+            state.value,
+        )
+    )

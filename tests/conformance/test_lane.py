@@ -1,0 +1,194 @@
+"""The same head again on one connection: answered as any other request is, on the shorter way."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.harness import GatewayProcess, NodeProcess, wait_until
+
+
+class Line:
+    """One keep-alive connection, spoken to in bytes."""
+
+    def __init__(self, gateway: GatewayProcess, token: str | None = None, extra: str = "") -> None:
+        self._socket = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
+        self._head = (
+            f"POST /v1/tools/invoke HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n"
+            f"Authorization: Bearer {token or gateway.token}\r\nContent-Type: application/json\r\n{extra}"
+        )
+        self._received = b""
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def bytes_of(self, body: Any) -> bytes:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return f"{self._head}Content-Length: {len(text)}\r\n\r\n".encode() + text
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def receive(self) -> tuple[int, dict[str, str], Any]:
+        while b"\r\n\r\n" not in self._received:
+            self._more()
+        head, _, rest = self._received.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        size = int(headers["content-length"])
+        self._received = rest
+        while len(self._received) < size:
+            self._more()
+        body, self._received = self._received[:size], self._received[size:]
+        return int(first.split()[1]), headers, json.loads(body)
+
+    def call(self, body: Any) -> tuple[int, dict[str, str], Any]:
+        self.send(self.bytes_of(body))
+        return self.receive()
+
+    def ended(self) -> bool:
+        return self._socket.recv(1) == b""
+
+    def _more(self) -> None:
+        data = self._socket.recv(65536)
+        assert data, "the gateway closed the connection"
+        self._received += data
+
+
+@pytest.fixture
+def line(shared_gateway: GatewayProcess) -> Iterator[Line]:
+    with Line(shared_gateway) as opened:
+        yield opened
+
+
+def read(path: str) -> dict[str, Any]:
+    return {"tool": "hands__Bash", "args": {"command": f"printf %s {path}"}}
+
+
+def warm(line: Line, body: Any) -> None:
+    for _ in range(3):
+        assert line.call(body)[0] == 200
+
+
+def test_every_call_of_a_connection_is_answered_alike(hands: NodeProcess, line: Line) -> None:
+    answers = [line.call(read("same")) for _ in range(6)]
+    shapes = [
+        (
+            status,
+            sorted(headers),
+            {**body, "request_id": 0, "duration_ms": 0, "result": body["result"]["output"]},
+        )
+        for status, headers, body in answers
+    ]
+    assert all(shape == shapes[0] for shape in shapes)
+    assert len({body["request_id"] for _, _, body in answers}) == 6
+    assert all(headers["x-request-id"] == body["request_id"] for _, headers, body in answers)
+
+
+def test_every_call_of_a_connection_is_recorded(hands: NodeProcess, shared_gateway: GatewayProcess, line: Line) -> None:
+    ids = [line.call(read("recorded"))[2]["request_id"] for _ in range(5)]
+    for call_id in ids:
+        assert shared_gateway.get(f"/v1/calls/{call_id}")["state"] == "ok"
+
+
+def test_refused_calls_and_bad_bodies_are_answered_as_ever(hands: NodeProcess, line: Line) -> None:
+    bodies = [
+        {"tool": "nobody.has_it", "args": {}},
+        {"tool": "hands__Bash", "args": {}},
+        {"tool": "", "args": {}},
+        b'{"tool": "hands__Bash", "args": {"command": }}',
+        b'{"tool": "\xff\xfe"}',
+        {"tool": "hands__Bash", "args": {"command": "true"}, "timeout_ms": 0},
+        {"tool": "hands__Bash", "args": {"command": "true"}, "background": True},
+    ]
+    for body in bodies:
+        first, *others = [line.call(body) for _ in range(4)]
+        for other in others:
+            assert other[0] == first[0]
+            assert _plain(other[2]) == _plain(first[2])
+
+
+def _plain(body: Any) -> str:
+    return re.sub(r'"(request_id|duration_ms|state)": ("[^"]*"|\d+)', "", json.dumps(body))
+
+
+def test_a_revoked_token_is_refused_on_the_connection_it_used(
+    hands: NodeProcess, shared_gateway: GatewayProcess
+) -> None:
+    made = shared_gateway.request("POST", "/v1/tokens", {"label": "lane"}).json()
+    with Line(shared_gateway, made["token"]) as line:
+        warm(line, read("mine"))
+        assert shared_gateway.request("DELETE", f"/v1/tokens/{made['id']}").status == 200
+        assert line.call(read("mine"))[0] == 401
+
+
+def test_another_head_on_the_same_connection_is_looked_at_afresh(
+    hands: NodeProcess, shared_gateway: GatewayProcess, line: Line
+) -> None:
+    warm(line, read("mine"))
+    good = line.bytes_of(read("mine"))
+    line.send(good.replace(shared_gateway.token.encode(), b"x" * len(shared_gateway.token)))
+    assert line.receive()[0] == 401
+    line.send(good.replace(b"Host: 127.0.0.1:", b"Host: 127.0.0.evil:"))
+    assert line.receive()[0] == 403
+
+
+def test_calls_sent_before_the_last_was_answered_keep_their_order(hands: NodeProcess, line: Line) -> None:
+    warm(line, read("a"))
+    line.send(b"".join(line.bytes_of(read(letter)) for letter in "bcdefg"))
+    assert [line.receive()[2]["result"]["output"] for _ in range(6)] == list("bcdefg")
+    line.send(line.bytes_of(read("h")))
+    line.send(line.bytes_of(read("i")))
+    assert [line.receive()[2]["result"]["output"] for _ in range(2)] == ["h", "i"]
+
+
+def test_a_request_may_come_in_pieces(hands: NodeProcess, line: Line) -> None:
+    warm(line, read("whole"))
+    whole = line.bytes_of(read("whole"))
+    for cut in (1, 40, len(whole) - 5):
+        line.send(whole[:cut])
+        line.send(whole[cut:])
+        assert line.receive()[2]["result"]["output"] == "whole"
+
+
+def test_a_key_is_honoured_on_a_connection_that_repeats_it(hands: NodeProcess, shared_gateway: GatewayProcess) -> None:
+    with Line(shared_gateway, extra="Idempotency-Key: lane-key\r\n") as line:
+        answers = [line.call({"tool": "hands__Bash", "args": {"command": "date +%N"}})[2] for _ in range(5)]
+    assert len({answer["request_id"] for answer in answers}) == 1
+    assert len({answer["result"]["output"] for answer in answers}) == 1
+
+
+def test_hanging_up_cancels_the_call(hands: NodeProcess, shared_gateway: GatewayProcess, line: Line) -> None:
+    body = {"tool": "hands__Bash", "args": {"command": "sleep 60 # 0"}, "session_key": "lane-hang-up"}
+    quick = {"tool": "hands__Bash", "args": {"command": "true     # 0"}, "session_key": "lane-hang-up"}
+    assert len(line.bytes_of(quick)) == len(line.bytes_of(body))
+    warm(line, quick)
+    line.send(line.bytes_of(body))
+    listed = "/v1/calls?session_key=lane-hang-up&state="
+    wait_until(lambda: shared_gateway.get(f"{listed}running")["count"] == 1, what="the call to run")
+    line.close()
+    wait_until(lambda: shared_gateway.get(f"{listed}cancelled")["count"] == 1, what="the call to be cancelled")
+
+
+def test_a_call_that_is_open_when_the_gateway_stops_is_answered(gateway: GatewayProcess, tmp_path: Any) -> None:
+    with NodeProcess(gateway, tmp_path, "hands"), Line(gateway) as line:
+        body = {"tool": "hands__Bash", "args": {"command": "sleep 1; echo b"}}
+        quick = {"tool": "hands__Bash", "args": {"command": "sleep 0; echo b"}}
+        warm(line, quick)
+        line.send(line.bytes_of(body))
+        wait_until(lambda: gateway.get("/v1/calls?state=running")["count"] == 1, what="the call to run")
+        gateway.stop()
+        status, _, answer = line.receive()
+        assert (status, answer["result"]["output"].strip()) == (200, "b")
+        assert line.ended()
