@@ -15,24 +15,36 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import uvicorn
 
+from farhand.agent.compaction import Compactor
+from farhand.agent.loop import Limits
+from farhand.agent.skills import Skill
+from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
 from farhand.api.node_socket import NodeDoor
-from farhand.api.router import Router
+from farhand.api.router import Route, Router
 from farhand.api.routes import routes
+from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
 from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
+from farhand.gateway.agents import Agents
 from farhand.gateway.hub import Hub
 from farhand.gateway.native_transfer import transfer_tool
+from farhand.gateway.prompting import Prompts, files_in
+from farhand.gateway.session_keys import MAIN
+from farhand.gateway.session_tools import SessionTools
+from farhand.gateway.sessions import Sessions as ChatSessions
+from farhand.gateway.turns import Turns
+from farhand.llm.choice import Models
 from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
@@ -84,6 +96,8 @@ class Gateway:
         self._hub: Hub | None = None
         self._server: _Server | None = None
         self._sessions: Sessions | None = None
+        self._chats: ChatSessions | None = None
+        self._routes: list[Route] = []
         self.url = ""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
@@ -95,6 +109,8 @@ class Gateway:
                 async with contextlib.AsyncExitStack() as stack:
                     await self._furnish(hub, stack, environ)
                     await hub.start()
+                    await self.chats.start()
+                    stack.push_async_callback(self.chats.pause)
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -114,11 +130,59 @@ class Gateway:
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         hub.catalog.serve(AgentFiles(files).tools())
         hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
+        await self._employ(hub, stack, environ, jobs)
+
+    async def _employ(self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str], jobs: Jobs) -> None:
+        """Give the gateway its agents: models, sessions, their tools and doors."""
+        config = self._config
+        models = Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
+        stack.push_async_callback(models.close)
+        agents = Agents(config.agents)
+        folders = self._home / AGENTS_FOLDER
+
+        async def files(agent: str) -> Mapping[str, str]:
+            workspace = [self.workspace] if agent == MAIN else []
+            return await files_in([folders / agent, *workspace])
+
+        async def skills(_agent: str) -> tuple[Skill, ...]:
+            return ()
+
+        async def end_jobs(call_ids: Collection[str]) -> None:
+            found = [job for call_id in call_ids if (job := await jobs.find_call(call_id)) is not None]
+            await asyncio.gather(*(jobs.end(job) for job in found))
+
+        prompts = Prompts(agents, hub.roster, workspace=self.workspace, files=files, skills=skills)
+        turns = Turns(
+            hub,
+            models,
+            agents,
+            prompts,
+            limits=Limits(max_rounds=config.agent.max_rounds),
+            compactor=Compactor(config.agent.context_tokens),
+            end_jobs=end_jobs,
+        )
+        chats = self._chats = ChatSessions(
+            hub.database,
+            turns,
+            clock=hub.roster.clock,
+            dm_scope=config.sessions.dm_scope,
+            compact=turns.compact,
+            describe_model=turns.model_name,
+            check_model=turns.check_model,
+        )
+        tools = SessionTools(chats, agents, model_of=turns.agent_model)
+        hub.catalog.serve([*tools.tools(), *tools.native_tools()])
+        self._routes += [*session_routes(chats, hub.ending), *chat_routes(chats, agents, hub.ending)]
 
     @property
     def hub(self) -> Hub:
         assert self._hub is not None, "the gateway is not running"
         return self._hub
+
+    @property
+    def chats(self) -> ChatSessions:
+        assert self._chats is not None, "the gateway is not running"
+        return self._chats
 
     def sign_in_link(self) -> str:
         """An address that signs a browser in, once."""
@@ -130,7 +194,7 @@ class Gateway:
         names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
         sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
-        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions)])
+        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions), *self._routes])
         guard = Guard(router, hub.credentials, sessions, settings)
         try:
             server = self._server = _Server(
@@ -184,6 +248,7 @@ class Gateway:
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
+        await self.chats.pause()  # what their open calls come to is found when they are taken up again
         await self.hub.gate.drain(DRAIN_SECONDS)
         self._exit(server)
 

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from farhand.gateway.agents import AgentSettings
+from farhand.gateway.session_keys import DmScope
 from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.protocol.errors import FarhandError
 
@@ -82,11 +84,20 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
     """Where the host's key is written down; default `keys/known_hosts` in the home."""
 
 
+class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
+    dm_scope: DmScope = "main"
+    """Which session somebody who writes directly through a channel has: the agent's main one, or one of their own."""
+    identity_links: dict[str, list[str]] = {}
+    """People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`."""
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
     agent: AgentSection = msgspec.field(default_factory=AgentSection)
+    agents: dict[str, AgentSettings] = {}
+    sessions: SessionsSection = msgspec.field(default_factory=SessionsSection)
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.http import Problem, Reply, Request, read_json
+from farhand.api.streams import ClientWatch
 from farhand.gateway.credentials import Credential
 from farhand.gateway.gate import (
     MAX_IDEMPOTENCY_KEY,
@@ -22,9 +22,6 @@ from farhand.gateway.hub import Hub
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError
-
-WATCH_SECONDS = 0.05
-"""A call that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
 
 
 class InvokeRequest(msgspec.Struct):
@@ -107,33 +104,11 @@ class InvokeDoor:
 
     async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
         """The end of a call; should its client leave before, nobody waits for it any more."""
-        watch = _ClientWatch(request, lambda: self._hub.gate.abandon(opened))
+        watch = ClientWatch(request, lambda: self._hub.gate.abandon(opened))
         try:
             return await self._hub.gate.wait(opened)
         finally:
             watch.stop()
-
-
-class _ClientWatch:
-    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
-
-    def __init__(self, request: Request, left: Callable[[], None]) -> None:
-        self._request = request
-        self._left = left
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        await self._request.gone()
-        self._left()
 
 
 def _read(body: bytes) -> InvokeRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from farhand import __version__
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.invoke import InvokeDoor, RouteTaken
 from farhand.api.router import Route
+from farhand.api.streams import until_gone
 from farhand.gateway.credentials import CALLER_SCOPES, Scope
 from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL
@@ -191,7 +191,7 @@ class Doors:
                 parts.append(page.data)
             headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
             return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers)
-        pieces = _until_gone(request, _bytes(first, pages), self._hub.ending)
+        pieces = until_gone(request, _bytes(first, pages), self._hub.ending)
         return Reply(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
 
     async def jobs(self, request: Request) -> Reply:
@@ -217,7 +217,7 @@ class Doors:
         # The place to begin is settled before the answer begins: whoever has seen it misses nothing afterwards.
         position = await self._hub.last_event() if last is None else int(last)
         pages = _stream(self._hub.events(position, follow=follow))
-        pieces = _until_gone(request, pages, self._hub.ending)
+        pieces = until_gone(request, pages, self._hub.ending)
         return Reply(content_type=b"text/event-stream; charset=utf-8", pieces=pieces)
 
     # -- tokens -----------------------------------------------------------------------------------------
@@ -296,26 +296,3 @@ async def _bytes(first: Output, pages: AsyncIterator[Output]) -> AsyncGenerator[
     yield first.data
     async for page in pages:
         yield page.data
-
-
-async def _until_gone(
-    request: Request, pieces: AsyncGenerator[bytes, None], ending: asyncio.Event
-) -> AsyncIterator[bytes]:
-    """`pieces`, until they end, the client leaves or the gateway stops."""
-    over = {asyncio.ensure_future(request.gone()), asyncio.ensure_future(ending.wait())}
-    following: asyncio.Future[bytes | None] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(pieces, None))
-            await asyncio.wait({following, *over}, return_when=asyncio.FIRST_COMPLETED)
-            piece = following.result() if following.done() else None
-            if piece is None:
-                return
-            yield piece
-    finally:
-        for waiting in over:
-            waiting.cancel()
-        if following is not None and not following.done():
-            following.cancel()
-            await asyncio.wait({following})
-        await pieces.aclose()

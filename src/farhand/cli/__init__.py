@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "up": ("farhand.cli.serve:up", "Start the gateway, and lend this machine to it."),
     "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
     "node": ("farhand.cli.serve:node", "Lend this machine to a gateway."),
+    "chat": ("farhand.cli.chat:chat", "Talk to the agent."),
     "call": ("farhand.cli.calls:call", "Call one tool."),
     "tools": ("farhand.cli.listing:tools", "List the tools that can be called."),
     "nodes": ("farhand.cli.listing:nodes", "List the machines that joined."),

@@ -154,6 +154,13 @@ class Client:
             yield _read_events(response, worded)
 
     @contextlib.contextmanager
+    def stream(self, path: str, seconds: float) -> Iterator[Iterator[Any]]:
+        """The data of the events at `path`; `seconds` is the longest silence to bear. Raises ClientError, as above."""
+        headers = {"Accept": "text/event-stream"}
+        with self._asked("GET", path, None, headers, seconds) as (response, worded):
+            yield _read_events(response, worded)
+
+    @contextlib.contextmanager
     def _asked(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float | None
     ) -> Iterator[tuple[http.client.HTTPResponse, _Worded]]:

@@ -157,9 +157,14 @@ class Catalog:
 
     def offers(self) -> list[Offer]:
         """The gateway's own tools and those of every connected node, under the names that call them."""
-        offers: dict[str, Offer] = {
-            name: Offer(name, tool.spec.description, tool.spec.parameters or EMPTY, OWN_HOST[own_kind(name)])
-            for name, tool in self._own.items()
+        return [
+            Offer(name, spec.description, spec.parameters or EMPTY, host) for name, (spec, host) in self.specs().items()
+        ]
+
+    def specs(self) -> dict[str, tuple[ToolSpec, str]]:
+        """By the name that calls it: what is known of each tool that is offered, and whose it is."""
+        specs: dict[str, tuple[ToolSpec, str]] = {
+            name: (tool.spec, OWN_HOST[own_kind(name)]) for name, tool in self._own.items()
         }
         for node_id in sorted(self._roster.nodes):
             node = self._roster.nodes[node_id]
@@ -167,9 +172,9 @@ class Catalog:
                 continue
             for spec in node.card.tools:
                 name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
-                offers.setdefault(name, Offer(name, spec.description, spec.parameters or EMPTY, node_id))
+                specs.setdefault(name, (spec, node_id))
         disabled = self._disabled()
-        return [offer for name, offer in offers.items() if name not in disabled]
+        return {name: found for name, found in specs.items() if name not in disabled}
 
     def _shared(self, node: Node, spec: ToolSpec) -> bool:
         """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.

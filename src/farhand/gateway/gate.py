@@ -23,7 +23,7 @@ from msgspec import UNSET
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.roster import Connection, Node, Roster
-from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
+from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult, ToolSpec
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResponse, encode
 from farhand.store import calls
@@ -667,14 +667,18 @@ def new_call_id() -> str:
     return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
 
 
-def _allow(target: Target, credential: Credential) -> None:
-    """A tool that says it only reads needs less than one that writes files, and any other more. Raises Denied."""
-    spec = target.spec
-    needed = Scope.TOOLS_EXEC
+def scope_of(spec: ToolSpec | None) -> Scope:
+    """A tool that says it only reads needs less than one that writes files, and any other more."""
     if spec is not None and spec.read_only:
-        needed = Scope.TOOLS_READ
-    elif spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
-        needed = Scope.TOOLS_WRITE
+        return Scope.TOOLS_READ
+    if spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
+        return Scope.TOOLS_WRITE
+    return Scope.TOOLS_EXEC
+
+
+def _allow(target: Target, credential: Credential) -> None:
+    """Raises Denied."""
+    needed = scope_of(target.spec)
     if not credential.may(needed):
         raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
 

@@ -93,7 +93,7 @@ class Hub:
 
     def __init__(self, database: Database, owner: str, environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
         read = database.query
-        self._database = database
+        self._database = self.database = database
         self.gateway_id = read(_gateway_id)
         self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
         self.roster = Roster(read(all_nodes), environment.capabilities)

@@ -91,4 +91,73 @@ CREATE TABLE transfers (
 CREATE INDEX transfers_open ON transfers (id) WHERE ended_at IS NULL;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS)
+SESSIONS = """
+CREATE TABLE sessions (
+    key               TEXT PRIMARY KEY,
+    id                TEXT NOT NULL,
+    agent_id          TEXT NOT NULL,
+    kind              TEXT NOT NULL,
+    parent_key        TEXT,
+    title             TEXT NOT NULL,
+    model             TEXT,
+    thinking          TEXT,
+    channel           BLOB,
+    previous_ids      TEXT NOT NULL,
+    created_at        INTEGER NOT NULL,
+    updated_at        INTEGER NOT NULL,
+    messages          INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cached_tokens     INTEGER NOT NULL,
+    cost              REAL NOT NULL,
+    context_tokens    INTEGER NOT NULL,
+    compactions       INTEGER NOT NULL
+) STRICT;
+CREATE INDEX sessions_by_activity ON sessions (updated_at);
+
+CREATE TABLE entries (
+    seq               INTEGER PRIMARY KEY,
+    session_key       TEXT NOT NULL,
+    session_id        TEXT NOT NULL,
+    run_id            TEXT,
+    at                INTEGER NOT NULL,
+    message           BLOB NOT NULL,
+    model             TEXT,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cached_tokens     INTEGER NOT NULL,
+    cost              REAL NOT NULL,
+    keeps_from        INTEGER
+) STRICT;
+CREATE INDEX entries_of_session ON entries (session_key, session_id, seq);
+
+CREATE TABLE runs (
+    seq               INTEGER PRIMARY KEY,
+    id                TEXT NOT NULL UNIQUE,
+    session_key       TEXT NOT NULL,
+    state             TEXT NOT NULL,
+    origin            TEXT NOT NULL,
+    credential        TEXT NOT NULL,
+    scopes            TEXT NOT NULL,
+    message           BLOB NOT NULL,
+    options           BLOB NOT NULL,
+    joined_to         TEXT,
+    attempts          INTEGER NOT NULL,
+    created_at        INTEGER NOT NULL,
+    started_at        INTEGER,
+    ended_at          INTEGER,
+    reply             TEXT,
+    error_kind        TEXT,
+    error_message     TEXT,
+    steps             INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cached_tokens     INTEGER NOT NULL,
+    cost              REAL NOT NULL
+) STRICT;
+CREATE INDEX runs_open ON runs (seq) WHERE ended_at IS NULL;
+CREATE INDEX runs_of_session ON runs (session_key, seq);
+CREATE INDEX runs_joined ON runs (joined_to) WHERE joined_to IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS)

@@ -1,0 +1,322 @@
+"""The OpenAI-compatible door: chat completions that an agent answers, with its tools, in a session.
+
+With `X-Session-Key` or `user` the conversation is a session kept here, and the last messages of the request are what is
+new in it. Without, the client keeps the conversation, as it would with any other server of this interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import msgspec
+
+from farhand.agent.events import Completed, Failed, Retrying, Stopped, TextDelta, ToolCalled
+from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.router import Route
+from farhand.api.session_routes import EVENT_STREAM, idempotency_key, problems
+from farhand.api.streams import ClientWatch, until_gone
+from farhand.gateway import session_keys
+from farhand.gateway.agents import Agents
+from farhand.gateway.credentials import Scope
+from farhand.gateway.runs import Run, RunOptions, RunOutcome
+from farhand.gateway.sessions import Sessions
+from farhand.llm.messages import Block, Image, Message, Text, Usage
+from farhand.protocol.errors import FarhandError, InvalidArgs
+from farhand.store.sessions import RunState
+
+PRODUCT = "farhand"
+NOT_CONFIGURED = "not_configured"
+STARTED_OVER = "\n\n[the connection to the model was lost; it starts over]\n\n"
+HUNG_UP = "the client hung up"
+
+
+class ImageUrl(msgspec.Struct):
+    url: str
+    detail: str | None = None
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str = ""
+    image_url: ImageUrl | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct):
+    messages: list[ChatMessage]
+    model: str = PRODUCT
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    tools: list[Any] | None = None
+
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> list[Route]:
+    doors = ChatDoors(sessions, agents, ending)
+    return [
+        Route("POST", "/v1/chat/completions", Scope.CHAT, doors.complete),
+        Route("GET", "/v1/models", Scope.CHAT, doors.models),
+        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model),
+        Route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, doors.model),
+    ]
+
+
+class ChatDoors:
+    def __init__(self, sessions: Sessions, agents: Agents, ending: asyncio.Event) -> None:
+        self._sessions = sessions
+        self._agents = agents
+        self._ending = ending
+
+    async def models(self, _request: Request) -> Reply:
+        return json_reply({"object": "list", "data": [_model(name) for name in self._names()]})
+
+    async def model(self, request: Request) -> Reply:
+        name = request.params.get("name") or f"{PRODUCT}/{request.params['agent']}"
+        if name not in self._names():
+            raise _no_model(name)
+        return json_reply(_model(name))
+
+    def _names(self) -> list[str]:
+        return [PRODUCT, *(f"{PRODUCT}/{name}" for name in self._agents.names)]
+
+    async def complete(self, request: Request) -> Reply:
+        wanted: ChatRequest = await request.json(_decoder)
+        if wanted.tools:
+            raise Problem(
+                400,
+                "unsupported",
+                "the agent uses its own tools and cannot call the client's; leave `tools` out, or serve them as a node",
+            )
+        if wanted.n not in (None, 1):
+            raise Problem(400, "unsupported", f"one reply is given for a request; n must be 1, not {wanted.n}")
+        run = await self._send(request, wanted)
+        request.id = run.id
+        if not wanted.stream:
+            outcome = await self._watched(request, run)
+            return json_reply(_completion(run, outcome, wanted.model))
+        include = wanted.stream_options is not None and wanted.stream_options.include_usage
+        chunks = _Chunks(run, wanted.model, include_usage=include)
+        pieces = until_gone(request, self._stream(run, chunks), self._ending)
+        return Reply(content_type=EVENT_STREAM, pieces=pieces)
+
+    async def _send(self, request: Request, wanted: ChatRequest) -> Run:
+        agent = self._agent(wanted.model)
+        named = request.header(b"x-session-key") or wanted.user
+        instructions = "\n\n".join(
+            text for one in wanted.messages if one.role in ("system", "developer") and (text := _text(one))
+        )
+        options = RunOptions(
+            instructions=instructions,
+            max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
+        )
+        said = [_message(one) for one in wanted.messages if one.role in ("user", "assistant", "tool")]
+        new = next((place for place in range(len(said), 0, -1) if said[place - 1].role != "user"), 0)
+        if new == len(said):
+            raise Problem(400, "invalid_request", "messages must end with one of role `user`")
+        run_id = str(uuid.uuid4())
+        with problems():
+            key = self._key(named, agent, wanted.model) if named else session_keys.once_key(agent, run_id)
+            return await self._sessions.send(
+                key,
+                _joined(said[new:]),
+                origin="openai",
+                credential=request.credential,
+                options=options,
+                # What tools said in a conversation that the client keeps is beyond our checking: only words count.
+                history=() if named else [one for one in said[:new] if one.role != "tool" and one.content],
+                kind="chat" if named else "once",
+                run_id=run_id,
+                idempotency_key=idempotency_key(request),
+            )
+
+    def _agent(self, model: str) -> str:
+        if model == PRODUCT:
+            return session_keys.MAIN
+        if model not in self._names():
+            raise _no_model(model)
+        return model.removeprefix(f"{PRODUCT}/")
+
+    def _key(self, name: str, agent: str, model: str) -> str:
+        key = self._sessions.canonical(name)
+        if model == PRODUCT or session_keys.agent_of(key) == agent:
+            return key
+        if name.startswith("agent:"):
+            raise InvalidArgs(f"session {name!r} belongs to another agent than the model {model!r} names")
+        return self._sessions.canonical(f"agent:{agent}:{name}")
+
+    async def _watched(self, request: Request, run: Run) -> RunOutcome:
+        """The end of a run; a client that hangs up ends it, as it would with any model."""
+        watch = ClientWatch(request, lambda: self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP))
+        try:
+            with problems():
+                outcome = await run.reply()
+        finally:
+            watch.stop()
+        _refuse_failure(outcome)
+        return outcome
+
+    async def _stream(self, run: Run, chunks: _Chunks) -> AsyncGenerator[bytes, None]:
+        try:
+            yield chunks.first()
+            async for piece in chunks.pieces():
+                yield piece
+        finally:
+            if not run.over:
+                self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP)
+
+
+class _Chunks:
+    """A run as the chunks of a streamed completion."""
+
+    def __init__(self, run: Run, model: str, *, include_usage: bool) -> None:
+        self._run = run
+        self._include_usage = include_usage
+        self._head = {
+            "id": f"chatcmpl-{run.id}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._said = ""
+        """Of the present step."""
+
+    def first(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        sent = False
+        async for event in self._run.follow():
+            match event:
+                case TextDelta():
+                    self._said += event.text
+                    sent = True
+                    yield self._chunk({"content": event.text})
+                case Retrying(void=True) if self._said:
+                    self._said = ""
+                    yield self._chunk({"content": STARTED_OVER})
+                case ToolCalled() if self._said:
+                    # What it says before and after its tools are two paragraphs.
+                    self._said = ""
+                    yield self._chunk({"content": "\n\n"})
+                case Completed(reply=reply) if reply and not self._said:
+                    sent = True
+                    yield self._chunk({"content": reply})
+                case Completed() | Stopped() | Failed():
+                    pass
+        try:
+            outcome = await self._run.reply()
+        except FarhandError as error:
+            yield _data({"error": {"message": str(error), "type": "server_error", "code": "stopping"}})
+            return
+        if outcome.error is not None and outcome.error.kind == NOT_CONFIGURED:
+            sent = True
+            yield self._chunk({"content": outcome.error.message})
+        elif outcome.error is not None:
+            failure = outcome.error
+            yield _data({"error": {"message": failure.message, "type": "server_error", "code": failure.kind}})
+            return
+        if outcome.reply and not sent:  # a command's answer, or a run that ended before it was followed
+            yield self._chunk({"content": outcome.reply})
+        yield self._chunk({}, "stop")
+        if self._include_usage:
+            yield _data({**self._head, "choices": [], "usage": _usage(outcome.usage)})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        return _data({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
+
+
+def _completion(run: Run, outcome: RunOutcome, model: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": outcome.text, "refusal": None}
+    return {
+        "id": f"chatcmpl-{run.id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+        "usage": _usage(outcome.usage),
+    }
+
+
+def _refuse_failure(outcome: RunOutcome) -> None:
+    """A reply is an answer, and so is the sentence that says what to set up; anything else is an error."""
+    if outcome.error is not None and outcome.error.kind != NOT_CONFIGURED:
+        status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
+        raise Problem(status, outcome.error.kind, outcome.error.message)
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _text(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part.text for part in message.content or () if part.type == "text")
+
+
+def _message(message: ChatMessage) -> Message:
+    """Raises Problem for parts that no model here takes."""
+    role: Any = message.role
+    if not isinstance(message.content, list):
+        return Message(role, message.content or "")
+    blocks: list[Block] = []
+    for part in message.content:
+        if part.type == "text":
+            blocks.append(Text(part.text))
+        elif part.type == "image_url" and part.image_url is not None:
+            blocks.append(Image(part.image_url.url, part.image_url.detail))
+        elif part.type != "refusal":
+            raise Problem(400, "unsupported", f"a message's part of type {part.type[:50]!r} cannot be used")
+    if all(isinstance(block, Text) for block in blocks):
+        return Message(role, _text(message))
+    return Message(role, tuple(blocks))
+
+
+def _joined(messages: list[Message]) -> Message:
+    """Several messages in a row are one."""
+    if len(messages) == 1:
+        return messages[0]
+    if not any(message.images for message in messages):
+        return Message("user", "\n\n".join(message.text for message in messages))
+    blocks: list[Block] = []
+    for message in messages:
+        blocks += [Text(message.content)] if isinstance(message.content, str) else message.content
+    return Message("user", tuple(blocks))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": PRODUCT}
+
+
+def _no_model(name: str) -> Problem:
+    return Problem(
+        404, "model_not_found", f"there is no model {name[:100]!r} here; `farhand` and `farhand/<agent>` are agents"
+    )
+
+
+def _data(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

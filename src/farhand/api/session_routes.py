@@ -1,0 +1,272 @@
+"""Doors to sessions: list, read, send, follow, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from farhand.agent.events import Appended, Event
+from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.router import Route
+from farhand.api.streams import until_gone
+from farhand.gateway import session_keys
+from farhand.gateway.credentials import Scope
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
+from farhand.gateway.session_tools import message_of
+from farhand.gateway.sessions import Sessions
+from farhand.llm.model import Thinking
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.store.database import StoreError
+from farhand.store.sessions import Entry, SessionRecord
+
+MAX_WAIT_SECONDS = 600.0
+KEEP_ALIVE_SECONDS = 15.0
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class SendRequest(msgspec.Struct):
+    message: str
+    wait_seconds: float = 0.0
+    model: str | None = None
+    thinking: Thinking | None = None
+    timeout_seconds: float | None = None
+    record: bool = False
+
+
+_send_decoder = msgspec.json.Decoder(SendRequest)
+
+
+def session_routes(sessions: Sessions, ending: asyncio.Event) -> list[Route]:
+    """`ending` is set when the gateway stops."""
+    doors = SessionDoors(sessions, ending)
+    return [
+        Route("GET", "/v1/sessions", Scope.READ, doors.list),
+        Route("GET", "/v1/sessions/{key}", Scope.READ, doors.show),
+        Route("GET", "/v1/sessions/{key}/history", Scope.READ, doors.history),
+        Route("POST", "/v1/sessions/{key}/messages", Scope.CHAT, doors.send),
+        Route("POST", "/v1/sessions/{key}/stop", Scope.CHAT, doors.stop),
+        Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run),
+        Route("GET", "/v1/runs/{run_id}/events", Scope.CHAT, doors.events),
+    ]
+
+
+class SessionDoors:
+    def __init__(self, sessions: Sessions, ending: asyncio.Event) -> None:
+        self._sessions = sessions
+        self._ending = ending
+
+    async def list(self, request: Request) -> Reply:
+        limit = request.query_int("limit", 50, 1, 1000)
+        offset = request.query_int("offset", 0, 0, 2**31)
+        kinds = ("chat", "child", "once") if request.query("all") in ("1", "true") else ("chat", "child")
+        found, count = await self._sessions.listed(limit, offset, kinds=kinds)
+        return json_reply({"sessions": [self._view(record) for record in found], "count": count})
+
+    async def show(self, request: Request) -> Reply:
+        with problems():
+            return json_reply(self._view(await self._sessions.find(request.params["key"])))
+
+    async def history(self, request: Request) -> Reply:
+        limit = request.query_int("limit", 50, 1, 1000)
+        before = request.query_int("before", 0, 0, 2**62) or None
+        with problems():
+            record = await self._sessions.find(request.params["key"])
+            # The present conversation; `conversation=all` and an earlier one's id lead to what was said before.
+            which = request.query("conversation")
+            session_id = None if which == "all" else which or record.id
+            entries = await self._sessions.history(record.key, limit, before=before, session_id=session_id)
+        messages = [_entry_view(entry) for entry in entries]
+        more = entries[0].seq if len(entries) == limit else None
+        return json_reply(
+            {
+                "key": session_keys.short(record.key),
+                "session_key": record.key,
+                "session_id": record.id,
+                "messages": messages,
+                "count": len(messages),
+                "before": more,
+            }
+        )
+
+    async def send(self, request: Request) -> Reply:
+        wanted: SendRequest = await request.json(_send_decoder)
+        if not 0 <= wanted.wait_seconds <= MAX_WAIT_SECONDS:
+            raise Problem(
+                400,
+                "invalid_request",
+                f"wait_seconds must be from 0 to {MAX_WAIT_SECONDS:g}, not {wanted.wait_seconds:g}",
+            )
+        options = RunOptions(
+            model=wanted.model,
+            thinking=wanted.thinking,
+            timeout_seconds=wanted.timeout_seconds,
+            record=wanted.record,
+        )
+        with problems():
+            run = await self._sessions.send(
+                request.params["key"],
+                wanted.message,
+                origin="http",
+                credential=request.credential,
+                options=options,
+                idempotency_key=idempotency_key(request),
+            )
+        request.id = run.id
+        with contextlib.suppress(TimeoutError), problems():
+            if wanted.wait_seconds or run.over:
+                return json_reply(run_view(await run.reply(wanted.wait_seconds or None)))
+        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": "running"}, 202)
+
+    async def stop(self, request: Request) -> Reply:
+        with problems():
+            await self._sessions.find(request.params["key"])
+            stopped = await self._sessions.stop(request.params["key"])
+        return json_reply({"stopped": stopped, "count": len(stopped)})
+
+    async def run(self, request: Request) -> Reply:
+        with problems():
+            run = await self._sessions.run(request.params["run_id"])
+        if run.outcome is not None:
+            return json_reply(run_view(run.outcome))
+        state = "queued" if self._sessions.current(run.session_key) is not run and run.joined is None else "running"
+        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": state})
+
+    async def events(self, request: Request) -> Reply:
+        """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""
+        with problems():
+            run = await self._sessions.run(request.params["run_id"])
+        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, _stream(run), self._ending))
+
+    def _view(self, record: SessionRecord) -> dict[str, Any]:
+        run = self._sessions.current(record.key)
+        return {
+            "key": session_keys.short(record.key),
+            "session_key": record.key,
+            "session_id": record.id,
+            "agent_id": record.agent_id,
+            "kind": record.kind,
+            "parent_key": record.parent_key,
+            "title": record.title,
+            "model": self._sessions.describe_model(record),
+            "state": "idle" if run is None else "running",
+            "run_id": None if run is None else run.id,
+            "waiting": self._sessions.waiting(record.key),
+            "message_count": record.messages,
+            "usage": {
+                "prompt_tokens": record.prompt_tokens,
+                "completion_tokens": record.completion_tokens,
+                "cached_tokens": record.cached_tokens,
+                "cost": record.cost,
+            },
+            "context_tokens": record.context_tokens,
+            "compactions": record.compactions,
+            "previous_session_ids": record.previous_ids,
+            "created_at": record.created_at,
+            "updated_at": record.updated_at,
+        }
+
+
+@contextlib.contextmanager
+def problems() -> Any:
+    """What sessions refuse, as answers of HTTP."""
+    try:
+        yield
+    except IdempotencyConflict as error:
+        raise Problem(409, "idempotency_conflict", str(error)) from None
+    except StoreError as error:
+        raise Problem(503, "not_recorded", f"the message was not taken: {error}") from None
+    except ToolError as error:
+        status = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400, ErrorKind.NOT_ALLOWED: 403}
+        code = "invalid_request" if error.kind is ErrorKind.INVALID_ARGS else error.kind.value
+        raise Problem(status.get(error.kind, 503), code, error.message) from None
+
+
+def idempotency_key(request: Request) -> str | None:
+    key = request.header(b"idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+    return key
+
+
+def run_view(outcome: RunOutcome) -> dict[str, Any]:
+    """How a run ended. `reply` is there when there is something to say, which may be why there is no answer."""
+    view: dict[str, Any] = {
+        "run_id": outcome.run_id,
+        "session_key": outcome.session_key,
+        "state": outcome.state.value,
+        "usage": outcome.usage,
+        "steps": outcome.steps,
+    }
+    if outcome.ok or outcome.reply:
+        view["reply"] = outcome.reply
+    if outcome.error is not None:
+        view["error"] = outcome.error
+        if outcome.error.kind == "not_configured":
+            view["reply"] = outcome.error.message
+    return view
+
+
+async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
+    events = run.follow()
+    try:
+        following: asyncio.Future[Event | Recorded | None] | None = None
+        while True:
+            following = following or asyncio.ensure_future(anext(events, None))
+            done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
+            if not done:
+                yield b": still here\n\n"
+                continue
+            event, following = following.result(), None
+            if event is None:
+                break
+            if not isinstance(event, Appended):
+                yield _line(event)
+        with contextlib.suppress(FarhandError):
+            yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+        await events.aclose()
+
+
+def _line(event: Event | Recorded) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (
+        str(event.__struct_config__.tag).encode(),
+        msgspec.json.encode(event),
+    )
+
+
+def _entry_view(entry: Entry) -> dict[str, Any]:
+    message = message_of(entry)
+    view: dict[str, Any] = {
+        "seq": entry.seq,
+        "at": entry.at,
+        "role": message.role,
+        "content": message.content if isinstance(message.content, str) else msgspec.to_builtins(message.content),
+    }
+    if message.tool_calls:
+        view["tool_calls"] = message.tool_calls
+    for name in ("tool_call_id", "name", "thinking"):
+        if value := getattr(message, name):
+            view[name] = value
+    if message.role == "tool":
+        view["is_error"] = message.is_error
+    if entry.run_id is not None:
+        view["run_id"] = entry.run_id
+    if entry.model is not None:
+        view["model"] = entry.model
+        view["usage"] = {
+            "prompt_tokens": entry.prompt_tokens,
+            "completion_tokens": entry.completion_tokens,
+            "cached_tokens": entry.cached_tokens,
+            "cost": entry.cost,
+        }
+    if entry.keeps_from is not None:
+        view["summary"] = True
+    return view

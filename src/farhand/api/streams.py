@@ -1,0 +1,56 @@
+"""Answers that take a while, and clients that do not wait for their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from farhand.api.http import Request
+
+WATCH_SECONDS = 0.05
+"""Work that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
+
+
+class ClientWatch:
+    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
+
+    def __init__(self, request: Request, left: Callable[[], None]) -> None:
+        self._request = request
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._request.gone()
+        self._left()
+
+
+async def until_gone(
+    request: Request, pieces: AsyncGenerator[bytes, None], ending: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """`pieces`, until they end, the client leaves or the gateway stops."""
+    over = {asyncio.ensure_future(request.gone()), asyncio.ensure_future(ending.wait())}
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(pieces, None))
+            await asyncio.wait({following, *over}, return_when=asyncio.FIRST_COMPLETED)
+            piece = following.result() if following.done() else None
+            if piece is None:
+                return
+            yield piece
+    finally:
+        for waiting in over:
+            waiting.cancel()
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
+        await pieces.aclose()

@@ -1,0 +1,103 @@
+"""The tool calls of a run: each passes the gate as any other call, and is ended with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+import msgspec
+
+from farhand.agent.outcome import Outcome
+from farhand.gateway.credentials import Credential
+from farhand.gateway.gate import IdempotencyConflict, OpenCall, new_call_id
+from farhand.gateway.gate import Outcome as Ended
+from farhand.gateway.hub import Hub
+from farhand.llm.messages import ToolUse
+from farhand.protocol.calls import ToolCall
+from farhand.protocol.names import join_tool, split_tool
+from farhand.store.database import StoreError
+
+log = logging.getLogger("farhand.runs")
+
+EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
+"""Ends what commands of these calls still run on the gateway's own machine."""
+
+NODE_COMMANDS = "Bash"
+
+
+class RunCalls:
+    """Calls tools for one run.
+
+    A call is written down under a key made of its place in the transcript. So the same call asked for again after a
+    restart is the same call: it does not start twice, and what came of it is found.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        session_key: str,
+        agent_id: str,
+        credential: Credential,
+        stopped: Callable[[], str | None],
+        only: Collection[str] | None = None,
+        end_jobs: EndJobs | None = None,
+    ) -> None:
+        """`stopped` tells why the run is being stopped, if it is. `only`: the tools that may be called; others do not
+        exist for this run."""
+        self._hub = hub
+        self._session_key = session_key
+        self._agent_id = agent_id
+        self._credential = credential
+        self._only = only
+        self._end_jobs = end_jobs
+        self._made: dict[str, str] = {}
+        self._stopped = stopped
+
+    async def call(self, use: ToolUse, key: str) -> Outcome:
+        """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
+        if self._only is not None and use.name not in self._only:
+            return Outcome.failed("not_found", f"tool not found: {use.name}")
+        arguments = msgspec.Raw(use.arguments.encode())
+        call = ToolCall(new_call_id(), use.name, arguments, self._session_key, self._agent_id)
+        gate = self._hub.gate
+        try:
+            opened = await gate.begin(call, credential=self._credential, idempotency_key=key)
+        except (StoreError, IdempotencyConflict) as error:
+            return Outcome.failed("failed", f"the call was not run: {error}")
+        self._made[opened.record.id] = use.name
+        if not isinstance(opened, OpenCall):
+            return Outcome.of_result(opened.result)
+        try:
+            return Outcome.of_result((await gate.wait(opened)).result)
+        except asyncio.CancelledError:
+            reason = self._stopped()
+            if reason is None:
+                raise
+            ended = await gate.cancel(opened.record.id, reason)
+            assert ended is not None
+            return Outcome.of_result(Ended(ended).result)
+
+    async def end_processes(self) -> None:
+        """End every process that a call of this run started and left running."""
+        made = dict(self._made)
+        nodes = {named[0] for name in made.values() if (named := split_tool(name)) and named[1] == NODE_COMMANDS}
+        work = [self._end_on(node_id, made) for node_id in nodes if node_id in self._hub.roster.nodes]
+        if self._end_jobs is not None:
+            work.append(self._end_jobs(made))
+        for failure in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                log.warning("processes of a stopped run in %s may be left: %s", self._session_key, failure)
+
+    async def _end_on(self, node_id: str, made: dict[str, str]) -> None:
+        jobs, _ = await self._hub.jobs(node_id)
+        for job in jobs:
+            if job["running"] and job["call_id"] in made:
+                arguments = msgspec.Raw(msgspec.json.encode({"action": "kill", "sessionId": job["job_id"]}))
+                tool = join_tool(node_id, "Process")
+                call = ToolCall(new_call_id(), tool, arguments, self._session_key, self._agent_id)
+                opened = await self._hub.gate.begin(call, credential=self._credential)
+                if isinstance(opened, OpenCall):
+                    await self._hub.gate.wait(opened)

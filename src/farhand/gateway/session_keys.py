@@ -1,0 +1,135 @@
+"""Names of sessions.
+
+    main                                   the main session of the agent `main`: agent:main:main
+    agent:helper:main                      the main session of another agent
+    agent:main:dm:alice                    a person, on every channel          (dm_scope = "per-peer")
+    agent:main:telegram:dm:123             a person on one channel             (dm_scope = "per-channel-peer")
+    agent:main:telegram:work:dm:123        … through one account of it         (dm_scope = "per-account-channel-peer")
+    agent:main:telegram:group:456          a group, channel or thread
+    agent:main:cron:<job>                  a scheduled task
+    anything-else                          a session of the agent `main`, named by whoever uses it
+
+With dm_scope = "main", the default, people who write directly share the agent's main session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from farhand.protocol.errors import InvalidArgs
+
+DmScope = Literal["main", "per-peer", "per-channel-peer", "per-account-channel-peer"]
+PeerKind = Literal["dm", "group", "channel", "thread"]
+
+MAIN: Final = "main"
+MAX_KEY: Final = 256
+_SHORTEST_PHONE = 10
+_AGENT = re.compile(r"[^a-z0-9_-]")
+_TOKEN = re.compile(r"[^a-z0-9+\-_@.]")
+
+
+def agent_id(name: str, default: str = MAIN) -> str:
+    """The id an agent or account is known by: lower case, letters, digits, `_` and `-`, at most 64 of them."""
+    return _AGENT.sub("-", name.strip().lower()).strip("-")[:64].strip("-") or default
+
+
+def token(text: str, default: str = "unknown") -> str:
+    """A part of a key: what a channel calls a person or a place, without what separates the parts."""
+    return _TOKEN.sub("_", text.strip().lower()) or default
+
+
+def main_key(agent: str = MAIN) -> str:
+    return f"agent:{agent}:{MAIN}"
+
+
+def cron_key(agent: str, job_id: str) -> str:
+    return f"agent:{agent}:cron:{token(job_id)}"
+
+
+def child_key(agent: str, call_id: str) -> str:
+    """Of a sub-agent: named by the call that spawned it."""
+    return f"agent:{agent}:sub:{call_id}"
+
+
+def once_key(agent: str, run_id: str) -> str:
+    """Of a request whose client keeps the conversation itself."""
+    return f"agent:{agent}:once:{run_id}"
+
+
+def peer_key(
+    agent: str,
+    channel: str,
+    kind: str,
+    peer: str,
+    *,
+    account: str = "default",
+    scope: DmScope = "main",
+    links: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """The session of somebody who writes through a channel."""
+    agent, channel, kind = agent_id(agent), token(channel), token(kind, "dm")
+    if kind != "dm":
+        return f"agent:{agent}:{channel}:{kind}:{token(peer)}"
+    if scope == "main":
+        return main_key(agent)
+    who = token(_linked(channel, peer, links or {}) or peer)
+    if scope == "per-peer":
+        return f"agent:{agent}:dm:{who}"
+    if scope == "per-channel-peer":
+        return f"agent:{agent}:{channel}:dm:{who}"
+    return f"agent:{agent}:{channel}:{agent_id(account, 'default')}:dm:{who}"
+
+
+def canonical(key: str, scope: DmScope = "main") -> str:
+    """The one name of a session that may be named in several ways. Raises InvalidArgs for a key that is none."""
+    key = key.strip()
+    if not key:
+        raise InvalidArgs("a session key must not be blank; `main` is the main session")
+    if len(key) > MAX_KEY:
+        raise InvalidArgs(f"a session key has at most {MAX_KEY} characters, this one has {len(key)}")
+    if "/" in key or not key.isprintable():
+        raise InvalidArgs(f"{key[:80]!r} is not a session key: no slashes, line breaks or control characters")
+    if key == MAIN:
+        return main_key()
+    if not key.startswith("agent:"):
+        return key
+    _, name, *rest = key.split(":")
+    agent = agent_id(name)
+    if not any(rest) or rest == [MAIN]:
+        return main_key(agent)
+    if "dm" in rest[:3] and rest[-1] != "dm":
+        place = rest.index("dm")
+        channel = rest[0] if place > 0 else "unknown"
+        account = rest[1] if place > 1 else "default"
+        return peer_key(agent, channel, "dm", ":".join(rest[place + 1 :]), account=account, scope=scope)
+    return f"agent:{agent}:{':'.join(rest)}"
+
+
+def short(key: str) -> str:
+    """As people write it: the main session is `main`."""
+    return MAIN if key == main_key() else key
+
+
+def agent_of(key: str) -> str:
+    """The agent that answers in a session."""
+    return key.split(":")[1] if key.startswith("agent:") else MAIN
+
+
+def _linked(channel: str, peer: str, links: Mapping[str, Sequence[str]]) -> str | None:
+    """The name under which somebody with several addresses is known."""
+    wanted = _phone(peer)
+    for name, addresses in links.items():
+        for address in addresses:
+            where, separator, who = address.partition(":")
+            if separator and token(where) != channel:
+                continue
+            if _phone(who if separator else address) == wanted:
+                return name
+    return None
+
+
+def _phone(address: str) -> str:
+    digits = re.sub(r"\D", "", address)
+    return f"+{digits}" if len(digits) >= _SHORTEST_PHONE and not re.search(r"[a-z@]", address.lower()) else address

@@ -1,0 +1,418 @@
+"""Working on a run: what the model is asked, and every event of the loop kept before the next one is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, get_args
+
+import apsw
+import msgspec
+
+from farhand.agent import loop, recording
+from farhand.agent.compaction import Compaction, Compactor
+from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
+from farhand.agent.loop import Incoming, Limits
+from farhand.agent.outcome import Outcome
+from farhand.agent.tool_search import ToolShelf
+from farhand.agent.tools import Call, ToolList, Tools
+from farhand.agent.transcript import interrupted, mend, unanswered
+from farhand.gateway.agents import Agents
+from farhand.gateway.credentials import Credential
+from farhand.gateway.gate import scope_of
+from farhand.gateway.hub import Hub
+from farhand.gateway.run_calls import EndJobs, RunCalls
+from farhand.gateway.runs import Recorded, Run, RunFailure, RunOutcome
+from farhand.gateway.sessions import Sessions
+from farhand.llm.choice import Models
+from farhand.llm.errors import ModelError, NotConfigured
+from farhand.llm.messages import Message, ToolUse, Usage
+from farhand.llm.model import Model, Thinking
+from farhand.llm.replay import RecordingModel, ReplayModel
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
+from farhand.store import sessions as transcript
+from farhand.store.sessions import Entry, RunState, SessionRecord
+
+SUB_AGENT_TOOLS = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
+TITLE_LENGTH = 60
+
+Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
+"""The system prompt of a session whose agent may call these tools."""
+
+
+class Turns:
+    """Calling it works on one run. Cancelled, it leaves the run as it is on disk, to be taken up again."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        models: Models,
+        agents: Agents,
+        prompt: Prompt,
+        *,
+        limits: Limits | None = None,
+        compactor: Compactor | None = None,
+        end_jobs: EndJobs | None = None,
+    ) -> None:
+        self.hub = hub
+        self.models = models
+        self.agents = agents
+        self.prompt = prompt
+        self.limits = limits or Limits()
+        self.compactor = compactor or Compactor()
+        self.end_jobs = end_jobs
+
+    async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
+        return await _Turn(self, sessions, run, await sessions.find(run.session_key)).work()
+
+    # -- models -----------------------------------------------------------------------------------------
+
+    def model_name(self, record: SessionRecord) -> str:
+        """The model of a session, as people name it; empty when none is set up."""
+        return record.model or self.agents.of(record.agent_id).model or self.models.default
+
+    def agent_model(self, agent_id: str) -> str:
+        return self.agents.of(agent_id).model or self.models.default
+
+    def check_model(self, name: str) -> str:
+        """The model's full name. Raises InvalidArgs for one that cannot be used."""
+        try:
+            return self.models.named(name).name
+        except NotConfigured as error:
+            raise InvalidArgs(error.message) from None
+
+    # -- tools ------------------------------------------------------------------------------------------
+
+    def specs(self, credential: Credential, only: Collection[str] | None = None) -> list[ToolSpec]:
+        """The tools that may be called with a credential, under the names that call them."""
+        return [
+            spec if spec.name == name else msgspec.structs.replace(spec, name=name)
+            for name, (spec, _) in self.hub.catalog.specs().items()
+            if (only is None or name in only) and credential.may(scope_of(spec))
+        ]
+
+    # -- on request -------------------------------------------------------------------------------------
+
+    async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
+        """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs."""
+        entries = await sessions.conversation(record)
+        try:
+            model = self.models.named(self.model_name(record))
+        except NotConfigured as error:
+            raise InvalidArgs(error.message) from None
+        compactor = msgspec.structs.replace(self.compactor, keep=0.0)
+        messages = [Message("system", ""), *mend([_message(entry) for entry in entries])]
+        compaction = await compactor.compact(model, messages)
+        if compaction is None:
+            return "There is nothing to compact yet."
+        await _keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
+        return f"Compacted: a summary stands for {compaction.count} messages, which stay in the history."
+
+
+class _Turn:
+    """One run being worked on."""
+
+    def __init__(self, house: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
+        self._house = house
+        self._sessions = sessions
+        self._run = run
+        self._record = record
+        self._is_child = record.kind == "child"
+        agent = house.agents.of(record.agent_id)
+        self._agent = agent
+        self._credential = Credential(f"agent:{record.agent_id}", run.scopes)
+        only = SUB_AGENT_TOOLS if self._is_child else None
+        self._only = only
+        self._calls = RunCalls(
+            house.hub,
+            session_key=record.key,
+            agent_id=record.agent_id,
+            credential=self._credential,
+            stopped=lambda: run.stopping and run.stopping[1],
+            only=only,
+            end_jobs=house.end_jobs,
+        )
+        self._positions: list[int] = []
+        """Numbers of the entries that the model is shown, in order."""
+        self._asked: tuple[int, tuple[ToolUse, ...]] = (0, ())
+        """The last entry that asked for tools, and what it asked for."""
+        self._incoming: dict[str, Run] = {}
+
+    async def work(self) -> RunOutcome:
+        run = self._run
+        if run.stopping is None and run.options.timeout_seconds is not None:
+            seconds = run.options.timeout_seconds
+            reason = f"the run did not end within {seconds:g} s"
+            stop = self._sessions.ask_to_stop
+            timer = asyncio.get_running_loop().call_later(seconds, stop, run, RunState.TIMEOUT, reason)
+            run.when_over(timer.cancel)
+        await self._begin()
+        try:
+            model = self._model()
+        except ModelError as error:
+            return self._ended(RunState.FAILED, error=RunFailure("not_configured", error.message))
+        entries = await self._sessions.conversation(self._record)
+        if (outcome := await self._take_up(entries)) is not None:
+            return outcome
+        entries = await self._sessions.conversation(self._record)
+        self._positions = [entry.seq for entry in entries]
+        ending = asyncio.ensure_future(self._end_when_stopped())
+        try:
+            last = await self._think(model, mend([_message(entry) for entry in entries]))
+        finally:
+            if run.stopping is None:
+                ending.cancel()
+            await asyncio.wait({ending})
+        return self._outcome(last)
+
+    # -- beginning --------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """The run is under way, and its message in the transcript: both or neither."""
+        run, now = self._run, self._sessions.now()
+        again = run.record.state is RunState.RUNNING
+
+        def write(store: apsw.Connection) -> SessionRecord:
+            record = self._record
+            transcript.start_run(store, run.id, now)
+            if again:
+                return record
+            if run.options.fresh and record.messages:
+                record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
+            if not record.title and (words := " ".join(run.message.text.split())):
+                transcript.change_session(store, record.key, title=words[:TITLE_LENGTH])
+            transcript.append_entry(store, self._entry(run.message, now, record=record))
+            return record
+
+        self._record = await self._sessions.write(write)
+
+    async def _take_up(self, entries: list[Entry]) -> RunOutcome | None:
+        """Answer the calls that a stop of the gateway left open; the outcome, where the reply was there already."""
+        messages = [_message(entry) for entry in entries]
+        last = next((index for index in range(len(entries) - 1, -1, -1) if messages[index].role == "assistant"), None)
+        if last is None:
+            return None
+        if messages[last] is messages[-1] and not messages[last].tool_calls and entries[last].run_id == self._run.id:
+            return self._ended(RunState.OK, messages[last].text)
+        uses = unanswered(messages)
+        if uses:
+            self._asked = (entries[last].seq, messages[last].tool_calls)
+            call = self._caller(None)
+            tasks = [asyncio.ensure_future(self._again(call, use)) for use in uses]
+            try:
+                outcomes = await self._unless_stopped(tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+            for use, outcome in zip(uses, outcomes, strict=True):
+                await self._keep(Appended(0, outcome.message(use)))
+        return None
+
+    async def _unless_stopped(self, tasks: list[asyncio.Task[Outcome]]) -> list[Outcome]:
+        """How calls ended; when the run is stopped, they are cancelled and say so."""
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        watch = asyncio.ensure_future(self._run.stop.wait())
+        watch.add_done_callback(lambda _: cancel())
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            watch.cancel()
+
+    async def _again(self, call: Call, use: ToolUse) -> Outcome:
+        if use not in self._asked[1]:
+            return Outcome.failed("failed", interrupted(use).text)
+        try:
+            if not isinstance(msgspec.json.decode(use.arguments), dict):
+                raise msgspec.DecodeError("they must be a JSON object")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            return Outcome.failed("invalid_args", f"the arguments of {use.name} are not valid JSON: {error}")
+        return await call(use)
+
+    def _model(self) -> Model:
+        """Raises NotConfigured."""
+        model = self._house.models.named(self._run.options.model or self._house.model_name(self._record))
+        return RecordingModel(model, self._recorded) if self._run.options.record else model
+
+    # -- under way --------------------------------------------------------------------------------------
+
+    async def _think(self, model: Model, messages: list[Message]) -> Event:
+        """Reads the loop to its end; its last event."""
+        run, house = self._run, self._house
+        tools = self._tools(model)
+        prompt = await house.prompt(self._record, self._specs())
+        if run.options.instructions:
+            prompt = f"{prompt}\n\n{run.options.instructions}"
+        rounds = self._agent.max_rounds
+        steps = loop.run(
+            model,
+            [Message("system", prompt), *messages],
+            tools,
+            inbox=self._inbox,
+            stop=run.stop,
+            limits=msgspec.structs.replace(house.limits, max_rounds=rounds) if rounds else house.limits,
+            compactor=house.compactor,
+            thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
+            max_tokens=run.options.max_tokens,
+        )
+        last: Event | None = None
+        async with contextlib.aclosing(steps):
+            async for event in steps:
+                if isinstance(event, Appended):
+                    await self._keep(event)
+                elif isinstance(event, Compacted):
+                    self._positions = await _keep_summary(
+                        self._sessions, self._record, run.id, self._positions, event.compaction, model.name
+                    )
+                run.happened(event)
+                last = event
+        assert last is not None
+        return last
+
+    def _specs(self) -> list[ToolSpec]:
+        return self._house.specs(self._credential, self._only)
+
+    def _tools(self, model: Model) -> Tools:
+        call = self._caller(model)
+        return ToolList(self._specs(), call) if self._is_child else ToolShelf(self._specs, call)
+
+    def _caller(self, model: Model | None) -> Call:
+        """Calls of a recording that is repeated are answered from it; all others pass the gate."""
+        if isinstance(model, ReplayModel):
+            return recording.replaying(model.recording)
+        return recording.recording(self._call, self._recorded) if self._run.options.record else self._call
+
+    async def _call(self, use: ToolUse) -> Outcome:
+        seq, uses = self._asked
+        # Its place in the transcript, so that the same call after a restart is known for the same.
+        place = uses.index(use) if use in uses else use.id
+        return await self._calls.call(use, f"run:{self._run.id}:{seq}:{place}")
+
+    def _recorded(self, line: bytes) -> None:
+        self._run.happened(Recorded(line.decode()))
+
+    def _inbox(self) -> list[Incoming]:
+        joining = self._sessions.joining(self._run)
+        self._incoming |= {one.id: one for one in joining}
+        return [Incoming(one.id, one.message) for one in joining]
+
+    async def _keep(self, event: Appended) -> None:
+        """Write an entry of the transcript down, with what it cost and whose message it was."""
+        now = self._sessions.now()
+        usage = event.usage or Usage()
+        joined = None if event.incoming is None else self._incoming.pop(event.incoming)
+        run_id = self._run.id if joined is None else joined.id
+        entry = self._entry(event.message, now, run_id=run_id, usage=usage, model=event.model)
+        context = None if event.usage is None else usage.total_tokens
+
+        def write(store: apsw.Connection) -> int:
+            if joined is not None:
+                transcript.join_run(store, joined.id, self._run.id, now)
+            if self._record.parent_key is not None and event.usage is not None:
+                transcript.count_usage(store, self._record.parent_key, now, **_counts(usage))
+            return transcript.append_entry(store, entry, context_tokens=context)
+
+        seq = await self._sessions.write(write)
+        self._positions.append(seq)
+        if event.message.tool_calls:
+            self._asked = (seq, event.message.tool_calls)
+        if joined is not None:
+            self._sessions.joined(joined, self._run)
+
+    def _entry(
+        self,
+        message: Message,
+        now: int,
+        *,
+        record: SessionRecord | None = None,
+        run_id: str | None = None,
+        usage: Usage = Usage(),  # noqa: B008
+        model: str | None = None,
+    ) -> Entry:
+        record = record or self._record
+        return Entry(
+            session_key=record.key,
+            session_id=record.id,
+            run_id=run_id or self._run.id,
+            at=now,
+            message=msgspec.Raw(msgspec.json.encode(message)),
+            model=model,
+            **_counts(usage),
+        )
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    async def _end_when_stopped(self) -> None:
+        """A stopped run takes with it what its calls started and left running."""
+        await self._run.stop.wait()
+        await self._calls.end_processes()
+
+    def _outcome(self, last: Event) -> RunOutcome:
+        match last:
+            case Completed():
+                return self._ended(RunState.OK, last.reply, usage=last.usage, steps=last.steps)
+            case Failed():
+                failure = RunFailure(last.kind, last.message)
+                return self._ended(RunState.FAILED, error=failure, usage=last.usage, steps=last.steps)
+            case Stopped():
+                state, reason = self._run.stopping or (RunState.STOPPED, last.reason)
+                kind = "timeout" if state is RunState.TIMEOUT else "cancelled"
+                return self._ended(state, error=RunFailure(kind, reason), usage=last.usage, steps=last.steps)
+        raise AssertionError(f"{type(last).__name__} does not end a run")
+
+    def _ended(
+        self,
+        state: RunState,
+        reply: str = "",
+        *,
+        error: RunFailure | None = None,
+        usage: Usage = Usage(),  # noqa: B008
+        steps: int = 0,
+    ) -> RunOutcome:
+        return RunOutcome(self._run.id, self._run.session_key, state, reply, error, usage, steps)
+
+
+async def _keep_summary(
+    sessions: Sessions,
+    record: SessionRecord,
+    run_id: str | None,
+    positions: list[int],
+    compaction: Compaction,
+    model: str,
+) -> list[int]:
+    """Write a summary down beside what it stands for; the entries that the model is shown from now on."""
+    kept = positions[compaction.count :]
+    keeps_from = kept[0] if kept else positions[-1] + 1
+    entry = Entry(
+        session_key=record.key,
+        session_id=record.id,
+        run_id=run_id,
+        at=sessions.now(),
+        message=msgspec.Raw(msgspec.json.encode(compaction.summary)),
+        model=model,
+        keeps_from=keeps_from,
+        **_counts(compaction.usage),
+    )
+
+    def write(store: apsw.Connection) -> int:
+        transcript.count_compaction(store, record.key)
+        return transcript.append_entry(store, entry, context_tokens=0)
+
+    return [await sessions.write(write), *kept]
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    return msgspec.structs.asdict(usage)
+
+
+def _thinking(level: str | None) -> Thinking | None:
+    return next((known for known in get_args(Thinking) if known == level), None)
+
+
+def _message(entry: Entry) -> Message:
+    return msgspec.json.decode(entry.message, type=Message)

@@ -1,0 +1,388 @@
+"""Sessions, their transcripts and their runs.
+
+A transcript only grows: a new beginning or a summary is one more row, and everything said before stays to be read.
+A run is what one message to a session set going; a message that joined the run of another one shares its end.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.store.events import append_event
+
+
+class RunState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    JOINED = "joined"
+    """Its message was taken up by another run of the session, and ends with that."""
+    OK = "ok"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+
+
+OPEN_STATES: Final = (RunState.QUEUED, RunState.RUNNING, RunState.JOINED)
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the sessions. Tokens and cost add up over its whole life, sub-agents included."""
+
+    key: str
+    id: str
+    """Names the present conversation; a new beginning has another."""
+    agent_id: str
+    kind: str = "chat"
+    """`chat`, `child` (of a sub-agent) or `once` (a conversation that its client keeps, not we)."""
+    parent_key: str | None = None
+    title: str = ""
+    model: str | None = None
+    """Chosen for this session instead of the agent's."""
+    thinking: str | None = None
+    channel: msgspec.Raw | None = None
+    """Where its last message from a person came from, so that an answer finds the way back."""
+    previous_ids: tuple[str, ...] = ()
+    created_at: int
+    updated_at: int
+    messages: int = 0
+    """Of the present conversation."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+    context_tokens: int = 0
+    """How full the model's context was after its last reply."""
+    compactions: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a transcript."""
+
+    seq: int = 0
+    session_key: str
+    session_id: str
+    run_id: str | None
+    at: int
+    message: msgspec.Raw
+    model: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+    keeps_from: int | None = None
+    """Of a summary: it stands for everything before the entry with this number."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the runs."""
+
+    id: str
+    session_key: str
+    state: RunState = RunState.QUEUED
+    origin: str
+    credential: str
+    scopes: tuple[str, ...]
+    message: msgspec.Raw
+    options: msgspec.Raw
+    joined_to: str | None = None
+    attempts: int = 0
+    created_at: int
+    started_at: int | None = None
+    ended_at: int | None = None
+    reply: str | None = None
+    error_kind: str | None = None
+    error_message: str | None = None
+    steps: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+
+
+_SESSION: Final = SessionRecord.__struct_fields__
+_ENTRY: Final = Entry.__struct_fields__
+_RUN: Final = RunRecord.__struct_fields__
+
+
+def _select(columns: tuple[str, ...], table: str) -> str:
+    return f"SELECT {', '.join(columns)} FROM {table}"  # noqa: S608
+
+
+def _insert(columns: tuple[str, ...], table: str) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+
+
+ADD_SESSION: Final = f"{_insert(_SESSION, 'sessions')} ON CONFLICT (key) DO NOTHING"
+ADD_ENTRY: Final = f"{_insert(_ENTRY[1:], 'entries')} RETURNING seq"
+ADD_RUN: Final = _insert(_RUN, "runs")
+ONE_SESSION: Final = f"{_select(_SESSION, 'sessions')} WHERE key = ?"
+ONE_RUN: Final = f"{_select(_RUN, 'runs')} WHERE id = ?"
+OPEN_RUNS: Final = f"{_select(_RUN, 'runs')} WHERE ended_at IS NULL ORDER BY seq"
+COUNTED: Final = """
+    UPDATE sessions SET messages = messages + ?, prompt_tokens = prompt_tokens + ?,
+        completion_tokens = completion_tokens + ?, cached_tokens = cached_tokens + ?, cost = cost + ?, updated_at = ?
+    WHERE key = ?"""
+LAST_SUMMARY: Final = """
+    SELECT seq, keeps_from FROM entries
+    WHERE session_key = ? AND session_id = ? AND keeps_from IS NOT NULL ORDER BY seq DESC LIMIT 1"""
+
+
+def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRecord:
+    """The session of that key: this one if there was none."""
+    values = [_value(getattr(record, name)) for name in _SESSION]
+    connection.execute(ADD_SESSION, values)
+    if connection.changes():
+        append_event(
+            connection,
+            record.created_at,
+            "session.created",
+            record.key,
+            {"agent": record.agent_id, "kind": record.kind},
+        )
+        return record
+    found = find_session(connection, record.key)
+    assert found is not None
+    return found
+
+
+def find_session(connection: apsw.Connection, key: str) -> SessionRecord | None:
+    rows = connection.execute(ONE_SESSION, (key,)).fetchall()
+    return _session(rows[0]) if rows else None
+
+
+def list_sessions(
+    connection: apsw.Connection,
+    *,
+    limit: int,
+    offset: int = 0,
+    oldest_first: bool = False,
+    kinds: tuple[str, ...] = ("chat", "child"),
+    parent_key: str | None = None,
+) -> tuple[list[SessionRecord], int]:
+    """A page of sessions by their last activity, or by their age, and how many there are."""
+    where = f"kind IN ({', '.join('?' * len(kinds))})"
+    values: list[Any] = [*kinds]
+    if parent_key is not None:
+        where += " AND parent_key = ?"
+        values.append(parent_key)
+    order = "created_at, key" if oldest_first else "updated_at DESC, key"
+    rows = connection.execute(
+        f"{_select(_SESSION, 'sessions')} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
+    ).fetchall()
+    ((count,),) = connection.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608
+    return [_session(row) for row in rows], _number(count)
+
+
+def change_session(connection: apsw.Connection, key: str, **values: Any) -> None:
+    columns = ", ".join(f"{name} = ?" for name in values)
+    connection.execute(
+        f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608
+        (*(_value(value) for value in values.values()), key),
+    )
+
+
+def begin_anew(connection: apsw.Connection, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
+    """A new conversation under the same key; the old one stays, under its own id."""
+    fresh = msgspec.structs.replace(
+        record,
+        id=new_id,
+        previous_ids=(*record.previous_ids, record.id),
+        title="" if record.kind == "chat" else record.title,
+        messages=0,
+        context_tokens=0,
+        updated_at=now,
+    )
+    names = ("id", "previous_ids", "title", "messages", "context_tokens", "updated_at")
+    change_session(connection, record.key, **{name: getattr(fresh, name) for name in names})
+    append_event(connection, now, "session.reset", record.key, {"previous": record.id})
+    return fresh
+
+
+# -- the transcript -----------------------------------------------------------------------------------------
+
+
+def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: int | None = None) -> int:
+    """Add to a transcript and to its session's counts; the entry's number."""
+    ((seq,),) = connection.execute(ADD_ENTRY, [_value(getattr(entry, name)) for name in _ENTRY[1:]]).fetchall()
+    count_usage(
+        connection,
+        entry.session_key,
+        entry.at,
+        messages=int(entry.keeps_from is None),
+        prompt_tokens=entry.prompt_tokens,
+        completion_tokens=entry.completion_tokens,
+        cached_tokens=entry.cached_tokens,
+        cost=entry.cost,
+    )
+    if context_tokens is not None:
+        change_session(connection, entry.session_key, context_tokens=context_tokens)
+    return _number(seq)
+
+
+def count_usage(
+    connection: apsw.Connection,
+    key: str,
+    now: int,
+    *,
+    messages: int = 0,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
+    cached_tokens: int = 0,
+    cost: float = 0.0,
+) -> None:
+    connection.execute(COUNTED, (messages, prompt_tokens, completion_tokens, cached_tokens, cost, now, key))
+
+
+def count_compaction(connection: apsw.Connection, key: str) -> None:
+    connection.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
+
+
+def conversation(connection: apsw.Connection, key: str, session_id: str) -> list[Entry]:
+    """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first."""
+    values: tuple[Any, ...] = (key, session_id)
+    summaries = connection.execute(LAST_SUMMARY, values).fetchall()
+    where = "session_key = ? AND session_id = ? AND keeps_from IS NULL"
+    found: list[Entry] = []
+    if summaries:
+        seq, keeps_from = summaries[0]
+        found = [_entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,))]
+        where += " AND seq >= ?"
+        values += (keeps_from,)
+    return found + [
+        _entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq", values)
+    ]
+
+
+def history(
+    connection: apsw.Connection,
+    key: str,
+    *,
+    limit: int,
+    offset: int = 0,
+    before: int | None = None,
+    session_id: str | None = None,
+) -> list[Entry]:
+    """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all."""
+    where, values = "session_key = ?", [key]
+    if session_id is not None:
+        where += " AND session_id = ?"
+        values.append(session_id)
+    if before is not None:
+        where += " AND seq < ?"
+        values.append(before)  # type: ignore[arg-type]
+    rows = connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
+    ).fetchall()
+    return [_entry(row) for row in reversed(rows)]
+
+
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+def add_run(connection: apsw.Connection, run: RunRecord) -> None:
+    connection.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
+    append_event(connection, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
+
+
+def find_run(connection: apsw.Connection, run_id: str) -> RunRecord | None:
+    rows = connection.execute(ONE_RUN, (run_id,)).fetchall()
+    return _run(rows[0]) if rows else None
+
+
+def open_runs(connection: apsw.Connection) -> list[RunRecord]:
+    """In the order in which their messages came."""
+    return [_run(row) for row in connection.execute(OPEN_RUNS)]
+
+
+def list_runs(connection: apsw.Connection, key: str, limit: int) -> list[RunRecord]:
+    """Newest first."""
+    rows = connection.execute(
+        f"{_select(_RUN, 'runs')} WHERE session_key = ? ORDER BY seq DESC LIMIT ?", (key, limit)
+    ).fetchall()
+    return [_run(row) for row in rows]
+
+
+def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
+    connection.execute(
+        "UPDATE runs SET state = 'running', started_at = coalesce(started_at, ?), attempts = attempts + 1 WHERE id = ?",
+        (now, run_id),
+    )
+    append_event(connection, now, "run.started", run_id, {})
+
+
+def join_run(connection: apsw.Connection, run_id: str, to: str, now: int) -> None:
+    connection.execute(
+        "UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id)
+    )
+    append_event(connection, now, "run.joined", run_id, {"to": to})
+
+
+def end_run(connection: apsw.Connection, run: RunRecord) -> None:
+    """Write down how a run ended, for itself and for those that joined it. An end that is written stays."""
+    connection.execute(
+        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,
+               prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?
+           WHERE id = ? AND ended_at IS NULL""",
+        (
+            str(run.state),
+            run.ended_at,
+            run.reply,
+            run.error_kind,
+            run.error_message,
+            run.steps,
+            run.prompt_tokens,
+            run.completion_tokens,
+            run.cached_tokens,
+            run.cost,
+            run.id,
+        ),
+    )
+    if not connection.changes():
+        return
+    connection.execute(
+        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?
+           WHERE joined_to = ? AND ended_at IS NULL""",
+        (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.id),
+    )
+    data: dict[str, Any] = {"session": run.session_key, "state": str(run.state)}
+    if run.error_kind is not None:
+        data["error"] = {"kind": run.error_kind, "message": run.error_message}
+    append_event(connection, run.ended_at or run.created_at, "run.ended", run.id, data)
+
+
+def _number(value: Any) -> int:
+    return int(value)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return bytes(value)
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _session(row: tuple[Any, ...]) -> SessionRecord:
+    values = dict(zip(_SESSION, row, strict=True))
+    values["channel"] = None if values["channel"] is None else msgspec.Raw(values["channel"])
+    values["previous_ids"] = tuple(values["previous_ids"].split())
+    return SessionRecord(**values)
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    values = dict(zip(_ENTRY, row, strict=True))
+    values["message"] = msgspec.Raw(values["message"])
+    return Entry(**values)
+
+
+def _run(row: tuple[Any, ...]) -> RunRecord:
+    values = dict(zip(_RUN, row, strict=True))
+    values["state"] = RunState(values["state"])
+    values["scopes"] = tuple(values["scopes"].split())
+    for name in ("message", "options"):
+        values[name] = msgspec.Raw(values[name])
+    return RunRecord(**values)
