@@ -29,7 +29,8 @@ def uses(*calls: tuple[str, str, Any], text: str = "", **fields: Any) -> Finishe
         ToolUse(identity, name, arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
         for identity, name, arguments in calls
     )
-    return Finished(Message("assistant", text, tool_calls=made), Usage(10, 5, 0, 0.5), "tool_calls", **fields)
+    usage = fields.pop("usage", Usage(10, 5, 0, 0.5))
+    return Finished(Message("assistant", text, tool_calls=made), usage, "tool_calls", **fields)
 
 
 class ScriptedModel:

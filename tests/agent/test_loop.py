@@ -416,7 +416,10 @@ def test_a_conversation_too_long_is_compacted_once_and_asked_again() -> None:
 
 def test_a_long_run_makes_room_by_itself() -> None:
     model = ScriptedModel(
-        *(uses((str(n), "read", {})) for n in range(3)), *[says("the summary")] * 2, says("done"), context_tokens=2_000
+        *(uses((str(n), "read", {}), usage=Usage(50 + 605 * n, 10)) for n in range(3)),
+        *[says("the summary")] * 2,
+        says("done"),
+        context_tokens=2_000,
     )
     events = go(model, tools(read="word " * 600), compactor=Compactor())
     assert [event.step for event in events if isinstance(event, Compacted)] == [4]

@@ -57,7 +57,7 @@ class Compactor(msgspec.Struct, frozen=True):
 
     def due(self, messages: Sequence[Message], counted: int, context_tokens: int) -> bool:
         """Whether the next request would fill the context: by the provider's count of the last one, else estimated."""
-        size = max(counted, messages_tokens(messages)) if counted else messages_tokens(messages)
+        size = counted or messages_tokens(messages)
         return size > self._context(context_tokens) * self.threshold and self.cut(messages, context_tokens) > 0
 
     def cut(self, messages: Sequence[Message], context_tokens: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from farhand.llm.messages import Block, Content, Image, Message, Text, ToolUse
-from farhand.protocol.calls import ToolResult
+from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 
 
@@ -18,8 +18,8 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     is_error: bool = False
     kind: str | None = None
     """Of a failure: one of the six kinds of `protocol/errors.py`."""
-    result: msgspec.Raw | None = None
-    """The result object itself, where the tool gave one."""
+    result: msgspec.Raw = NULL
+    """The result itself, in JSON; `null` where the tool gave none."""
 
     @classmethod
     def failed(cls, kind: str, message: str) -> Outcome:

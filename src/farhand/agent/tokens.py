@@ -1,15 +1,15 @@
 """How many tokens a text has, near enough to plan with.
 
-The estimate needs no tokenizer. It counts pieces as byte-pair tokenizers cut them (words in parts of about six letters,
-groups of three digits, single signs, every letter of other scripts) and is meant to err upwards: for English, code and
-JSON it lies between 5 % below and 30 % above `o200k_base`; for other scripts it may count up to twice as many.
-What a provider reports is always preferred.
+The estimate needs no tokenizer: it counts pieces much as byte-pair tokenizers cut them. Measured against OpenAI's
+`o200k_base` on whole files: Markdown 11 % below to 16 % above, code and JSON 4 % below to 23 % above, listings 13 %
+below, base64 21 % below, other scripts up to 2.3 times as many. What a provider counted is preferred where it counts.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import msgspec
 
@@ -22,8 +22,8 @@ IMAGE_TOKENS = 1_000
 MESSAGE_TOKENS = 4
 """Around each message: its role and marks."""
 
-_LONG = 200_000
-_PIECE = re.compile(r"[A-Za-z]+|\d+|[ \t]+|[^\x00-\x7f]|[\r\n]+|.", re.ASCII)
+_LONG = 30_000
+_PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+|[ \t]+|[\r\n]+|[!-/:-@\[-`{-~]+|.", re.ASCII | re.DOTALL)
 
 
 def text_tokens(text: str) -> int:
@@ -40,21 +40,24 @@ def _count(text: str) -> int:
     tokens = 0.0
     for piece in _PIECE.findall(text):
         first = piece[0]
-        if first.isascii() and first.isalpha():
-            tokens += 1 if len(piece) <= 7 else (len(piece) + 4) // 5
-        elif first.isdigit() and first.isascii():
-            tokens += (len(piece) + 2) // 3
-        elif first in " \t":
-            # One space belongs to the word behind it; longer runs are a token of their own.
-            tokens += 0 if len(piece) == 1 else 1
-        elif first in "\r\n":
-            tokens += 0.5
-        elif first.isascii():
-            # Signs often come in pairs that share a token: `":`, `",`, `()`.
-            tokens += 0.7
+        if first.isascii():
+            if first.isalpha():
+                tokens += 1 if len(piece) <= 7 else (len(piece) + 4) // 5
+            elif first.isdigit():
+                tokens += (len(piece) + 2) // 3
+            elif first in " \t":
+                # One space belongs to the word behind it; a run of them is a token of its own.
+                tokens += 0 if len(piece) == 1 else 1
+            elif first in "\r\n":
+                tokens += 0.5
+            else:
+                # Signs in a row share tokens: `":`, `","`, `()`.
+                tokens += 0.8 if len(piece) == 1 else 0.4 + 0.4 * len(piece)
+        elif first < "\u0900":
+            tokens += 0.45
         else:
-            tokens += 0.8
-    return int(tokens + 0.999)
+            tokens += 0.9 if first < "\U0001f000" else 2
+    return ceil(tokens)
 
 
 def message_tokens(message: Message) -> int:
