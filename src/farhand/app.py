@@ -10,7 +10,6 @@ import gc
 import ipaddress
 import logging
 import os
-import re
 import signal
 import socket
 import ssl
@@ -29,27 +28,36 @@ from farhand.api.console import console_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
+from farhand.api.logs import log_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
+from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.agents import Agents
 from farhand.gateway.hub import Hub
+from farhand.gateway.native_files import NativeFiles
+from farhand.gateway.native_logs import NodeLogs
+from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.prompting import Prompts, files_in
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
+from farhand.gateway.skills import Skills
 from farhand.gateway.turns import Turns
+from farhand.gateway.workspace import Workspace
 from farhand.llm.choice import Models
 from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.machine.sandbox import Mount, Sandbox
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.masking import masked_text
+from farhand.store.folder_objects import FolderObjects
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
@@ -92,12 +100,12 @@ class Gateway:
         self._config = config
         self._section = section
         self.workspace = (workspace or home / AGENTS_FOLDER / "main").absolute()
+        self._routes: list[Route] = []
         self._open = open
         self._hub: Hub | None = None
         self._server: _Server | None = None
         self._sessions: Sessions | None = None
         self._chats: ChatSessions | None = None
-        self._routes: list[Route] = []
         self.url = ""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
@@ -118,7 +126,7 @@ class Gateway:
                 await hub.close()
 
     async def _furnish(self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str]) -> None:
-        """Give the gateway its own tools; what they hold open is closed with the stack."""
+        """Give the gateway its own tools and their doors; what they hold open is closed with the stack."""
         live = LiveConfig(self._home, self._config, environ)
         hub.catalog.obey(lambda: live.now.tools.disabled)
         self.workspace.mkdir(parents=True, exist_ok=True)
@@ -130,9 +138,19 @@ class Gateway:
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         hub.catalog.serve(AgentFiles(files).tools())
         hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
-        await self._employ(hub, stack, environ, jobs)
+        objects = FolderObjects(self._home)
+        stack.push_async_callback(objects.close)
+        workspace = Workspace(objects)
+        settings = Settings(lambda: {**msgspec.to_builtins(self._config), "tools": msgspec.to_builtins(live.now.tools)})
+        logs = NodeLogs(hub.roster, hub.queries)
+        skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
+        hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
+        self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
+        await self._employ(hub, stack, environ, jobs, skills)
 
-    async def _employ(self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str], jobs: Jobs) -> None:
+    async def _employ(
+        self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str], jobs: Jobs, known: Skills
+    ) -> None:
         """Give the gateway its agents: models, sessions, their tools and doors."""
         config = self._config
         models = Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
@@ -144,8 +162,8 @@ class Gateway:
             workspace = [self.workspace] if agent == MAIN else []
             return await files_in([folders / agent, *workspace])
 
-        async def skills(_agent: str) -> tuple[Skill, ...]:
-            return ()
+        async def skills(agent: str) -> tuple[Skill, ...]:
+            return tuple(Skill(skill.name, skill.description, skill.path) for skill in await known.eligible(agent))
 
         async def end_jobs(call_ids: Collection[str]) -> None:
             found = [job for call_id in call_ids if (job := await jobs.find_call(call_id)) is not None]
@@ -307,10 +325,8 @@ def set_up_logging(level: str) -> None:
 
 
 class _MaskedFormatter(logging.Formatter):
-    _SECRETS = re.compile(r"((?:token|code)=|bearer[. ]|fh[onc]_)[\w.~%+-]+", re.IGNORECASE)
-
     def format(self, record: logging.LogRecord) -> str:
-        return self._SECRETS.sub(r"\1***", super().format(record))
+        return masked_text(super().format(record))
 
 
 @contextlib.contextmanager

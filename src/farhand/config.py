@@ -14,6 +14,7 @@ import msgspec
 
 from farhand.gateway.agents import AgentSettings
 from farhand.gateway.session_keys import DmScope
+from farhand.gateway.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.protocol.errors import FarhandError
 
@@ -91,6 +92,11 @@ class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
     """People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`."""
 
 
+class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
+    entries: dict[str, SkillEntry] = {}
+    """By the skill's name: `enabled`, `always`, `requires`."""
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
@@ -101,6 +107,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
+    skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -197,9 +204,11 @@ def _worded(text: str) -> str:
         wrong = reason.rsplit("'", 2)[1]
         table: type = Config
         if place:
-            section = place.partition("[")[0]
-            table = next(field.type for field in msgspec.structs.fields(Config) if field.name == section)
-            table = get_args(table)[1] if get_origin(table) is dict else table
+            for name in place.replace("[...]", ".*").split("."):
+                if name == "*":
+                    table = get_args(table)[-1]
+                else:
+                    table = next(field.type for field in msgspec.structs.fields(table) if field.name == name)
             place = place.replace("[...]", ".*")
         known = [field.name for field in msgspec.structs.fields(table)]
         near = difflib.get_close_matches(wrong, known, 1)

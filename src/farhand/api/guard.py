@@ -68,9 +68,10 @@ class Guard:
         method: str = scope["method"]
         try:
             headers = self._admit(scope)
-            if int(headers.get(b"content-length", b"0") or b"0") > MAX_BODY_BYTES:
-                raise too_large()
             route, params = self._router.find(method, scope["path"])
+            length = int(headers.get(b"content-length", b"0") or b"0")
+            if length > MAX_BODY_BYTES and (route is None or not route.streams):
+                raise too_large()
             credential = NOBODY
             if route is None or route.scope is not None:
                 credential = self._authenticate(scope, headers, method)
@@ -230,8 +231,8 @@ def _cookie(headers: dict[bytes, bytes], name: str) -> str | None:
 
 
 def _require_json(headers: dict[bytes, bytes], method: str) -> None:
-    # A form on any page can send these without asking; it cannot send this content type.
-    if method not in ("GET", "HEAD", "DELETE") and not headers.get(b"content-type", b"").startswith(
+    # A form on any page can send these without asking; it cannot send this content type. Nor PUT, of any type.
+    if method not in ("GET", "HEAD", "DELETE", "PUT") and not headers.get(b"content-type", b"").startswith(
         b"application/json"
     ):
         raise Problem(415, "unsupported_media_type", "send Content-Type: application/json")

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from farhand.gateway.credentials import Credential
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -148,6 +148,17 @@ class Request:
                 raise too_large()
         return b"".join(parts)
 
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body as it comes, of any length. Raises Problem when the client leaves before its end."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Problem(400, "incomplete_request", "the client left before the end of its request")
+            if part := message.get("body", b""):
+                yield part
+            more = message.get("more_body", False)
+
     async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
         """The body read by `decoder`. Raises Problem naming what is wrong."""
         return read_json(await self.body(), decoder)
@@ -167,6 +178,19 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         text = "the body is empty" if not body.strip() else str(error).replace("`", "'")
         raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+
+
+def tool_problem(error: ToolError) -> Problem:
+    """What went wrong with a tool, where the answer is not a tool's."""
+    return Problem(_STATUS.get(error.kind, 500), error.kind.value, error.message)
+
+
+_STATUS = {
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.INVALID_ARGS: 400,
+    ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.TIMEOUT: 504,
+}
 
 
 def too_large() -> Problem:

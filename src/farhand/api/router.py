@@ -15,9 +15,11 @@ Handler = Callable[[Request], Awaitable[Reply]]
 class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
-    """Segments in braces are parameters."""
+    """Segments in braces are parameters; a last one `{name...}` takes the rest of the path, which may be empty."""
     scope: Scope | None
     handler: Handler
+    streams: bool = False
+    """It reads its body piece by piece, so that may be of any length."""
 
 
 class Router:
@@ -61,9 +63,15 @@ class Router:
 
 
 def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    params = {}
+    if pattern[-1].endswith("...}"):
+        *pattern, rest = pattern
+        if len(segments) < len(pattern):
+            return None
+        params[rest[1:-4]] = "/".join(segments[len(pattern) :])
+        segments = segments[: len(pattern)]
     if len(pattern) != len(segments):
         return None
-    params = {}
     for expected, actual in zip(pattern, segments, strict=True):
         if expected.startswith("{"):
             if not actual:

@@ -26,7 +26,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "calls": ("farhand.cli.calls:calls", "List what ran and what runs; show or cancel one call."),
     "ps": ("farhand.cli.jobs:ps", "List the commands that run on all nodes."),
     "attach": ("farhand.cli.jobs:attach", "Show what a command prints, and type to it."),
+    "logs": ("farhand.cli.logs:logs", "Show the log of a node."),
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
+    "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
+    "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),
 }

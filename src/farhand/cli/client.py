@@ -133,7 +133,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = READ_SECONDS,
     ) -> Answer:
-        """One request, answered with JSON. Raises ClientError.
+        """One request, answered with JSON. The body is sent as JSON, bytes as they are. Raises ClientError.
 
         `seconds` is the longest silence to bear; None waits for as long as the connection lives. Leaving with an
         exception, KeyboardInterrupt included, closes the connection.
@@ -170,8 +170,8 @@ class Client:
         sent = {"User-Agent": f"farhand/{__version__}", **headers}
         if address.token:
             sent["Authorization"] = f"Bearer {_header_value(address.token)}"
-        data = None
-        if body is not None:
+        data = body if isinstance(body, bytes) else None
+        if body is not None and data is None:
             data = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
         connection = _connect(address, parts)

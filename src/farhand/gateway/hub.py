@@ -330,6 +330,10 @@ class Hub:
         finally:
             self._database.unwatch(wakes)
 
+    def note(self, kind: str, subject: str, data: Mapping[str, Any]) -> None:
+        """Put something that happened into the journal."""
+        self._record(lambda _: None, kind, subject, data)
+
     def _record(
         self, operation: Callable[[Any], object], kind: str, subject: str, data: Mapping[str, Any]
     ) -> asyncio.Future[None]:

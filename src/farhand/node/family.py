@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
+from farhand.node.log import calls
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.errors import NotAllowed
+from farhand.protocol.errors import NotAllowed, ToolError
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import Registered, ToolRegistry
 from farhand.tools.node_files import FileTools
@@ -77,6 +79,16 @@ def _lent(name: str, method: Callable[..., Any], limits: Limits) -> Registered:
     refusal = limits.refusal(name)
 
     async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
+        began = time.perf_counter()
+        try:
+            result = await lend(ctx, args)
+        except ToolError as error:
+            _note(name, ctx, began, error)
+            raise
+        _note(name, ctx, began)
+        return result
+
+    async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
         if refusal is not None:
             raise NotAllowed(refusal)
         arguments = parameters.read(args)
@@ -88,6 +100,17 @@ def _lent(name: str, method: Callable[..., Any], limits: Limits) -> Registered:
         return await asyncio.to_thread(method, **arguments)
 
     return Registered(spec, run, method, continues=name == "Bash")
+
+
+def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:
+    """Into the log: which call, how long, how it ended. Not the arguments: they are the gateway's to keep."""
+    fields: dict[str, Any] = {"callId": ctx.request_id, "tool": name}
+    fields["durationMs"] = round((time.perf_counter() - began) * 1000, 1)
+    if error is None:
+        calls.info("%s ended well", name, extra={"event": "tool.execute.ok", "fields": fields})
+    else:
+        fields["kind"] = error.kind.value
+        calls.warning("%s failed: %s", name, error.message, extra={"event": "tool.execute.error", "fields": fields})
 
 
 async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:

@@ -21,6 +21,7 @@ from farhand.machine.files import Files
 from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, call_id, family
+from farhand.node.log import kept_log
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
@@ -73,7 +74,8 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     folder = options.home / "nodes" / _folder_name(options.node_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with _held(folder, options.node_id):
-        await _serve(options, shutdown, folder, workspace, roots, environment)
+        with kept_log(folder / "logs", options.node_id, workspace):
+            await _serve(options, shutdown, folder, workspace, roots, environment)
 
 
 async def _serve(
@@ -109,7 +111,7 @@ async def _serve(
                 pinned_cert=options.pinned_cert,
                 token_in_query=False,
                 ledger=ledger,
-                queries={**Questions(jobs, environment).handlers(), "transfers": transfers.held},
+                queries={**Questions(jobs, environment, folder / "logs").handlers(), "transfers": transfers.held},
                 extension=transfers,
             )
             try:

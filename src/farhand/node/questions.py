@@ -1,4 +1,4 @@
-"""What a gateway may ask a node beside tool calls: output of a command, the jobs there are, programs on the PATH."""
+"""What a gateway may ask a node beside tool calls: output of a command, jobs, programs on the PATH, the log."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs, login_shell
+from farhand.node.log import MOST_LINES, last_lines
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.sdk.client import Query
 
@@ -37,15 +39,20 @@ class ProbeQuestion(msgspec.Struct):
     bins: list[str]
 
 
+class LogsQuestion(msgspec.Struct):
+    lines: int = 100
+
+
 class Questions:
     """Answers for one node."""
 
-    def __init__(self, jobs: Jobs, environment: Mapping[str, str]) -> None:
+    def __init__(self, jobs: Jobs, environment: Mapping[str, str], logs: Path) -> None:
         self._jobs = jobs
         self._environment = dict(environment)
+        self._logs = logs
 
     def handlers(self) -> dict[str, Query]:
-        return {"output": self.output, "jobs": self.jobs, "probe": self.probe}
+        return {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
 
     async def output(self, params: msgspec.Raw) -> dict[str, Any]:
         question = _read(params, OutputQuestion)
@@ -99,6 +106,12 @@ class Questions:
         path = await self._login_path()
         found = {name: shutil.which(name, path=path) is not None for name in question.bins}
         return {"hostBinStatus": found, "hostBinStatusUpdatedAt": time.time_ns() // 1_000_000}
+
+    async def logs(self, params: msgspec.Raw) -> dict[str, Any]:
+        """The newest lines of this node's log, oldest first."""
+        question = _read(params, LogsQuestion)
+        lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
+        return {"lines": lines, "truncated": truncated}
 
     async def _login_path(self) -> str:
         fallback = self._environment.get("PATH", os.defpath)

@@ -11,6 +11,10 @@ NATIVE = "gsv"
 
 SEPARATOR = "__"
 
+MAIN_AGENT = "main"
+"""The agent that is meant when none is named."""
+
+_AGENT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _NODE_ID = re.compile(r"[^\W_](?:[\w.:@-]*[^\W_])?")
 
 
@@ -46,6 +50,16 @@ def validate_node_id(node_id: str) -> str:
             "beginning and ending with a letter or digit"
         )
     return node_id
+
+
+def validate_agent_id(agent_id: str) -> str:
+    """Return `agent_id`, or raise ValueError saying why it cannot name an agent: it is the name of a folder too."""
+    if not _AGENT_ID.fullmatch(agent_id) or ".." in agent_id:
+        raise ValueError(
+            f"{agent_id[:100]!r} is not an agent id: at most 64 letters, digits and . _ - "
+            "beginning and ending with a letter or digit"
+        )
+    return agent_id
 
 
 def acceptable_name(name: str) -> bool:

@@ -176,7 +176,13 @@ class NodeClient:
                         raise ReconnectExhausted(attempt, str(lost)) from None
                     delay = self._backoff.delay(attempt)
                     attempt += 1
-                    log.warning("%s: %s; connecting again in %.1f s", self.shown_url, lost, delay)
+                    log.warning(
+                        "%s: %s; connecting again in %.1f s",
+                        self.shown_url,
+                        lost,
+                        delay,
+                        extra={"event": "connect.lost"},
+                    )
                     await asyncio.wait({stop}, timeout=delay)
                 if stop.done():
                     raise Shutdown()
@@ -268,7 +274,8 @@ class _Connection:
             raise Refused(
                 f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
             )
-        log.info("connected to %s as %s", self._client.shown_url, self._client.node_info.id)
+        client = self._client
+        log.info("connected to %s as %s", client.shown_url, client.node_info.id, extra={"event": "connect.ok"})
 
     def _welcomed(self, link: Link, welcome: GatewayWelcome) -> None:
         """Ready at once: the next frame, perhaps already here, may be a request."""

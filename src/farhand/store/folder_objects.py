@@ -25,17 +25,17 @@ import msgspec
 
 from farhand.machine.files import Files, told
 from farhand.machine.root import Root
-from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound
+from farhand.protocol.errors import NotAllowed, NotFound
 from farhand.store.objects import (
     AGENTS,
     CHUNK,
     PAGE,
     RESERVED,
-    SPACES,
     Conflict,
     Listing,
     ObjectInfo,
     check_key,
+    check_prefix,
     content_type_of,
 )
 
@@ -97,7 +97,7 @@ class FolderObjects:
     async def list(
         self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
     ) -> Listing:
-        return await asyncio.to_thread(self._list, prefix, delimiter, after, limit)
+        return await asyncio.to_thread(self._list, check_prefix(prefix), delimiter, after, limit)
 
     async def open_read(self, key: str, offset: int = 0) -> FolderReader:
         info, file = await asyncio.to_thread(self._open, check_key(key), offset)
@@ -167,31 +167,23 @@ class FolderObjects:
     # -- listing ----------------------------------------------------------------------------------------
 
     def _list(self, prefix: str, delimiter: bool, after: str | None, limit: int) -> Listing:
-        folder, separator, beginning = prefix.rpartition("/")
-        parts = folder.split("/")
-        if not separator or parts[0] not in SPACES or {"", ".", ".."} & set(parts):
-            raise InvalidArgs(f"{prefix[:200]!r} is not the beginning of a key: agents/… or skills/…")
-        page = list(itertools.islice(self._walk(folder, beginning, delimiter, after or ""), limit + 1))
+        page = list(itertools.islice(self._walk(prefix[:-1], delimiter, after or ""), limit + 1))
         more = len(page) > limit
         objects = [self._listed(key, status) for key, status in page[:limit] if status is not None]
         prefixes = [key for key, status in page[:limit] if status is None]
         return Listing(objects, prefixes, page[limit - 1][0] if more else None)
 
-    def _walk(
-        self, folder: str, beginning: str, delimiter: bool, after: str
-    ) -> Iterator[tuple[str, os.stat_result | None]]:
+    def _walk(self, folder: str, delimiter: bool, after: str) -> Iterator[tuple[str, os.stat_result | None]]:
         """Keys with their status and, with a delimiter, prefixes without; in order, those after `after`."""
         for child in self._children(folder):
-            if not child.name.startswith(beginning):
-                continue
             key = f"{folder}/{child.name}"
             if child.status is not None:
                 if key > after:
                     yield key, child.status
             elif not delimiter:
                 if f"{key}/" > after or after.startswith(f"{key}/"):
-                    yield from self._walk(key, "", False, after)
-            elif f"{key}/" > after and next(self._walk(key, "", False, ""), None) is not None:
+                    yield from self._walk(key, False, after)
+            elif f"{key}/" > after and next(self._walk(key, False, ""), None) is not None:
                 yield f"{key}/", None
 
     def _children(self, folder: str) -> Sequence[_Child]:

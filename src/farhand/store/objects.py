@@ -108,7 +108,7 @@ class Objects(Protocol):
     async def list(
         self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
     ) -> Listing:
-        """A page of at most `limit` keys and prefixes. A key that names no object is no error: the page is empty."""
+        """A page of at most `limit` keys and prefixes beneath `prefix`, which ends with `/`; there may be none."""
 
     async def open_read(self, key: str, offset: int = 0) -> ObjectReader:
         """Raises NotFound."""
@@ -135,6 +135,14 @@ def check_key(key: str) -> str:
     if not all(character.isprintable() or character == " " for character in key):
         raise InvalidArgs(f"{key[:200]!r} is not the key of an object: it contains a control character")
     return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix`, or raise InvalidArgs when no key can begin with it."""
+    parts = prefix.split("/")
+    if parts[0] not in SPACES or parts[-1] or len(parts) < 2 or {"", ".", ".."} & set(parts[:-1]) or "\0" in prefix:
+        raise InvalidArgs(f"{prefix[:200]!r} is not the beginning of a key: agents/…/ or skills/…/")
+    return prefix
 
 
 def _encoded(text: str) -> bytes:

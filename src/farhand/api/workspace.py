@@ -1,0 +1,176 @@
+"""The agents' files and the skills over HTTP: raw bytes with their content type, folders as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from email.utils import formatdate
+
+from farhand.api.http import Problem, Reply, Request, json_reply, tool_problem
+from farhand.api.router import Route
+from farhand.gateway.credentials import Scope
+from farhand.gateway.hub import Hub
+from farhand.gateway.skills import Skills
+from farhand.gateway.workspace import Workspace, clean
+from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.store.objects import SKILLS, Conflict, ObjectInfo, ObjectReader, check_key
+
+# A file of a workspace is an agent's, or a stranger's: opened in the browser, it must not act for the owner.
+HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+UNTYPED = ("", "application/x-www-form-urlencoded")
+"""What clients say of a body whose type they do not know."""
+
+
+def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Route]:
+    doors = WorkspaceDoors(hub, workspace, skills)
+    path = "/v1/workspace/{agent}/{path...}"
+    skill = "/v1/skills/{name}/{path...}"
+    return [
+        Route("GET", "/v1/workspace/{agent}", Scope.TOOLS_READ, doors.read),
+        Route("GET", path, Scope.TOOLS_READ, doors.read),
+        Route("PUT", path, Scope.TOOLS_WRITE, doors.write, streams=True),
+        Route("DELETE", path, Scope.TOOLS_WRITE, doors.delete),
+        Route("GET", "/v1/skills", Scope.READ, doors.skills),
+        Route("PUT", skill, Scope.ADMIN, doors.write_skill, streams=True),
+        Route("DELETE", "/v1/skills/{name}", Scope.ADMIN, doors.delete_skill),
+    ]
+
+
+class WorkspaceDoors:
+    """One method for each route. Paths mean what they mean to the native tools, `skills/` included."""
+
+    def __init__(self, hub: Hub, workspace: Workspace, skills: Skills) -> None:
+        self._hub = hub
+        self._workspace = workspace
+        self._objects = workspace.objects
+        self._skills = skills
+
+    async def read(self, request: Request) -> Reply:
+        agent, path = request.params["agent"], request.params.get("path", "")
+        try:
+            found = await self._workspace.find(agent, path)
+            if found is None:
+                folder = await self._workspace.folder(agent, path)
+                if folder is None:
+                    raise Problem(404, "not_found", f"Not found: {path[:200]}")
+                return json_reply({"path": clean(path), "files": folder.files, "directories": folder.directories})
+            if request.method == "HEAD":
+                return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing())
+            reader = await self._objects.open_read(found.info.key)
+        except ToolError as error:
+            raise tool_problem(error) from None
+        return Reply(content_type=_type(reader.info), headers=_headers(reader.info), pieces=_pieces(reader))
+
+    async def write(self, request: Request) -> Reply:
+        path = request.params["path"]
+        try:
+            key = self._workspace.key(request.params["agent"], path)
+        except ToolError as error:
+            raise tool_problem(error) from None
+        info = await self._store(request, key)
+        return json_reply({"path": clean(path), "size": info.size, "written": True, "etag": info.etag})
+
+    async def delete(self, request: Request) -> Reply:
+        path = request.params["path"]
+        try:
+            key = self._workspace.key(request.params["agent"], path)
+            known = await self._objects.delete(key)
+        except ToolError as error:
+            raise tool_problem(error) from None
+        if not known:
+            raise Problem(404, "not_found", f"File not found: {path[:200]}")
+        self._hub.note("object.deleted", key, {"credential": request.credential.id})
+        return json_reply({"path": clean(path), "deleted": True})
+
+    # -- skills -----------------------------------------------------------------------------------------
+
+    async def skills(self, request: Request) -> Reply:
+        try:
+            skills = await self._skills.all(request.query("agent"))
+        except ToolError as error:
+            raise tool_problem(error) from None
+        return json_reply({"skills": skills, "count": len(skills)})
+
+    async def write_skill(self, request: Request) -> Reply:
+        try:
+            key = check_key(f"{SKILLS}/{clean(request.params['name'])}/{clean(request.params['path'])}")
+        except ToolError as error:
+            raise tool_problem(error) from None
+        info = await self._store(request, key)
+        return json_reply({"path": key, "size": info.size, "written": True, "etag": info.etag})
+
+    async def delete_skill(self, request: Request) -> Reply:
+        name = request.params["name"]
+        count = 0
+        try:
+            prefix = f"{SKILLS}/{clean(name)}/"
+            while page := (await self._objects.list(prefix)).objects:
+                for info in page:
+                    count += await self._objects.delete(info.key)
+        except ToolError as error:
+            raise tool_problem(error) from None
+        if not count:
+            raise Problem(404, "not_found", f"there is no global skill {name[:100]!r}; `farhand skills` lists them")
+        self._hub.note("skill.deleted", name, {"objects": count, "credential": request.credential.id})
+        return json_reply({"name": name, "deleted": True, "objects": count})
+
+    async def _store(self, request: Request, key: str) -> ObjectInfo:
+        """Take a body in. Raises Problem; then nothing was written."""
+        content_type = request.header(b"content-type") or ""
+        kept = None if content_type.partition(";")[0].strip().lower() in UNTYPED else content_type
+        match, absent = request.header(b"if-match"), request.header(b"if-none-match")
+        try:
+            if kept is not None and not (kept.isprintable() and kept.isascii() and len(kept) <= 200):
+                raise InvalidArgs(f"{kept[:100]!r} is not a content type")
+            if match is not None or absent is not None:
+                if absent not in (None, "*"):
+                    raise InvalidArgs("If-None-Match takes * alone: the file must not exist yet")
+                body = await request.body()
+                etag = match.strip().strip('"') if match is not None else None
+                info = await self._objects.put(
+                    key, body, content_type=kept, if_absent=absent is not None, if_match=etag
+                )
+            else:
+                info = await self._stream_in(request, key, kept)
+        except Conflict as error:
+            raise Problem(412, "precondition_failed", error.message) from None
+        except ToolError as error:
+            raise tool_problem(error) from None
+        self._hub.note("object.written", key, {"size": info.size, "credential": request.credential.id})
+        return info
+
+    async def _stream_in(self, request: Request, key: str, content_type: str | None) -> ObjectInfo:
+        writer = await self._objects.open_write(key, content_type)
+        try:
+            async for part in request.stream():
+                await writer.write(part)
+            return await writer.commit()
+        finally:
+            await writer.abort()
+
+
+def _type(info: ObjectInfo) -> bytes:
+    kind = info.content_type or "application/octet-stream"
+    # All text that is written here is UTF-8; a browser would guess otherwise.
+    return (f"{kind}; charset=utf-8" if kind.startswith("text/") and ";" not in kind else kind).encode()
+
+
+def _headers(info: ObjectInfo) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-length", b"%d" % info.size),
+        (b"etag", f'"{info.etag}"'.encode()),
+        (b"last-modified", formatdate(info.modified_at / 1000, usegmt=True).encode()),
+        HARMLESS,
+    ]
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    return
+    yield b""
+
+
+async def _pieces(reader: ObjectReader) -> AsyncGenerator[bytes, None]:
+    try:
+        while piece := await reader.read():
+            yield piece
+    finally:
+        await reader.close()

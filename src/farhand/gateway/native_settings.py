@@ -1,0 +1,60 @@
+"""`gsv__ConfigGet`: the gateway's settings, without their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from farhand.protocol.masking import masked, snake_case
+from farhand.tools.tool import Tool, tool
+
+ConfigPath = Annotated[
+    str | None,
+    Meta(
+        description='Dotted path to a specific config value (e.g. "gateway.port"); numbers index lists. '
+        "Omit it for the full config. Sensitive values are masked."
+    ),
+]
+
+
+class Settings:
+    """The settings as callers may see them: masked as a whole first, so that no path leads to a secret."""
+
+    def __init__(self, values: Callable[[], Mapping[str, Any]]) -> None:
+        self._values = values
+
+    def tools(self) -> list[Tool]:
+        return [tool(self.config_get, name="gsv__ConfigGet", read_only=True)]
+
+    async def config_get(self, path: ConfigPath = None) -> dict[str, Any]:
+        """Inspect the Gateway configuration. Sensitive values are masked."""
+        shown = masked(self._values())
+        return {"config": shown} if path is None else {"path": path, "value": find(shown, path)}
+
+    def holds(self, path: str) -> bool:
+        """Whether something is set at a dotted path."""
+        return bool(find(self._values(), path))
+
+
+def find(values: Any, path: str) -> Any:
+    """The value at a dotted path, or None. A name may have dots itself; `dmScope` finds `dm_scope`."""
+    parts = [part for part in path.strip().split(".") if part]
+    return _find(values, parts)
+
+
+def _find(value: Any, parts: list[str]) -> Any:
+    if not parts:
+        return value
+    if isinstance(value, list):
+        index = parts[0]
+        known = index.isdecimal() and len(index) < 10 and int(index) < len(value)
+        return _find(value[int(index)], parts[1:]) if known else None
+    if isinstance(value, Mapping):
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            for spelling in (name, snake_case(name)):
+                if spelling in value:
+                    return _find(value[spelling], parts[count:])
+    return None

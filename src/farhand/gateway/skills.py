@@ -1,0 +1,208 @@
+"""Skills: `SKILL.md` files an agent can read, the machines each of them needs, and why one cannot be used now.
+
+A skill is a folder `skills/{name}/` with a `SKILL.md`; an agent's own hides a global one of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.roster import Node, Roster
+from farhand.gateway.skill_file import Requirements, SkillEntry, SkillFile, read_skill
+from farhand.gateway.workspace import Workspace
+from farhand.protocol.errors import NotFound, ToolError
+from farhand.store.objects import SKILLS
+
+log = logging.getLogger("farhand.skills")
+
+PROBE_SECONDS: Final = 10.0
+PROBED_FOR_MS: Final = 5 * 60 * 1000
+LARGEST_SKILL: Final = 1024 * 1024
+_BIN: Final = re.compile(r"[A-Za-z0-9._+-]{1,128}")
+_OS: Final = {"macos": "darwin", "osx": "darwin", "mac": "darwin", "win32": "windows", "win": "windows"}
+
+Probe = Callable[[str, list[str]], Awaitable[Any]]
+
+
+class Skill(msgspec.Struct, frozen=True):
+    """A skill as an agent may use it now, or why it may not."""
+
+    name: str
+    description: str
+    path: str
+    """Where the agent reads it: a path of its workspace."""
+    location: str
+    """The key of the object."""
+    source: str
+    always: bool
+    eligible: bool
+    hosts: list[str]
+    """The nodes that have everything it requires."""
+    reasons: list[str]
+    requirements: Requirements
+
+
+class Skills:
+    """Finds skills and judges them. `holds` tells whether a setting is set, `probe` asks a node for programs."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        roster: Roster,
+        probe: Probe,
+        *,
+        holds: Callable[[str], bool],
+        entries: Mapping[str, SkillEntry] | None = None,
+    ) -> None:
+        self._workspace = workspace
+        self._roster = roster
+        self._probe = probe
+        self._holds = holds
+        self._entries = entries or {}
+
+    async def eligible(self, agent_id: str | None = None) -> list[Skill]:
+        """The skills an agent can use now, by name."""
+        return [skill for skill in await self.all(agent_id) if skill.eligible]
+
+    async def all(self, agent_id: str | None = None) -> list[Skill]:
+        """Every skill an agent can see, with the reasons where it cannot be used."""
+        folder = await self._workspace.folder(agent_id, SKILLS)
+        names = [name.split("/")[1] for name in folder.directories] if folder else []
+        found = await asyncio.gather(*(self._read(agent_id, name) for name in names))
+        files = [file for file in found if file is not None]
+        await self._probe_for(files)
+        return [self._judged(file) for file in sorted(files, key=lambda file: file.name)]
+
+    async def _read(self, agent_id: str | None, name: str) -> SkillFile | None:
+        path = f"{SKILLS}/{name}/SKILL.md"
+        try:
+            found = await self._workspace.find(agent_id, path)
+            if found is None or found.info.size > LARGEST_SKILL:
+                return None
+            _, data = await self._workspace.objects.get(found.info.key)
+        except NotFound:
+            return None  # removed just now
+        file = read_skill(name, data.decode(errors="replace"), path, found.info.key, found.source)
+        entry = self._entry(file)
+        if entry is None or entry.requires is None:
+            return file
+        given = {name: value for name, value in msgspec.structs.asdict(entry.requires).items() if value}
+        return msgspec.structs.replace(file, requirements=msgspec.structs.replace(file.requirements, **given))
+
+    def _entry(self, file: SkillFile) -> SkillEntry | None:
+        for name in (file.name, file.folder, file.location):
+            if name in self._entries:
+                return self._entries[name]
+        return None
+
+    # -- programs ---------------------------------------------------------------------------------------
+
+    async def _probe_for(self, files: list[SkillFile]) -> None:
+        """Ask the connected nodes for the programs skills need, where that is not known or was asked long ago."""
+        wanted = {name for file in files for name in (*file.requirements.bins, *file.requirements.anyBins)}
+        wanted = {name for name in wanted if _BIN.fullmatch(name)}
+        if not wanted:
+            return
+        asked = [
+            self._ask(node.card.node_id, sorted(missing))
+            for node in self._roster.nodes.values()
+            if "probe" in self._roster.queries(node.card.node_id) and (missing := self._unknown(node, wanted))
+        ]
+        await asyncio.gather(*asked)
+
+    def _unknown(self, node: Node, wanted: set[str]) -> set[str]:
+        runtime = node.card.runtime
+        at = runtime.get("hostBinStatusUpdatedAt")
+        known = runtime.get("hostBinStatus")
+        if not isinstance(known, dict) or not isinstance(at, int) or self._roster.clock() - at > PROBED_FOR_MS:
+            return wanted
+        return wanted - known.keys()
+
+    async def _ask(self, node_id: str, bins: list[str]) -> None:
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._probe(node_id, bins)
+        except (ToolError, TimeoutError) as error:
+            log.warning("node %s did not tell its programs: %s", node_id, error or "time-out")
+
+    # -- judging ----------------------------------------------------------------------------------------
+
+    def _judged(self, file: SkillFile) -> Skill:
+        entry = self._entry(file)
+        always = file.always if entry is None or entry.always is None else entry.always
+        requirements = file.requirements
+        hosts: list[str] = []
+        reasons: list[str] = []
+        if entry is not None and not entry.enabled:
+            reasons = ["disabled by skills.entries policy"]
+        elif always:
+            hosts = sorted(name for name, node in self._roster.nodes.items() if node.online)
+        elif not file.well_formed or not all(
+            _BIN.fullmatch(name) for name in (*requirements.bins, *requirements.anyBins)
+        ):
+            reasons = ["invalid requirement identifiers"]
+        else:
+            hosts, reasons = self._hosts(requirements)
+        return Skill(
+            name=file.name,
+            description=file.description,
+            path=file.path,
+            location=file.location,
+            source=file.source,
+            always=always,
+            eligible=not reasons,
+            hosts=hosts if not reasons else [],
+            reasons=reasons,
+            requirements=requirements,
+        )
+
+    def _hosts(self, needs: Requirements) -> tuple[list[str], list[str]]:
+        """The nodes each of which has all that is needed, or the first need that leaves none."""
+        online = [node for node in self._roster.nodes.values() if node.online]
+        names = sorted(node.card.node_id for node in online)
+        missing = [f"requires config: {path}" for path in needs.config if not self._holds(path)]
+        if not needs.of_a_host:
+            return names, missing
+        if not online:
+            return [], ["no connected hosts", *missing]
+        some = needs.anyCapabilities
+        steps: list[tuple[str, list[str], Callable[[Node], bool]]] = [
+            ("hostRoles", needs.hostRoles, lambda node: node.card.role in needs.hostRoles),
+            ("capabilities", needs.capabilities, lambda node: set(needs.capabilities) <= _capabilities(node)),
+            ("anyCapabilities", some, lambda node: not _capabilities(node).isdisjoint(some)),
+            ("os", needs.os, lambda node: _system(str(node.card.runtime.get("hostOs", ""))) in map(_system, needs.os)),
+            ("env", needs.env, lambda node: set(needs.env) <= _names(node, "hostEnv")),
+            ("bins", needs.bins, lambda node: set(needs.bins) <= _bins(node)),
+            ("anyBins", needs.anyBins, lambda node: not _bins(node).isdisjoint(needs.anyBins)),
+        ]
+        left = online
+        for name, wanted, fits in steps:
+            if wanted:
+                left = [node for node in left if fits(node)]
+                if not left:
+                    return [], [f"requires {name}: {', '.join(wanted)}", *missing]
+        return sorted(node.card.node_id for node in left), missing
+
+
+def _capabilities(node: Node) -> set[str]:
+    return {*node.card.capabilities, *(spec.capability for spec in node.card.tools if spec.capability)}
+
+
+def _names(node: Node, field: str) -> set[str]:
+    names = node.card.runtime.get(field)
+    return {str(name) for name in names} if isinstance(names, list) else set()
+
+
+def _bins(node: Node) -> set[str]:
+    status = node.card.runtime.get("hostBinStatus")
+    return {name for name, there in status.items() if there is True} if isinstance(status, dict) else set()
+
+
+def _system(name: str) -> str:
+    return _OS.get(name.lower(), name.lower())

@@ -1,0 +1,114 @@
+"""What a node program writes down of itself: JSON lines in its folder, in files that take turns, secrets masked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from farhand import __version__
+from farhand.protocol.masking import masked_text
+
+FILE: Final = "node.log"
+MAX_BYTES: Final = 10 * 1024 * 1024
+EARLIER_FILES: Final = 4
+MOST_LINES: Final = 5000
+MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024
+MOST_MESSAGE: Final = 8000
+_BLOCK: Final = 64 * 1024
+
+calls = logging.getLogger("farhand.node.calls")
+"""Every call, for the file alone: a terminal would be flooded."""
+
+
+@contextlib.contextmanager
+def kept_log(folder: Path, node_id: str, workspace: Path) -> Iterator[None]:
+    """Keep everything this program logs, from `node.start` to `shutdown`."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    handler = RotatingFileHandler(
+        folder / FILE, maxBytes=MAX_BYTES, backupCount=EARLIER_FILES, encoding="utf-8", errors="backslashreplace"
+    )
+    (folder / FILE).chmod(0o600)
+    handler.setFormatter(_JsonLines(node_id, str(workspace)))
+    handler.setLevel(logging.INFO)
+    program = logging.getLogger("farhand")
+    program.addHandler(handler)
+    calls.addHandler(handler)
+    calls.propagate = False
+    calls.setLevel(logging.INFO)
+    calls.info("farhand %s started", __version__, extra={"event": "node.start", "fields": {"pid": os.getpid()}})
+    try:
+        yield
+    finally:
+        calls.info("the node program ends", extra={"event": "shutdown"})
+        program.removeHandler(handler)
+        calls.removeHandler(handler)
+        handler.close()
+
+
+class _JsonLines(logging.Formatter):
+    def __init__(self, node_id: str, workspace: str) -> None:
+        super().__init__()
+        self._always = {"component": "node", "nodeId": node_id, "workspace": workspace}
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "ts": moment.replace("+00:00", "Z"),
+            "level": {"WARNING": "WARN", "CRITICAL": "ERROR"}.get(record.levelname, record.levelname),
+            "event": getattr(record, "event", record.name.removeprefix("farhand.")),
+            **self._always,
+            "message": self._text(record.getMessage()),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self._text(self.formatException(record.exc_info))
+        return msgspec.json.encode(line).decode()
+
+    @staticmethod
+    def _text(text: str) -> str:
+        shown = text.encode(errors="backslashreplace").decode()
+        return masked_text(shown[:MOST_MESSAGE])
+
+
+def last_lines(folder: Path, count: int) -> tuple[list[str], bool]:
+    """The newest `count` lines, oldest first, through as many files as it takes; and whether there are more."""
+    found: list[bytes] = []
+    room = MOST_ANSWER_BYTES
+    for name in (FILE, *(f"{FILE}.{number}" for number in range(1, EARLIER_FILES + 1))):
+        try:
+            file = (folder / name).open("rb")
+        except FileNotFoundError:
+            break
+        with file:
+            for line in _backwards(file):
+                room -= len(line)
+                if len(found) == count or room < 0:
+                    return _in_order(found), True
+                found.append(line)
+    return _in_order(found), False
+
+
+def _in_order(lines: list[bytes]) -> list[str]:
+    return [line.decode(errors="replace") for line in reversed(lines)]
+
+
+def _backwards(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file from the last to the first."""
+    position = file.seek(0, os.SEEK_END)
+    rest = b""
+    while position > 0:
+        size = min(_BLOCK, position)
+        position -= size
+        file.seek(position)
+        rest, *lines = (file.read(size) + rest).split(b"\n")
+        yield from (line for line in reversed(lines) if line)
+    if rest:
+        yield rest
