@@ -78,5 +78,6 @@ def test_no_nodes_say_what_to_do_and_the_gateways_own_tools_are_there(gateway: G
     done = command("nodes")
     assert (done.status, done.out) == (0, "") and "farhand token create --node" in done.err
     assert ["read", "local", "Read"] in [line.split()[:3] for line in command("tools").out.splitlines()]
+    assert "farhand token create --node" in command("tools").err
     assert "no calls yet" in command("calls").err
     assert command("nodes", "--json").json() == {"nodes": [], "count": 0, "primary": None}

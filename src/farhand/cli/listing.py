@@ -13,6 +13,9 @@ import click
 from farhand.cli.client import Client, client_command
 from farhand.cli.screen import Column, ago, paint, plain, plain_lines, remark, show_answer, show_json, show_table, wrap
 
+OWN_HOSTS = ("gsv", "local")
+"""Tools the gateway has without any node."""
+
 
 @click.command()
 @click.argument("pattern", required=False)
@@ -43,15 +46,14 @@ def tools(pattern: str | None, client: Client, as_json: bool) -> None:
         else:
             show_json({"tools": found})
     elif not found:
-        if pattern is None:
-            remark("no tools: no node is connected. `farhand token create --node NAME` lets one join.")
-        else:
-            remark(f"no tool matches {pattern!r}; there are {len(offers)}")
+        remark(f"no tool matches {pattern!r}; there are {len(offers)}")
     elif len(found) == 1 and found[0]["name"] == pattern:
         _show_tool(found[0])
     else:
         columns = [Column("TOOL"), Column("NODE"), Column("DESCRIPTION", flexible=True)]
         show_table(columns, [[offer["name"], offer["host"], _first_line(offer["description"])] for offer in found])
+        if pattern is None and all(offer["host"] in OWN_HOSTS for offer in offers):
+            remark("no node is connected: `farhand token create --node NAME` lets one join.")
 
 
 def _matches(name: str, pattern: str) -> bool:
