@@ -25,6 +25,7 @@ from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
 from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
+from farhand.api.direct import direct_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
@@ -38,12 +39,14 @@ from farhand.api.transfers import transfer_routes
 from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.agents import Agents
+from farhand.gateway.direct import Direct
 from farhand.gateway.hub import Hub
 from farhand.gateway.native_files import NativeFiles
 from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.prompting import Prompts, files_in
+from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
@@ -133,7 +136,8 @@ class Gateway:
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
         commands = {name: value for name, value in environ.items() if name not in SECRET_VARIABLES}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
-        hub.catalog.serve(guide_tools(files, jobs), offered=False)
+        guide = guide_tools(files, jobs)
+        hub.catalog.serve(guide, offered=False)
         hub.catalog.serve([transfer_tool(hub.transfers)])
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         hub.catalog.serve(AgentFiles(files).tools())
@@ -147,6 +151,7 @@ class Gateway:
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         await self._employ(hub, stack, environ, jobs, skills)
+        self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
 
     async def _employ(
         self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str], jobs: Jobs, known: Skills

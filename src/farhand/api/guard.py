@@ -78,7 +78,8 @@ class Guard:
             if route is None:
                 raise self._router.missing(method, scope["path"])
             if route.scope is not None and not credential.may(route.scope):
-                raise Problem(403, "forbidden", f"this credential lacks the scope {route.scope.value!r}")
+                wanted = " or ".join(repr(scope.value) for scope in route.scopes)
+                raise Problem(403, "forbidden", f"this credential lacks the scope {wanted}")
             request = Request(scope, receive, headers, credential)
             request.params = params
             reply = await self._serve(route, request)
@@ -94,12 +95,12 @@ class Guard:
     async def _serve(self, route: Route, request: Request) -> Reply:
         try:
             return await route.handler(request)
-        except Problem:
-            raise
+        except Problem as problem:
+            return problem.reply()
         except Exception:
             request.id = request.id or new_request_id()
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
-            raise Problem(500, "internal", f"the gateway failed; its log has request {request.id}") from None
+            return Problem(500, "internal", f"the gateway failed; its log has request {request.id}").reply()
 
     # -- a client that sends the same head again ------------------------------------------------------------
 

@@ -16,10 +16,17 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     """Segments in braces are parameters; a last one `{name...}` takes the rest of the path, which may be empty."""
-    scope: Scope | None
+    scope: Scope | tuple[Scope, ...] | None
+    """Of several, one is enough."""
     handler: Handler
     streams: bool = False
     """It reads its body piece by piece, so that may be of any length."""
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        if self.scope is None:
+            return ()
+        return self.scope if isinstance(self.scope, tuple) else (self.scope,)
 
 
 class Router:

@@ -35,8 +35,10 @@ class Credential(msgspec.Struct, frozen=True):
     id: str
     scopes: frozenset[str]
 
-    def may(self, scope: Scope) -> bool:
-        """Who may run anything may write, and who may write may read."""
+    def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
+        """Who may run anything may write, and who may write may read. Of several scopes one is enough."""
+        if isinstance(scope, tuple):
+            return any(self.may(one) for one in scope)
         return not self.scopes.isdisjoint(_INCLUDED_IN[scope])
 
 

@@ -160,4 +160,26 @@ CREATE INDEX runs_of_session ON runs (session_key, seq);
 CREATE INDEX runs_joined ON runs (joined_to) WHERE joined_to IS NOT NULL;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS)
+CHATS = """
+CREATE TABLE chats (
+    seq        INTEGER PRIMARY KEY,
+    id         TEXT NOT NULL UNIQUE,
+    session_id TEXT NOT NULL,
+    user_id    TEXT NOT NULL,
+    channel    TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    UNIQUE (session_id, user_id, channel)
+) STRICT;
+
+CREATE TABLE chat_messages (
+    seq  INTEGER PRIMARY KEY,
+    chat INTEGER NOT NULL REFERENCES chats (seq) ON DELETE CASCADE,
+    role TEXT NOT NULL,
+    text TEXT NOT NULL,
+    at   INTEGER NOT NULL
+) STRICT;
+CREATE INDEX chat_messages_chat ON chat_messages (chat);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS)

@@ -1,0 +1,331 @@
+"""The direct door: `POST /agent/process` of the HTTP guide, and the chats it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
+from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.router import Route
+from farhand.api.streams import ClientWatch, until_gone
+from farhand.gateway.catalog import SwitchedOff
+from farhand.gateway.credentials import Scope
+from farhand.gateway.direct import Direct, ItemFailed, NoModel, Turn
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, Denied, IdempotencyConflict
+from farhand.gateway.hub import Hub
+from farhand.machine.files import AlreadyThere, ForbiddenPath
+from farhand.protocol.calls import NULL
+from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
+from farhand.store.chats import ChatKey
+from farhand.store.database import StoreError
+
+MOST_KEY_CHARACTERS = 256
+SUMMARY_CHARACTERS = 160
+MOST_CHATS = 1000
+CHAT_FILTERS = ("session_id", "user_id", "channel")
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Part(msgspec.Struct):
+    """A piece of a message; only text is understood."""
+
+    type: str = "text"
+    text: str = ""
+
+
+class InputMessage(msgspec.Struct):
+    role: Role = "user"
+    type: str = "message"
+    content: str | list[Part] = ""
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content if part.type == "text")
+
+
+class Business(msgspec.Struct):
+    """`biz_params`; other fields are let through unread."""
+
+    tool: msgspec.Raw = NULL
+    """`{name, input}`, or `{name, items: [input, …]}`."""
+
+
+class ProcessRequest(msgspec.Struct):
+    session_id: str
+    user_id: str
+    input: list[InputMessage] = []
+    channel: str | None = None
+    stream: bool = False
+    biz_params: Business | None = None
+
+
+class StepStartedEvent(msgspec.Struct, tag="step_started"):
+    step: int
+
+
+class CallShown(msgspec.Struct):
+    name: str
+    input: Any
+
+
+class ToolCallEvent(msgspec.Struct, tag="tool_call"):
+    step: int
+    tool_call: CallShown
+
+
+class ResultShown(msgspec.Struct):
+    name: str
+    ok: bool
+    summary: str
+
+
+class ResultMeta(msgspec.Struct):
+    result: Any
+
+
+class ToolResultEvent(msgspec.Struct, tag="tool_result"):
+    step: int
+    tool_result: ResultShown
+    meta: ResultMeta
+
+
+class DeltaEvent(msgspec.Struct, tag="assistant_delta"):
+    step: int
+    delta: str
+
+
+class CompletedEvent(msgspec.Struct, tag="completed"):
+    step: int
+    reply: str
+
+
+ProcessEvent = StepStartedEvent | ToolCallEvent | ToolResultEvent | DeltaEvent | CompletedEvent
+
+
+class ProcessAnswer(msgspec.Struct):
+    reply: str
+    events: list[ProcessEvent]
+
+
+_decoder = msgspec.json.Decoder(ProcessRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def direct_routes(hub: Hub, direct: Direct) -> list[Route]:
+    door = DirectDoor(hub, direct)
+    return [
+        Route("POST", "/agent/process", (Scope.TOOLS_READ, Scope.CHAT), door.process),
+        Route("GET", "/chats", Scope.READ, door.chats),
+        Route("GET", "/chats/{chat_id}", Scope.READ, door.chat),
+        Route("DELETE", "/chats/{chat_id}", Scope.CHAT, door.remove),
+    ]
+
+
+class DirectDoor:
+    """One method for each route."""
+
+    def __init__(self, hub: Hub, direct: Direct) -> None:
+        self._hub = hub
+        self._direct = direct
+
+    async def process(self, request: Request) -> Reply:
+        wanted: ProcessRequest = await request.json(_decoder)
+        turn = _turn(wanted, request)
+        events = self._direct.answer(turn)
+        if not wanted.stream:
+            return await self._whole(request, events)
+        first = b""
+        try:
+            while not first:  # what fails before there is anything to tell is an ordinary error
+                first = _lines(await anext(events))
+        except FarhandError as error:
+            raise problem(error) from None
+        pieces = until_gone(request, _stream(first, events), self._hub.ending)
+        headers = [(b"x-accel-buffering", b"no")]
+        return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
+
+    async def _whole(self, request: Request, events: AsyncGenerator[Event, None]) -> Reply:
+        task = asyncio.current_task()
+        assert task is not None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        watch = ClientWatch(request, leave)
+        shown: list[ProcessEvent] = []
+        reply = ""
+        try:
+            async for event in events:
+                if isinstance(event, ToolCalled | ToolEnded):
+                    request.id = event.use.id
+                shown += _shown(event)
+                if isinstance(event, Completed):
+                    reply = event.reply
+        except FarhandError as error:
+            raise problem(error) from None
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            raise Problem(400, "incomplete_request", "the client left before the answer") from None
+        finally:
+            watch.stop()
+        return Reply(_encode(ProcessAnswer(reply, shown)))
+
+    async def chats(self, request: Request) -> Reply:
+        filters = {name: value for name in CHAT_FILTERS if (value := request.query(name)) is not None}
+        return json_reply(await self._direct.chats(filters, request.query_int("limit", 100, 1, MOST_CHATS)))
+
+    async def chat(self, request: Request) -> Reply:
+        messages = await self._direct.history(request.params["chat_id"])
+        if messages is None:
+            raise _no_chat(request)
+        return json_reply(
+            {
+                "messages": [
+                    {
+                        "role": message.role,
+                        "type": "message",
+                        "content": [{"type": "text", "text": message.text}],
+                        "at": message.at,
+                    }
+                    for message in messages
+                ]
+            }
+        )
+
+    async def remove(self, request: Request) -> Reply:
+        if not await self._direct.remove(request.params["chat_id"]):
+            raise _no_chat(request)
+        return json_reply({"deleted": True})
+
+
+def problem(error: FarhandError) -> Problem:
+    """The guide's code and status of what went wrong."""
+    match error:
+        case ItemFailed():
+            inner = problem(error.error)
+            return Problem(inner.status, inner.code, str(error), details={"item": error.item, "done": error.done})
+        case ForbiddenPath():
+            return Problem(403, "tool_forbidden_path", error.message)
+        case SwitchedOff():
+            return Problem(403, "tool_disabled", error.message)
+        case Denied():
+            return Problem(403, "forbidden", error.message)
+        case InvalidArgs():
+            return Problem(400, "invalid_tool_input", error.message)
+        case NotFound():
+            return Problem(404, "tool_not_found", error.message)
+        case AlreadyThere():
+            return Problem(409, "tool_conflict", error.message)
+        case ToolError():
+            return Problem(500, "tool_error", error.message)
+        case NoModel():
+            return Problem(503, "model_not_configured", str(error))
+        case IdempotencyConflict():
+            return Problem(409, "idempotency_conflict", str(error))
+        case StoreError():
+            return Problem(503, "not_recorded", f"nothing was run: {error}")
+        case Problem():
+            return error
+    return Problem(500, "internal", str(error))
+
+
+def _turn(wanted: ProcessRequest, request: Request) -> Turn:
+    """Raises Problem for a request that cannot be a turn of a chat."""
+    channel = (wanted.channel or "").strip().lower() or "console"
+    named = {"session_id": wanted.session_id, "user_id": wanted.user_id, "channel": channel}
+    for name, value in named.items():
+        if not value.strip():
+            raise Problem(400, "invalid_request", f"{name} is required")
+        if len(value) > MOST_KEY_CHARACTERS:
+            raise Problem(400, "invalid_request", f"{name} has at most {MOST_KEY_CHARACTERS} characters")
+    key = request.header(b"idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+    tool = wanted.biz_params.tool if wanted.biz_params else NULL
+    turn = Turn(
+        ChatKey(**named),
+        [(message.role, message.text) for message in wanted.input],
+        request.credential,
+        None if bytes(tool) == b"null" else tool,
+        key,
+    )
+    if turn.tool is None and not turn.text:
+        raise Problem(400, "invalid_request", "input must have a message of the user, or biz_params.tool name a tool")
+    return turn
+
+
+async def _stream(first: bytes, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for event in events:
+            if lines := _lines(event):
+                yield lines
+    except FarhandError as error:
+        yield _data(_error(problem(error)))
+    finally:
+        await events.aclose()
+    yield b"data: [DONE]\n\n"
+
+
+def _lines(event: Event) -> bytes:
+    return b"".join([_data(shown) for shown in _shown(event)])
+
+
+def _data(value: Any) -> bytes:
+    return b"data: %b\n\n" % _encode(value)
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    meta: dict[str, Any] = {"code": problem.code, "message": str(problem)}
+    if problem.details is not None:
+        meta["details"] = problem.details
+    return {"type": "error", "meta": meta}
+
+
+def _shown(event: Event) -> Iterable[ProcessEvent]:
+    """An event as the guide's readers know it; some are nothing to them. Raises Problem for a run that failed."""
+    match event:
+        case StepStarted():
+            return (StepStartedEvent(event.step),)
+        case TextDelta():
+            return (DeltaEvent(event.step, event.text),)
+        case ToolCalled():
+            return (ToolCallEvent(event.step, CallShown(event.use.name, _arguments(event.use.arguments))),)
+        case ToolEnded():
+            outcome = event.outcome
+            text = outcome.content if isinstance(outcome.content, str) else ""
+            summary = text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
+            result = ResultShown(event.use.name, not outcome.is_error, summary)
+            return (ToolResultEvent(event.step, result, ResultMeta(outcome.result)),)
+        case Completed():
+            return (CompletedEvent(event.steps, event.reply),)
+        case Failed(kind="not_configured"):
+            raise Problem(503, "model_not_configured", event.message)
+        case Failed():
+            raise Problem(502, "model_failed", event.message)
+        case Stopped():
+            raise Problem(409, "stopped", event.reason)
+    return ()
+
+
+def _arguments(text: str) -> Any:
+    """A tool's arguments as the object they are; what a model wrote that is none stays its text."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+
+
+def _no_chat(request: Request) -> Problem:
+    return Problem(404, "not_found", f"there is no chat {request.params['chat_id'][:100]!r}")

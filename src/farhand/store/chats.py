@@ -1,0 +1,105 @@
+"""The chats of the direct door: who said what, by session, user and channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+NAME_CHARACTERS = 20
+
+
+class ChatKey(msgspec.Struct, frozen=True):
+    """What tells chats apart."""
+
+    session_id: str
+    user_id: str
+    channel: str
+
+
+class Chat(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    session_id: str
+    user_id: str
+    channel: str
+    created_at: int
+    updated_at: int
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: str
+    text: str
+    at: int
+
+
+FIND: Final = "SELECT seq FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
+ADD: Final = "INSERT INTO chats (id, session_id, user_id, channel, name, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+SAY: Final = "INSERT INTO chat_messages (chat, role, text, at) VALUES (?, ?, ?, ?)"
+TAKE_BACK: Final = "DELETE FROM chat_messages WHERE seq = ?"
+FORGET: Final = "DELETE FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
+REMOVE: Final = "DELETE FROM chats WHERE id = ?"
+MESSAGES: Final = """
+    SELECT role, text, at FROM chat_messages WHERE chat = (SELECT seq FROM chats WHERE id = ?) ORDER BY seq"""
+LIST: Final = """
+    SELECT id, name, session_id, user_id, channel, created_at,
+        coalesce((SELECT at FROM chat_messages WHERE chat = chats.seq ORDER BY seq DESC LIMIT 1), created_at) AS updated
+    FROM chats"""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Where messages were put: the row of their chat, and their own."""
+
+    chat: int
+    messages: tuple[int, ...]
+
+
+def hear(store: apsw.Connection, key: ChatKey, chat_id: str, messages: Sequence[tuple[str, str]], now: int) -> Said:
+    """Append messages (role and text); a chat that is not there yet begins with them, as `chat_id`."""
+    where = (key.session_id, key.user_id, key.channel)
+    found = store.execute(FIND, where).fetchone()
+    if found is None:
+        first = next((text.strip() for _, text in messages if text.strip()), "")
+        store.execute(ADD, (chat_id, *where, first[:NAME_CHARACTERS] or "New Chat", now))
+        chat = store.last_insert_rowid()
+    else:
+        chat = found[0]
+    return Said(chat, tuple(say(store, chat, role, text, now) for role, text in messages))
+
+
+def say(store: apsw.Connection, chat: int, role: str, text: str, now: int) -> int:
+    """Append one message to a chat that is there. Raises apsw.ConstraintError when it is gone."""
+    store.execute(SAY, (chat, role, text, now))
+    return store.last_insert_rowid()
+
+
+def take_back(store: apsw.Connection, said: Said) -> None:
+    store.executemany(TAKE_BACK, [(seq,) for seq in said.messages])
+
+
+def forget(store: apsw.Connection, key: ChatKey) -> bool:
+    """Remove a chat with its messages; False when there was none."""
+    store.execute(FORGET, (key.session_id, key.user_id, key.channel))
+    return bool(store.changes())
+
+
+def remove(store: apsw.Connection, chat_id: str) -> bool:
+    store.execute(REMOVE, (chat_id,))
+    return bool(store.changes())
+
+
+def chats(store: apsw.Connection, filters: dict[str, str], limit: int) -> list[Chat]:
+    """Newest first. `filters` name columns of the caller's choice among session_id, user_id and channel."""
+    clauses = [f"{column} = ?" for column in filters]
+    where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
+    values: list[Any] = [*filters.values(), limit]
+    return [Chat(*row) for row in store.execute(f"{LIST}{where} ORDER BY updated DESC, seq DESC LIMIT ?", values)]
+
+
+def history(store: apsw.Connection, chat_id: str) -> list[ChatMessage] | None:
+    """What was said, in order; None when there is no such chat."""
+    if not store.execute("SELECT 1 FROM chats WHERE id = ?", (chat_id,)).fetchone():
+        return None
+    return [ChatMessage(*row) for row in store.execute(MESSAGES, (chat_id,))]
