@@ -143,6 +143,8 @@ class ModelServer:
     def __init__(self, *replies: Reply, answer: Callable[[Request], Reply | None] | None = None, port: int = 0) -> None:
         self.requests: list[Request] = []
         """Chat completions asked for, in order of arrival."""
+        self.connections = 0
+        """How many were opened."""
         self.models = ["scripted"]
         self._replies = list(replies)
         self._answer = answer
@@ -193,6 +195,7 @@ class ModelServer:
         connections: set[asyncio.Task[None]] = set()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.connections += 1
             task = asyncio.ensure_future(self._connection(reader, writer))
             connections.add(task)
             task.add_done_callback(connections.discard)
@@ -227,7 +230,7 @@ class ModelServer:
         reply = self._next(request)
         sending = asyncio.ensure_future(self._send(reply, request, writer))
         # A client that hangs up is noticed while the answer is on its way, not only at the next write.
-        watching = asyncio.ensure_future(reader.read(1))
+        watching = asyncio.ensure_future(_gone(reader))
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -349,6 +352,12 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Request(method, path, headers, body, time.monotonic(), threading.Event(), threading.Event())
+
+
+async def _gone(reader: asyncio.StreamReader) -> None:
+    # Without reading: what is there may be the next request already.
+    while not reader.at_eof():
+        await asyncio.sleep(0.005)
 
 
 async def _open(gate: threading.Event | None) -> None:

@@ -386,6 +386,19 @@ def test_leaving_early_ends_the_request() -> None:
         gate.set()
 
 
+def test_one_connection_serves_one_reply_after_the_other() -> None:
+    async def main(url: str) -> None:
+        models = Models(providers={"openai": ProviderSettings(url)})
+        for _ in range(3):
+            async for _event in models.named("m").stream(HELLO):
+                pass
+        await models.close()
+
+    with ModelServer(*[text("hi")] * 3) as server:
+        asyncio.run(main(server.url))
+        assert (len(server.requests), server.connections) == (3, 1)
+
+
 def test_many_replies_at_once() -> None:
     async def main(url: str) -> list[str]:
         models = Models(providers={"openai": ProviderSettings(url)})

@@ -23,6 +23,8 @@ from farhand.llm.wire import messages_to_wire, names_of, tool_to_wire
 LONGEST_ERROR: Final = 16 * 1024
 LARGEST_REPLY: Final = 64 * 1024 * 1024
 USAGE_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 0.2
+DONE: Final = b"[DONE]"
 
 # Parameters that some servers refuse by name. They are left out, or renamed, once a server has said so.
 _RENAMED: Final = {"max_tokens": "max_completion_tokens"}
@@ -97,9 +99,8 @@ class OpenAIModel:
             done = False
             async with contextlib.aclosing(self._payloads(response, builder)) as payloads:
                 async for payload in payloads:
-                    if done := payload == b"[DONE]":
-                        break
-                    for event in self._added(builder, payload):
+                    done = payload == DONE
+                    for event in () if done else self._added(builder, payload):
                         yield event
             if not done and not builder.finished:
                 raise Unavailable(f"the stream of {self._name} was cut before the reply was complete")
@@ -180,6 +181,9 @@ class OpenAIModel:
                     if streamed:
                         for payload in lines.feed(piece):
                             yield payload
+                            if payload == DONE:
+                                await _drain(pieces)
+                                return
                     elif len(body) + len(piece) <= LARGEST_REPLY:
                         body += piece
                     else:
@@ -254,6 +258,14 @@ class OpenAIModel:
         if kind in ("ConnectError", "ConnectTimeout"):
             return Unavailable(f"{self._name} cannot be reached at {self._url}: {error or kind}", unreachable=True)
         return Unavailable(f"the connection to {self._name} broke: {error or kind}")
+
+
+async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
+    """Read a stream's end, so that its connection serves the next request too: a new one costs several round trips."""
+    with contextlib.suppress(TimeoutError, Unavailable):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in pieces:
+                pass
 
 
 def _seconds_of(value: str | None) -> float | None:
