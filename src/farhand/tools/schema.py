@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -39,7 +40,7 @@ class Parameters:
             else:
                 fields.append((parameter.name, kind, _default(parameter.default)))
         try:
-            self._record = msgspec.defstruct(name, fields, kw_only=True)
+            self._record = msgspec.defstruct(name, fields, kw_only=True, rename=_shown_name)
             self._decoder = msgspec.json.Decoder(self._record)
             self.schema = _plain_schema(self._record)
         except TypeError as error:
@@ -62,6 +63,12 @@ class Parameters:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgs(_worded(str(error))) from None
         return {field: getattr(record, field) for field in self._record.__struct_fields__}
+
+
+def _shown_name(parameter: str) -> str | None:
+    """`from_` is shown as `from`: a word of the language cannot be the name of a parameter."""
+    word = parameter.removesuffix("_")
+    return word if keyword.iskeyword(word) else None
 
 
 def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What the agent wrote down for itself, found again: chunks of Markdown, a keyword index, vectors, search."""

@@ -1,0 +1,122 @@
+"""A Markdown file cut into pieces that can be found and cited by their lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+ENOUGH = 400
+"""Characters after which a chunk takes no further block: one subject a chunk is found better than several."""
+MOST = 1200
+"""Characters of the longest chunk; about what a small embedding model reads."""
+
+_HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*$")
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
+_FENCE = re.compile(r"\s{0,3}(```|~~~)")
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Whole lines of a file (or a part of one very long line), numbered from 1."""
+
+    start_line: int
+    end_line: int
+    text: str
+    headings: str = ""
+    """What stands above it, outermost first; tells what a short note is about."""
+
+
+def chunks(text: str) -> list[Chunk]:
+    """Every line that is not blank is in exactly one chunk, in order."""
+    found: list[Chunk] = []
+    gathered: list[tuple[int, str]] = []
+    trail: list[tuple[int, str]] = []
+    above = ""
+
+    def finish() -> None:
+        while gathered and not gathered[-1][1].strip():
+            gathered.pop()
+        if gathered:
+            found.extend(_fitting(gathered, above))
+            gathered.clear()
+
+    size = 0
+    for block in _blocks(lines_of(text)):
+        heading = _HEADING.match(block[0][1])
+        length = sum(len(line) + 1 for _, line in block)
+        if heading or size + length > ENOUGH:
+            finish()
+            size = 0
+        if heading:
+            level = len(heading[1])
+            trail = [(depth, title) for depth, title in trail if depth < level]
+            above = " > ".join(title for _, title in trail)
+            trail.append((level, heading[2]))
+        elif not gathered:
+            above = " > ".join(title for _, title in trail)
+        gathered.extend(block)
+        size += length
+    finish()
+    return found
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines as an editor counts them: ended by `\\n` or `\\r\\n`, nothing else."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
+    """Paragraphs, list items of the outermost level and fenced code, each with the blank lines after it.
+
+    A heading belongs to the block that follows it.
+    """
+    block: list[tuple[int, str]] = []
+    fence = ""
+    blank = False
+    bare = False  # so far the block is nothing but a heading
+    for number, line in enumerate(lines, 1):
+        filled = bool(line.strip())
+        heading = not fence and bool(_HEADING.match(line))
+        starts = heading or (not bare and (blank or bool(_ITEM.match(line))))
+        if block and filled and not fence and starts:
+            yield block
+            block = []
+        if filled:
+            bare = heading
+        if filled or block:
+            block.append((number, line))
+        blank = not filled
+        mark = _FENCE.match(line)
+        if mark:
+            fence = "" if fence == mark[1] else fence or mark[1]
+    if block:
+        yield block
+
+
+def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[Chunk]:
+    """One chunk, or several where a single block is longer than a chunk may be."""
+    part: list[tuple[int, str]] = []
+    size = 0
+    for number, line in lines:
+        if part and size + len(line) + 1 > MOST:
+            yield _chunk(part, headings)
+            part, size = [], 0
+        if len(line) > MOST:
+            for start in range(0, len(line), MOST):
+                yield Chunk(number, number, line[start : start + MOST], headings)
+            continue
+        if part or line.strip():
+            part.append((number, line))
+            size += len(line) + 1
+    if part:
+        yield _chunk(part, headings)
+
+
+def _chunk(part: list[tuple[int, str]], headings: str) -> Chunk:
+    while not part[-1][1].strip():
+        part.pop()
+    return Chunk(part[0][0], part[-1][0], "\n".join(line for _, line in part), headings)

@@ -1,0 +1,433 @@
+"""The index on disk: chunks, their words, their vectors. All of it can be made again from the files.
+
+One SQLite file of its own, so that damage here never touches what cannot be made again. Every method blocks and may be
+called from any thread. A damaged file is set aside by starting over: `IndexDamaged` tells the caller to fill it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import apsw
+import msgspec
+
+from farhand.memory.chunks import chunks
+from farhand.memory.sources import MAIN_FILE
+from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, signs, vector_of
+from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
+from farhand.protocol.errors import Failed, FarhandError
+
+log = logging.getLogger("farhand.memory")
+
+VERSION: Final = 1
+CANDIDATES: Final = 50
+COMMON: Final = 0.2
+"""A word in more chunks than this share finds nothing that rarer words of the query do not rank better."""
+COVERAGE_WEIGHT: Final = 0.9
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TABLES = f"""
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY, space TEXT NOT NULL, path TEXT NOT NULL, stamp TEXT NOT NULL, hash BLOB NOT NULL,
+    UNIQUE (space, path)
+);
+CREATE TABLE chunks (
+    id INTEGER PRIMARY KEY, file INTEGER NOT NULL, space TEXT NOT NULL, path TEXT NOT NULL,
+    start_line INTEGER NOT NULL, end_line INTEGER NOT NULL, headings TEXT NOT NULL, text TEXT NOT NULL,
+    hash BLOB NOT NULL
+);
+CREATE INDEX chunks_of_file ON chunks (file);
+CREATE INDEX chunks_by_hash ON chunks (hash);
+CREATE VIRTUAL TABLE words USING fts5(
+    text, content='', contentless_delete=1, detail=full,
+    tokenize="{" ".join(f"'{word}'" if " " in word else word for word in TOKENIZER)}"
+);
+CREATE VIRTUAL TABLE terms USING fts5vocab(words, row);
+CREATE TABLE vectors (
+    embedder TEXT NOT NULL, hash BLOB NOT NULL, vector BLOB NOT NULL, bits BLOB NOT NULL, PRIMARY KEY (embedder, hash)
+) WITHOUT ROWID;
+CREATE TABLE centres (embedder TEXT PRIMARY KEY, centre BLOB NOT NULL, counted INTEGER NOT NULL);
+PRAGMA user_version = {VERSION};
+"""
+
+
+class IndexDamaged(FarhandError):
+    """The index could not be read and was begun anew; it is empty now."""
+
+
+class FileText(msgspec.Struct, frozen=True):
+    """A file as it was read."""
+
+    path: str
+    stamp: str
+    data: bytes
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A chunk as the index keeps it."""
+
+    id: int
+    space: str
+    path: str
+    start_line: int
+    end_line: int
+    headings: str
+    text: str
+    hash: bytes
+
+
+def _listed(values: Collection[object]) -> str:
+    """Any number of values as one parameter, for `json_each`."""
+    return msgspec.json.encode(list(values)).decode()
+
+
+def embedded_text(headings: str, text: str) -> str:
+    """What is given to an embedder for a chunk."""
+    return f"{headings}\n{text}" if headings else text
+
+
+def content_hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _guarded(method: Callable[Concatenate[Index, P], T]) -> Callable[Concatenate[Index, P], T]:
+    """One caller at a time; damage that shows is answered by starting over. Raises IndexDamaged then."""
+
+    @functools.wraps(method)
+    def run(self: Index, /, *args: P.args, **options: P.kwargs) -> T:
+        with self._lock:
+            try:
+                return method(self, *args, **options)
+            except (apsw.CorruptError, apsw.NotADBError) as error:
+                log.warning("the memory index %s is damaged (%s) and is built anew", self.path, error)
+                self._begin_anew()
+                raise IndexDamaged(f"the memory index {self.path} was damaged: {error}") from None
+            except apsw.Error as error:
+                raise Failed(f"the memory index {self.path} cannot be used: {error}") from None
+
+    return run
+
+
+class Index:
+    """Whoever made it calls `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes the file. A file that cannot be used is replaced: nothing in it is lost for good."""
+        self.path = path
+        self.generation = 0
+        """Changes whenever chunks or vectors do."""
+        self._lock = threading.RLock()
+        self._frequencies: dict[Term, int] = {}
+        self._count = 0
+        try:
+            self._connection = self._connect()
+            self._count_chunks()
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+            log.warning("the memory index %s cannot be used (%s) and is built anew", path, error)
+            self._begin_anew()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    # -- filling ----------------------------------------------------------------------------------------
+
+    @_guarded
+    def stamps(self, space: str) -> dict[str, str]:
+        return dict(self._rows("SELECT path, stamp FROM files WHERE space = ?", (space,)))
+
+    @_guarded
+    def update(self, space: str, changed: Iterable[FileText], gone: Iterable[str]) -> int:
+        """Take in files as they are now, in one step. How many of them were not known with this content."""
+        new = 0
+        with self._connection:
+            for path in gone:
+                self._forget(space, path)
+            for file in changed:
+                new += self._take_in(space, file)
+        self._changed()
+        return new
+
+    @_guarded
+    def forget_all(self, space: str) -> None:
+        """Forget the chunks of a place. Vectors are kept: unchanged text need not be embedded again."""
+        with self._connection:
+            paths = [path for (path,) in self._rows("SELECT path FROM files WHERE space = ?", (space,))]
+            for path in paths:
+                self._forget(space, path)
+        self._changed()
+
+    def _take_in(self, space: str, file: FileText) -> bool:
+        digest = content_hash(file.data)
+        known = self._rows(
+            "UPDATE files SET stamp = ? WHERE space = ? AND path = ? AND hash = ? RETURNING 1",
+            (file.stamp, space, file.path, digest),
+        )
+        if known:
+            return False
+        self._forget(space, file.path)
+        ((file_id,),) = self._rows(
+            "INSERT INTO files (space, path, stamp, hash) VALUES (?, ?, ?, ?) RETURNING id",
+            (space, file.path, file.stamp, digest),
+        )
+        for chunk in chunks(file.data.decode("utf-8-sig", "replace")):
+            hashed = content_hash(embedded_text(chunk.headings, chunk.text).encode())
+            row = (file_id, space, file.path, chunk.start_line, chunk.end_line, chunk.headings, chunk.text, hashed)
+            self._rows(
+                "INSERT INTO chunks (file, space, path, start_line, end_line, headings, text, hash)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            self._rows(
+                "INSERT INTO words (rowid, text) VALUES (?, ?)",
+                (self._connection.last_insert_rowid(), _searchable(file.path, chunk.headings, chunk.text)),
+            )
+        return True
+
+    def _forget(self, space: str, path: str) -> None:
+        for (file_id,) in self._rows("DELETE FROM files WHERE space = ? AND path = ? RETURNING id", (space, path)):
+            self._rows("DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE file = ?)", (file_id,))
+            self._rows("DELETE FROM chunks WHERE file = ?", (file_id,))
+
+    # -- words ------------------------------------------------------------------------------------------
+
+    @_guarded
+    def by_keyword(self, spaces: Sequence[str], query: str) -> list[int]:
+        """The chunks that share the most telling words with a query, best first."""
+        terms = query_terms(query)
+        known = [term for term in terms if self._frequency(term)]
+        rare = [term for term in known if self._frequency(term) <= COMMON * self._count]
+        # The ranking function visits every chunk that has any of the words.
+        wanted = rare if rare and self._count > 1000 else known
+        if not wanted:
+            return []
+        match = " OR ".join(f'"{term.text}"{" *" if term.prefix else ""}' for term in wanted)
+        rows = self._rows(
+            # CROSS JOIN: first the words in the order of their rank, then a look whose chunk it is.
+            "SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid"
+            " WHERE words MATCH ? AND chunks.space IN (SELECT value FROM json_each(?)) ORDER BY rank LIMIT ?",
+            (match, _listed(spaces), CANDIDATES),
+        )
+        return [chunk_id for (chunk_id,) in rows]
+
+    @_guarded
+    def keyword_scores(self, entries: Sequence[Entry], query: str) -> dict[int, float]:
+        """How much of a query each chunk holds, 0 to 1: its words weighed by how rare they are in the memory.
+
+        A word that stands nowhere weighs the most, so a chunk that shares only common words with a question scores low.
+        """
+        terms = query_terms(query)
+        weights = {term: self._weight(term) for term in terms}
+        total = sum(weights.values())
+        if not total:
+            return {}
+        stems = {term: self._tokens(term.text) for term in terms}
+        scores = {}
+        for entry in entries:
+            tokens = self._tokens(_searchable(entry.path, entry.headings, entry.text))
+            counted = {token: tokens.count(token) for token in set(tokens)}
+            held = 0.0
+            dense = 0.0
+            for term in terms:
+                if term.prefix:
+                    times = sum(count for token, count in counted.items() if token.startswith(term.text))
+                else:
+                    times = min((counted.get(stem, 0) for stem in stems[term]), default=0)
+                if times:
+                    held += weights[term]
+                    dense += weights[term] * times / (times + 1 + len(tokens) / 100)
+            scores[entry.id] = (COVERAGE_WEIGHT * held + (1 - COVERAGE_WEIGHT) * dense) / total
+        return scores
+
+    def _weight(self, term: Term) -> float:
+        frequency = self._frequency(term)
+        return math.log(1 + (self._count - frequency + 0.5) / (frequency + 0.5))
+
+    def _frequency(self, term: Term) -> int:
+        """In how many chunks a word stands."""
+        known = self._frequencies.get(term)
+        if known is None:
+            if term.prefix:
+                rows = self._rows(
+                    "SELECT sum(doc) FROM terms WHERE term >= ? AND term < ?", (term.text, term.text + "\U0010ffff")
+                )
+                ((found,),) = rows
+                known = min(int(found or 0), self._count)
+            else:
+                counts = [
+                    next(iter(self._rows("SELECT doc FROM terms WHERE term = ?", (stem,))), (0,))[0]
+                    for stem in self._tokens(term.text)
+                ]
+                known = min(counts, default=0)
+            if len(self._frequencies) > 100_000:
+                self._frequencies.clear()
+            self._frequencies[term] = known
+        return known
+
+    def _tokens(self, text: str) -> list[str]:
+        tokens: Any = self._tokenizer(
+            text.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False, include_colocated=False
+        )
+        return list(tokens)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    @_guarded
+    def entries(self, ids: Collection[int]) -> list[Entry]:
+        rows = self._rows(
+            "SELECT id, space, path, start_line, end_line, headings, text, hash FROM chunks"
+            " WHERE id IN (SELECT value FROM json_each(?))",
+            (_listed(ids),),
+        )
+        return [Entry(*row) for row in rows]
+
+    @_guarded
+    def totals(self, space: str) -> tuple[int, int]:
+        """How many files and chunks of a place are known."""
+        ((files,),) = self._rows("SELECT count(*) FROM files WHERE space = ?", (space,))
+        ((count,),) = self._rows("SELECT count(*) FROM chunks WHERE space = ?", (space,))
+        return files, count
+
+    # -- vectors ----------------------------------------------------------------------------------------
+
+    @_guarded
+    def without_vector(self, spaces: Sequence[str], embedder: str, limit: int) -> list[tuple[bytes, str]]:
+        """Hashes and texts that an embedder has not seen yet, each once."""
+        rows = self._rows(
+            "SELECT DISTINCT chunks.hash, headings, text FROM chunks LEFT JOIN vectors"
+            " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
+            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?)) LIMIT ?",
+            (embedder, _listed(spaces), limit),
+        )
+        return [(digest, embedded_text(headings, text)) for digest, headings, text in rows]
+
+    @_guarded
+    def missing_vectors(self, spaces: Sequence[str], embedder: str) -> int:
+        ((count,),) = self._rows(
+            "SELECT count(*) FROM chunks LEFT JOIN vectors ON vectors.hash = chunks.hash AND vectors.embedder = ?"
+            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?))",
+            (embedder, _listed(spaces)),
+        )
+        return int(count)
+
+    @_guarded
+    def keep_vectors(self, embedder: str, vectors: Iterable[tuple[bytes, Vector]]) -> None:
+        with self._connection:
+            centre = self._centre(embedder)
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO vectors (embedder, hash, vector, bits) VALUES (?, ?, ?, ?)",
+                [(embedder, digest, vector.tobytes(), signs(vector, centre)) for digest, vector in vectors],
+            )
+            self._recentre(embedder)
+        self.generation += 1
+
+    @_guarded
+    def forget_vectors(self, embedder: str) -> None:
+        with self._connection:
+            self._rows("DELETE FROM vectors WHERE embedder = ?", (embedder,))
+            self._rows("DELETE FROM centres WHERE embedder = ?", (embedder,))
+        self.generation += 1
+
+    @_guarded
+    def forget_unused_vectors(self, embedder: str | None) -> None:
+        """Keep only the vectors of this embedder for text that is still there."""
+        with self._connection:
+            self._rows(
+                "DELETE FROM vectors WHERE embedder IS NOT ? OR hash NOT IN (SELECT hash FROM chunks)", (embedder,)
+            )
+            self._rows("DELETE FROM centres WHERE embedder IS NOT ?", (embedder,))
+
+    @_guarded
+    def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
+        """The sign bits of every vector, to be kept in memory and looked through."""
+        rows = self._rows(
+            "SELECT chunks.id, vectors.bits FROM chunks JOIN vectors"
+            " ON vectors.hash = chunks.hash AND vectors.embedder = ? WHERE space IN (SELECT value FROM json_each(?))",
+            (embedder, _listed(spaces)),
+        )
+        found = [(chunk_id, int.from_bytes(bits)) for chunk_id, bits in rows]
+        return Sketch([chunk_id for chunk_id, _ in found], [bits for _, bits in found], self._centre(embedder))
+
+    @_guarded
+    def vectors(self, embedder: str, ids: Collection[int]) -> list[tuple[int, Vector]]:
+        rows = self._rows(
+            "SELECT chunks.id, vectors.vector FROM chunks JOIN vectors"
+            " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
+            " WHERE chunks.id IN (SELECT value FROM json_each(?))",
+            (embedder, _listed(ids)),
+        )
+        return [(chunk_id, vector_of(data)) for chunk_id, data in rows]
+
+    def _centre(self, embedder: str) -> Vector | None:
+        row = self._rows("SELECT centre FROM centres WHERE embedder = ?", (embedder,))
+        return vector_of(row[0][0]) if row else None
+
+    def _recentre(self, embedder: str) -> None:
+        """Signs tell vectors apart only around their middle, which is taken anew when there are four times as many."""
+        ((count,),) = self._rows("SELECT count(*) FROM vectors WHERE embedder = ?", (embedder,))
+        counted = self._rows("SELECT counted FROM centres WHERE embedder = ?", (embedder,))
+        if count < COMPARED or (counted and count < 4 * counted[0][0]):
+            return
+        sample = self._rows("SELECT vector FROM vectors WHERE embedder = ? LIMIT ?", (embedder, 4 * COMPARED))
+        centre = mean([vector_of(data) for (data,) in sample])
+        self._rows("INSERT OR REPLACE INTO centres VALUES (?, ?, ?)", (embedder, centre.tobytes(), count))
+        rows = self._rows("SELECT hash, vector FROM vectors WHERE embedder = ?", (embedder,))
+        self._connection.executemany(
+            "UPDATE vectors SET bits = ? WHERE embedder = ? AND hash = ?",
+            [(signs(vector_of(data), centre), embedder, digest) for digest, data in rows],
+        )
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def _rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        return self._connection.execute(statement, values).fetchall()
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._frequencies.clear()
+        self._count_chunks()
+
+    def _count_chunks(self) -> None:
+        ((self._count,),) = self._rows("SELECT count(*) FROM chunks")
+
+    def _begin_anew(self) -> None:
+        with contextlib.suppress(AttributeError, apsw.Error):
+            self._connection.close(force=True)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        self._connection = self._connect()
+        self._changed()
+
+    def _connect(self) -> apsw.Connection:
+        connection = apsw.Connection(str(self.path))
+        connection.set_busy_timeout(2000)
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", "normal")
+        connection.pragma("cache_size", -16_000)
+        version = connection.pragma("user_version")
+        if version == 0:
+            with connection:
+                connection.execute(_TABLES)
+        elif version != VERSION:
+            connection.close()
+            raise apsw.NotADBError(f"it has the form {version}, this Farhand writes {VERSION}")
+        self.path.chmod(0o600)
+        name, *arguments = TOKENIZER
+        self._tokenizer = connection.fts5_tokenizer(name, arguments)
+        return connection
+
+
+def _searchable(path: str, headings: str, text: str) -> str:
+    """A note is also found by its file's name, such as a date; `MEMORY.md` would say nothing."""
+    name = "" if path == MAIN_FILE else path.rpartition("/")[2].removesuffix(".md")
+    return indexed(f"{name}\n{headings}\n{text}")

@@ -1,0 +1,72 @@
+"""The agent's two tools on its memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from farhand.memory.memory import MOST_PASSAGE, Found, Memory, Passage
+from farhand.tools.tool import CallContext, Tool, tool
+
+MAIN_AGENT: Final = "main"
+
+Query = Annotated[str, Meta(description="What to look for: a question or some words.")]
+MaxResults = Annotated[int, Meta(description="Most passages to return (default: 6).")]
+MinScore = Annotated[
+    float | None,
+    Meta(description="Leave out passages below this score, 0 to 1 (default: what suits the index, 0.35 for most)."),
+]
+PassagePath = Annotated[str, Meta(description="MEMORY.md or memory/NAME.md, as memory_search shows it.")]
+From = Annotated[int, Meta(ge=0, description="First line, counted from 1 (default: 1).")]
+Lines = Annotated[int, Meta(ge=0, description="How many lines (default: to the end).")]
+
+
+def memory_tools(memory: Memory) -> list[Tool]:
+    """`memory_search` and `memory_get`."""
+
+    async def memory_search(
+        query: Query, context: CallContext, max_results: MaxResults = 6, min_score: MinScore = None
+    ) -> str:
+        """Search MEMORY.md and memory/*.md for what was written down earlier: decisions, people, dates, preferences.
+
+        Returns passages with path, lines and score; read around one with memory_get.
+        """
+        found = await memory.search(
+            query, agent=context.agent_id or MAIN_AGENT, max_results=max_results, min_score=min_score
+        )
+        return told(found)
+
+    async def memory_get(path: PassagePath, context: CallContext, from_: From = 0, lines: Lines = 0) -> str:
+        """Read lines of a memory file, for instance around a passage that memory_search found."""
+        agent = context.agent_id or MAIN_AGENT
+        return shown(await memory.get(path, agent=agent, start=from_ or None, lines=lines or None))
+
+    return [
+        tool(memory_search, aliases={"limit": "max_results"}, read_only=True),
+        tool(memory_get, aliases={"chunk_id": "path"}, read_only=True),
+    ]
+
+
+def told(found: Found) -> str:
+    """The hits as text; an empty one when there are none and nothing is to be said about it."""
+    parts = [
+        f"[{hit.path}:{hit.start_line}-{hit.end_line}] (score: {hit.score:.2f})\n{hit.text}\n" for hit in found.hits
+    ]
+    if parts or found.note:
+        parts.append(f"index: {found.index}{f' ({found.note})' if found.note else ''}")
+    return "\n".join(parts)
+
+
+def shown(passage: Passage) -> str:
+    """The lines under their place in the file; a passage that is too long ends with where to go on."""
+    text = passage.text
+    end = passage.end_line
+    rest = ""
+    if len(text) > MOST_PASSAGE:
+        lines = text[:MOST_PASSAGE].split("\n")
+        whole = lines[:-1] or lines  # a single line that is too long is cut
+        text, end = "\n".join(whole), passage.start_line + len(whole) - 1
+        left = passage.end_line - end
+        rest = f"\n[{left} more lines; go on with from={end + 1}]" if left else "\n[the rest of this line is left out]"
+    return f"[{passage.path}:{passage.start_line}-{end}]\n{text}{rest}"
