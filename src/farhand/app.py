@@ -30,6 +30,7 @@ from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
 from farhand.api.logs import log_routes
+from farhand.api.memory import memory_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
@@ -41,6 +42,7 @@ from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.agents import Agents
 from farhand.gateway.direct import Direct
 from farhand.gateway.hub import Hub
+from farhand.gateway.memory_sources import memory_sources
 from farhand.gateway.native_files import NativeFiles
 from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
@@ -58,9 +60,13 @@ from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.machine.sandbox import Mount, Sandbox
+from farhand.memory.choice import Provider, make_embedder
+from farhand.memory.memory import Memory
+from farhand.memory.tools import memory_tools
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import masked_text
 from farhand.store.folder_objects import FolderObjects
+from farhand.store.objects import Objects
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
@@ -73,6 +79,7 @@ COLLECT = (50_000, 20, 20)
 GATEWAY_FILE = "gateway.json"
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 """What the commands of this machine's tools are not given."""
+MEMORY_FILE = "memory.db"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -150,16 +157,26 @@ class Gateway:
         skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
-        await self._employ(hub, stack, environ, jobs, skills)
+        await self._employ(hub, stack, environ, jobs, skills, objects)
         self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
 
     async def _employ(
-        self, hub: Hub, stack: contextlib.AsyncExitStack, environ: Mapping[str, str], jobs: Jobs, known: Skills
+        self,
+        hub: Hub,
+        stack: contextlib.AsyncExitStack,
+        environ: Mapping[str, str],
+        jobs: Jobs,
+        known: Skills,
+        objects: Objects,
     ) -> None:
-        """Give the gateway its agents: models, sessions, their tools and doors."""
+        """Give the gateway its agents: models, memory, sessions, their tools and doors."""
         config = self._config
         models = Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
         stack.push_async_callback(models.close)
+        memory = open_memory(self._home, self.workspace, config, objects, models)
+        stack.push_async_callback(memory.close)
+        hub.catalog.serve(memory_tools(memory))
+        self._routes += memory_routes(memory)
         agents = Agents(config.agents)
         folders = self._home / AGENTS_FOLDER
 
@@ -314,6 +331,16 @@ def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> tuple[Sa
         key=section.ssh_key or str(home / "keys" / "host_ed25519"),
         known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
     )
+
+
+def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, models: Models) -> Memory:
+    """The agents' memory. Raises ConfigError for a setting that cannot be meant."""
+    settings = config.memory
+    if settings.min_score is not None and not 0 <= settings.min_score <= 1:
+        raise ConfigError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
+    embedder = make_embedder(settings, Provider(*models.server()))
+    sources = memory_sources(home, workspace, objects)
+    return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score)
 
 
 def set_up_logging(level: str) -> None:

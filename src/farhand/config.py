@@ -16,6 +16,7 @@ from farhand.gateway.agents import AgentSettings
 from farhand.gateway.session_keys import DmScope
 from farhand.gateway.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
+from farhand.memory.settings import MemorySettings
 from farhand.protocol.errors import FarhandError
 
 log = logging.getLogger("farhand.config")
@@ -108,6 +109,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
+    memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -194,7 +196,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
-        raise ConfigError(f"{name}={text!r} is not a value of type {kind.__name__}") from None
+        raise ConfigError(f"{name}={text!r} is not a value of type {getattr(kind, '__name__', kind)}") from None
 
 
 def _worded(text: str) -> str:

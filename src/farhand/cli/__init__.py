@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
     "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),
+    "memory": ("farhand.cli.memory:memory", "Search and read what the agents remember."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),
 }

@@ -64,6 +64,11 @@ class Models:
             self._built[wanted] = self._build(wanted)
         return self._built[wanted]
 
+    def server(self) -> tuple[str, str]:
+        """Address and key of the default model's provider, for what else is asked there; both may be empty."""
+        provider = self._providers.get(self._place_of(self._default)[0], ProviderSettings())
+        return provider.base_url, provider.api_key or self._environ.get(provider.api_key_env, "")
+
     async def close(self) -> None:
         await self._connections.close()
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import httpx2
 import msgspec
 
 from farhand import __version__
@@ -53,6 +52,8 @@ class HttpEmbedder:
 
     def __init__(self, url: str, model: str, api_key: str = "") -> None:
         """`url` is the base, such as `http://127.0.0.1:1234/v1`, or ends in `/embeddings`. Raises EmbeddingError."""
+        import httpx2  # noqa: PLC0415 (50 ms, for those who use it)
+
         base = url.rstrip("/")
         self._address = base if base.endswith("/embeddings") else f"{base}/embeddings"
         try:
@@ -68,6 +69,7 @@ class HttpEmbedder:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.AsyncClient(headers=headers)
+        self._broken = httpx2.HTTPError
         self._model = model
         self.name = f"{self._address} {model}"
         self.label = model
@@ -79,7 +81,7 @@ class HttpEmbedder:
                 status, data = await self._post(body)
         except TimeoutError:
             raise EmbeddingError(f"{self._address} did not answer within {seconds:g} s") from None
-        except httpx2.HTTPError as error:
+        except self._broken as error:
             reason = str(error) or type(error).__name__
             raise EmbeddingError(f"{self._address} cannot be reached: {reason}") from None
         if status >= 300:

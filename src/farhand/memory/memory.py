@@ -30,12 +30,6 @@ KEYWORD_THRESHOLD: Final = 0.05
 KEYWORD_BONUS: Final = 0.1
 KEYWORD_FLOOR: Final = 0.5
 """What a chunk with every word of the query scores at least, whatever its vector says."""
-QUERY_SECONDS: Final = 10.0
-FILL_SECONDS: Final = 60.0
-PATIENCE_SECONDS: Final = 3.0
-"""How long a search waits for new text to be embedded before it answers with what is there."""
-REST_SECONDS: Final = 15.0
-"""How long a failed embedder is left alone."""
 BATCH_FILES: Final = 200
 BATCH_BYTES: Final = 8 * 1024 * 1024
 MOST_PASSAGE: Final = 50 * 1024
@@ -45,6 +39,18 @@ _CITED = re.compile(r"(.+\.md):(\d{1,9})(?:-(\d{1,9}))?")
 T = TypeVar("T")
 Sources = Callable[[str], Sequence[Source]]
 """The places of an agent's memory, the most important first."""
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """How long the memory waits for an embedder, in seconds."""
+
+    query: float = 10.0
+    fill: float = 60.0
+    """For a batch of passages."""
+    patience: float = 3.0
+    """How long a search waits for new text to be embedded before it answers with what is there."""
+    rest: float = 15.0
+    """How long an embedder that failed is left alone."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -86,12 +92,14 @@ class Memory:
         embedder: Embedder | None = None,
         *,
         min_score: float | None = None,
+        waits: Waits | None = None,
     ) -> None:
         """`min_score`: the least score of a hit where a search does not say; else each index has its own."""
         self._index = Index(path)
         self._sources = sources
         self._embedder = embedder
         self._min_score = min_score
+        self._waits = waits or Waits()
         self._syncing = asyncio.Lock()
         self._stamps: dict[str, dict[str, str]] = {}
         self._sketches: dict[tuple[str, ...], tuple[int, Sketch]] = {}
@@ -104,8 +112,7 @@ class Memory:
     async def close(self) -> None:
         if self._filling is not None:
             self._filling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._filling
+            await asyncio.gather(self._filling, return_exceptions=True)
         if self._embedder is not None:
             await self._embedder.close()
         await asyncio.to_thread(self._index.close)
@@ -339,9 +346,9 @@ class Memory:
         """The query's vector, and a remark when text is not embedded yet. Raises EmbeddingError."""
         if self._trouble is not None and asyncio.get_running_loop().time() < self._rest_until:
             raise self._trouble
-        missing = await self._fill(embedder, spaces, patience=PATIENCE_SECONDS)
+        missing = await self._fill(embedder, spaces, patience=self._waits.patience)
         try:
-            (vector,) = await embedder.embed([query], QUERY_SECONDS)
+            (vector,) = await embedder.embed([query], self._waits.query)
         except EmbeddingError as error:
             self._failed(error)
             raise
@@ -371,7 +378,7 @@ class Memory:
         index = self._index
         try:
             while batch := await asyncio.to_thread(index.without_vector, spaces, embedder.name, embedder.batch):
-                vectors = await embedder.embed([text for _, text in batch], FILL_SECONDS)
+                vectors = await embedder.embed([text for _, text in batch], self._waits.fill)
                 pairs = [(digest, vector) for (digest, _), vector in zip(batch, vectors, strict=True)]
                 await asyncio.to_thread(index.keep_vectors, embedder.name, pairs)
         except EmbeddingError as error:
@@ -382,4 +389,4 @@ class Memory:
         if self._trouble is None:
             log.warning("memory is searched by keyword alone: %s", error)
         self._trouble = error
-        self._rest_until = asyncio.get_running_loop().time() + REST_SECONDS
+        self._rest_until = asyncio.get_running_loop().time() + self._waits.rest

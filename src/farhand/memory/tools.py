@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
 from farhand.memory.memory import MOST_PASSAGE, Found, Memory, Passage
+from farhand.protocol.names import MAIN_AGENT
 from farhand.tools.tool import CallContext, Tool, tool
 
-MAIN_AGENT: Final = "main"
-
 Query = Annotated[str, Meta(description="What to look for: a question or some words.")]
-MaxResults = Annotated[int, Meta(description="Most passages to return (default: 6).")]
+MaxResults = Annotated[int, Meta(description="Most passages to return.")]
 MinScore = Annotated[
     float | None,
     Meta(description="Leave out passages below this score, 0 to 1 (default: what suits the index, 0.35 for most)."),
 ]
 PassagePath = Annotated[str, Meta(description="MEMORY.md or memory/NAME.md, as memory_search shows it.")]
-From = Annotated[int, Meta(ge=0, description="First line, counted from 1 (default: 1).")]
-Lines = Annotated[int, Meta(ge=0, description="How many lines (default: to the end).")]
+From = Annotated[int, Meta(ge=0, description="First line, counted from 1.")]
+Lines = Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="How many lines (default: to the end).")]
 
 
 def memory_tools(memory: Memory) -> list[Tool]:
@@ -37,10 +36,10 @@ def memory_tools(memory: Memory) -> list[Tool]:
         )
         return told(found)
 
-    async def memory_get(path: PassagePath, context: CallContext, from_: From = 0, lines: Lines = 0) -> str:
+    async def memory_get(path: PassagePath, context: CallContext, from_: From = 1, lines: Lines = None) -> str:
         """Read lines of a memory file, for instance around a passage that memory_search found."""
         agent = context.agent_id or MAIN_AGENT
-        return shown(await memory.get(path, agent=agent, start=from_ or None, lines=lines or None))
+        return shown(await memory.get(path, agent=agent, start=from_, lines=lines))
 
     return [
         tool(memory_search, aliases={"limit": "max_results"}, read_only=True),

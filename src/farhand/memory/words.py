@@ -16,6 +16,14 @@ TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "categories", "L* 
 MOST_QUERY = 4000
 MOST_TERMS = 48
 
+_FILLER_WORDS = (
+    "a about am an and any are as at be been but by can could did do does for from had has have how i if in is it its "
+    "me my of on or our shall should so that the their them there these they this to us was we were what when where "
+    "which who whom whose why will with would you your"
+)
+_FILLERS = frozenset(_FILLER_WORDS.split())
+"""Words of English questions that tell nothing of what is asked for; other languages' are found to be common."""
+
 _UNSPACED = re.compile(
     "["
     "\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u109f\u1780-\u17d3"  # Thai, Lao, Burmese, Khmer
@@ -46,7 +54,7 @@ def indexed(text: str) -> str:
 
 
 def query_terms(query: str) -> list[Term]:
-    """The words of any text whatever, each once; none for a text without letters and digits."""
+    """The telling words of any text whatever, each once; none for a text without letters and digits."""
     text = folded(query[:MOST_QUERY])
     found: dict[Term, None] = {}
     position = 0
@@ -58,7 +66,8 @@ def query_terms(query: str) -> list[Term]:
             found.update(dict.fromkeys(map(Term, _pairs(run[0]))))
         position = run.end()
     found.update(dict.fromkeys(map(Term, _spaced(text[position:]))))
-    return list(found)[:MOST_TERMS]
+    telling = [term for term in found if term.text not in _FILLERS]
+    return (telling or list(found))[:MOST_TERMS]
 
 
 def _pairs(run: str) -> list[str]:
