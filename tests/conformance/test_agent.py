@@ -17,7 +17,7 @@ from tests.model_server import ModelServer, Reply, Request, calls, error, text
 
 
 class House:
-    """A gateway with a model that follows scripts, one for each session: found by a word in its conversation."""
+    """A gateway with a model that follows scripts, one for each session: found by a word in what was said to it."""
 
     def __init__(self, gateway: GatewayProcess, model: ModelServer, scripts: dict[str, list[Reply]]) -> None:
         self.gateway = gateway
@@ -81,7 +81,7 @@ def open_house(home: Path, **env: str | None) -> Iterator[House]:
     scripts: dict[str, list[Reply]] = {}
 
     def answer(request: Request) -> Reply | None:
-        said = json.dumps([one for one in request.messages if one["role"] != "system"])
+        said = json.dumps([one for one in request.messages if one["role"] == "user"])
         for word, replies in scripts.items():
             if word in said and replies:
                 return replies.pop(0)

@@ -33,7 +33,6 @@ from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
 log = logging.getLogger("farhand.sessions")
 
 MAX_QUEUED = 100
-MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 KEPT_RUNS = 256
 """Runs that ended lately and can still be followed from their beginning."""
@@ -77,6 +76,7 @@ class Sessions:
         self._lanes: dict[str, _Lane] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
+        self._started = asyncio.Event()
         self._paused = False
 
     # -- sending ----------------------------------------------------------------------------------------
@@ -225,6 +225,7 @@ class Sessions:
 
     async def run(self, run_id: str) -> Run:
         """A run, under way or long over. Raises NotFound."""
+        await self._started.wait()  # a call taken up before may ask for a run that is about to be
         run = self._live.get(run_id) or self._ended.get(run_id)
         if run is None:
             record = await self._database.read(lambda store: sessions.find_run(store, run_id))
@@ -318,20 +319,21 @@ class Sessions:
                 run.join(runs[run.record.joined_to])
             elif run.record.state is RunState.QUEUED and (command := commands.read(run.message.text)) is not None:
                 await self._obey(run, command)
-            elif run.record.attempts >= MAX_ATTEMPTS:
-                reason = f"the gateway stopped {run.record.attempts} times during this run; it was not taken up again"
-                await self.end(run, _failed(run, reason))
             else:
                 self._enqueue(run)
+        self._started.set()
         return len(runs)
 
     async def pause(self) -> None:
         """Stop working; what is open is taken up after the next start."""
+        if self._paused:
+            return
         self._paused = True
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._database.write(sessions.forgive_attempts)
         for run in self._live.values():
             run.let_go()
 

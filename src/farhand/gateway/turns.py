@@ -37,6 +37,7 @@ from farhand.store.sessions import Entry, RunState, SessionRecord
 
 SUB_AGENT_TOOLS = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
 TITLE_LENGTH = 60
+MAX_ATTEMPTS = 3
 
 Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
 """The system prompt of a session whose agent may call these tools."""
@@ -149,6 +150,8 @@ class _Turn:
             timer = asyncio.get_running_loop().call_later(seconds, stop, run, RunState.TIMEOUT, reason)
             run.when_over(timer.cancel)
         await self._begin()
+        if run.record.attempts >= MAX_ATTEMPTS:
+            return await self._give_up()
         try:
             model = self._model()
         except ModelError as error:
@@ -187,6 +190,14 @@ class _Turn:
             return record
 
         self._record = await self._sessions.write(write)
+
+    async def _give_up(self) -> RunOutcome:
+        entries = await self._sessions.conversation(self._record)
+        for use in unanswered([_message(entry) for entry in entries]):
+            await self._keep(Appended(0, interrupted(use)))
+        times = self._run.record.attempts
+        reason = f"the gateway was ended {times} times while this run stood at the same place; it was given up"
+        return self._ended(RunState.FAILED, error=RunFailure("failed", reason))
 
     async def _take_up(self, entries: list[Entry]) -> RunOutcome | None:
         """Answer the calls that a stop of the gateway left open; the outcome, where the reply was there already."""
@@ -315,6 +326,7 @@ class _Turn:
                 transcript.join_run(store, joined.id, self._run.id, now)
             if self._record.parent_key is not None and event.usage is not None:
                 transcript.count_usage(store, self._record.parent_key, now, **_counts(usage))
+            transcript.got_on(store, self._run.id)
             return transcript.append_entry(store, entry, context_tokens=context)
 
         seq = await self._sessions.write(write)

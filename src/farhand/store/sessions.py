@@ -314,6 +314,16 @@ def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
     append_event(connection, now, "run.started", run_id, {})
 
 
+def got_on(connection: apsw.Connection, run_id: str) -> None:
+    """A run that gets on is not one that ends the gateway each time it is taken up."""
+    connection.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
+
+
+def forgive_attempts(connection: apsw.Connection) -> None:
+    """The gateway is stopped on purpose: that is not held against the runs under way."""
+    connection.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
+
+
 def join_run(connection: apsw.Connection, run_id: str, to: str, now: int) -> None:
     connection.execute(
         "UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id)

@@ -1,0 +1,124 @@
+"""Runs that outlive their gateway: killed or stopped at the worst moment, then taken up again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.test_agent import House, Session, assert_valid, open_house, roles
+from tests.harness import NodeProcess, wait_until
+from tests.model_server import calls, text
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    yield from open_house(tmp_path / "home")
+
+
+def killed(house: House) -> None:
+    house.gateway.kill()
+    house.gateway.start()
+
+
+def stopped(house: House) -> None:
+    assert house.gateway.stop(signal.SIGTERM) == 0
+    house.gateway.start()
+
+
+restarts = pytest.mark.parametrize("restart", [killed, stopped])
+
+
+@restarts
+def test_a_run_that_waited_for_the_model_asks_again(house: House, restart: object) -> None:
+    session = house.session(text("lost", gate=threading.Event()), text("found"))
+    run_id = session.send(wait=0)["run_id"]
+    wait_until(session.asked)
+    restart(house)  # type: ignore[operator]
+    assert session.outcome(run_id)["reply"] == "found"
+    assert roles(session.history()) == ["user", "assistant"]
+
+
+@restarts
+def test_what_a_node_finished_meanwhile_is_the_result_of_the_call(
+    house: House, tmp_path: Path, restart: object
+) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
+        go, count = laptop.workspace / "go", laptop.workspace / "count"
+        command = f"echo ran >> {count}; until [ -e {go} ]; do sleep 0.05; done; echo finished"
+        session = house.session(calls(("laptop__Bash", {"command": command})), text("all well"))
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(count.exists)
+        if restart is killed:
+            house.gateway.kill()
+            go.touch()
+            house.gateway.start()
+        else:
+            threading.Timer(0.5, go.touch).start()
+            stopped(house)
+        assert session.outcome(run_id)["reply"] == "all well"
+        assert_valid(session.history())
+        assert "finished" in session.history()[2]["content"] and not session.history()[2]["is_error"]
+        assert count.read_text() == "ran\n"
+
+
+def test_a_call_of_which_nobody_knows_the_end_says_so(house: House) -> None:
+    """A tool of the gateway's own ends with it: the model is told that the outcome is unknown."""
+    session, other = house.session(), house.session()
+    send = {"sessionKey": other.key, "message": other.key, "waitSeconds": 100}
+    house.script(session.key, calls(("gsv__SessionSend", send)), text("I checked"))
+    house.script(other.key, text("lost", gate=threading.Event()), text("answered"))
+    run_id = session.send(wait=0)["run_id"]
+    wait_until(other.asked)
+    killed(house)
+    assert session.outcome(run_id)["reply"] == "I checked"
+    result = session.history()[2]
+    assert result["is_error"] and result["content"].startswith("outcome unknown:")
+    assert_valid(session.history())
+    wait_until(lambda: roles(other.history()) == ["user", "assistant"])
+
+
+def test_messages_that_waited_are_answered_after_the_restart(house: House) -> None:
+    session = house.session(text("lost", gate=threading.Event()), text("one"), text("two"), text("three"))
+    runs = [session.send(str(number), wait=0)["run_id"] for number in range(3)]
+    wait_until(session.asked)
+    killed(house)
+    assert [session.outcome(run_id)["reply"] for run_id in runs] == ["one", "two", "three"]
+
+
+def test_a_sub_agents_result_is_not_lost(house: House) -> None:
+    session, word = house.session(), uuid.uuid4().hex
+    house.script(session.key, calls(("sessions_spawn", {"prompt": word})), text("reported"))
+    house.script(word, text("lost", gate=threading.Event()), text("what was found"))
+    run_id = session.send(wait=0)["run_id"]
+    wait_until(lambda: house.asked(word))
+    killed(house)
+    assert session.outcome(run_id)["reply"] == "reported"
+    assert [one["content"] for one in session.history() if one["role"] == "tool"] == ["what was found"]
+    assert_valid(session.history())
+
+
+def test_a_run_that_ends_the_gateway_each_time_is_given_up(house: House) -> None:
+    session = house.session(*[text("x", gate=threading.Event()) for _ in range(4)], text("the next"))
+    run_id = session.send(wait=0)["run_id"]
+    for round_ in range(1, 4):
+        wait_until(lambda round_=round_: len(session.asked()) == round_)
+        killed(house)
+    outcome = session.outcome(run_id)
+    assert outcome["state"] == "failed" and "3 times" in outcome["error"]["message"]
+    assert len(session.asked()) == 3
+
+
+def test_a_key_stands_for_its_message_after_a_restart(house: House) -> None:
+    session = Session(house, "main")
+    body = {"message": "only once", "wait_seconds": 20}
+    house.script("only once", text("done"), text("again"))
+    path, headers = "/v1/sessions/main/messages", {"Idempotency-Key": "k1"}
+    first = house.gateway.request("POST", path, body, headers=headers).json()
+    killed(house)
+    again = house.gateway.request("POST", path, body, headers=headers).json()
+    assert first["run_id"] == again["run_id"] and again["reply"] == "done" and len(session.history()) == 2
