@@ -302,6 +302,8 @@ class Proxy:
         self._refusing = False
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self.pace = 0.0
+        """Seconds that each MiB takes, as on a slow line."""
         self.carried = 0
         """Bytes that went from the gateway to whoever connected here."""
 
@@ -356,6 +358,8 @@ class Proxy:
             while data := source.recv(65536):
                 self._flowing.wait()
                 self.carried += len(data) * counts
+                if self.pace:
+                    time.sleep(self.pace * len(data) / (1024 * 1024))
                 sink.sendall(data)
             self._flowing.wait()
         except OSError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Any
+import mimetypes
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
@@ -15,12 +17,20 @@ from farhand.gateway.credentials import Scope
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict, new_call_id
 from farhand.gateway.hub import Hub
 from farhand.gateway.native_transfer import transferred
-from farhand.gateway.transfers import OpenTransfer
-from farhand.protocol.errors import ErrorKind, ToolError
+from farhand.gateway.own_ends import OwnReceiver, OwnSender
+from farhand.gateway.stream import Role
+from farhand.gateway.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
+from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
+from farhand.protocol.manifest import Entry, EntryKind
+from farhand.protocol.messages import TransferOffer
 from farhand.store import calls
 from farhand.store.database import StoreError
 from farhand.store.transfers import TransferRecord, TransferState
 
+T = TypeVar("T")
+
+# A node's file, opened in the browser, must not act for the owner.
+HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
 STATUS = {
     ErrorKind.INVALID_ARGS: 400,
     ErrorKind.NOT_ALLOWED: 403,
@@ -38,6 +48,63 @@ class TransferRequest(msgspec.Struct):
     background: bool = False
 
 
+class UploadSender(OwnSender):
+    """The body of a request. It comes once: when the other end goes away, the upload has failed."""
+
+    def __init__(self, name: str, size: int, body: AsyncIterator[bytes]) -> None:
+        super().__init__()
+        self._name = name
+        self._size = size
+        self._body = body
+        self._read = False
+
+    async def describe(self) -> tuple[str, list[Entry], str | None]:
+        if self._read:
+            raise Failed("the destination went away during the upload; begin again")
+        return self._name, [Entry("", EntryKind.FILE, self._size)], mimetypes.guess_type(self._name)[0]
+
+    async def content(self, _entry: Entry, _offset: int) -> AsyncIterator[bytes]:
+        self._read = True
+        try:
+            async for piece in self._body:
+                yield piece
+        except Problem as error:
+            raise Cancelled(str(error)) from None
+
+
+class DownloadReceiver(OwnReceiver):
+    """The answer to a request; whoever reads it slowly slows the sender down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        loop = asyncio.get_running_loop()
+        self.offered: asyncio.Future[TransferOffer] = loop.create_future()
+        self.entries: asyncio.Future[list[Entry]] = loop.create_future()
+        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(2)
+
+    async def accept(self, offer: TransferOffer) -> None:
+        if self.offered.done():
+            raise Failed("the source changed while it was downloaded; begin again")
+        self.offered.set_result(offer)
+
+    async def begin_entry(self, _entry: Entry) -> None:
+        if not self.entries.done() and self._manifest is not None:
+            self.entries.set_result(self._manifest.entries)
+
+    async def take(self, data: bytes) -> None:
+        await self.pieces.put(data)
+
+    async def finish(self) -> None:
+        if not self.entries.done() and self._manifest is not None:
+            self.entries.set_result(self._manifest.entries)
+        await self.pieces.put(None)
+
+    async def discard(self) -> None:
+        self.entries.cancel()
+        while not self.pieces.empty():  # whoever waits to put another one in is let go
+            self.pieces.get_nowait()
+
+
 _decoder = msgspec.json.Decoder(TransferRequest)
 
 
@@ -46,6 +113,9 @@ def transfer_routes(hub: Hub) -> list[Route]:
     return [
         Route("POST", "/v1/transfers", Scope.TOOLS_WRITE, doors.begin),
         Route("GET", "/v1/transfers", Scope.READ, doors.listing),
+        Route("GET", "/v1/transfers/content", Scope.TOOLS_READ, doors.download),
+        Route("PUT", "/v1/transfers/content", Scope.TOOLS_WRITE, doors.upload, streams=True),
+        Route("GET", "/v1/transfers/manifest", Scope.TOOLS_READ, doors.manifest),
         Route("GET", "/v1/transfers/{transfer_id}", Scope.READ, doors.show),
         Route("DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, doors.cancel),
     ]
@@ -109,6 +179,123 @@ class TransferDoors:
             for future in (waiting, gone, stops):
                 future.cancel()
 
+    # -- files of whoever asks ----------------------------------------------------------------------------
+
+    async def upload(self, request: Request) -> Reply:
+        """The body becomes the file `destination`; `name` is what it is called when that is a folder."""
+        size = request.header(b"content-length")
+        if size is None or not size.isdecimal():
+            raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
+        sender = UploadSender(request.query("name") or "upload", int(size), request.stream())
+        begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})
+        record = await self._hub.transfers.wait(begun)
+        try:
+            transferred(record)
+        except ToolError as error:
+            raise problem(error) from None
+        return json_reply(view(record))
+
+    async def download(self, request: Request) -> Reply:
+        """The file `source`, as bytes. An answer that breaks off was not the whole file."""
+        receiver = DownloadReceiver()
+        begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
+        offer = await self._answered(begun, receiver.offered)
+        if offer.folder:
+            await self._hub.transfers.cancel(begun.record.id, "a folder is not a file")
+            raise Problem(400, "invalid_args", "this is a folder; /v1/transfers/manifest lists its files")
+        kind = offer.mime or "application/octet-stream"
+        return Reply(
+            content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
+            headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
+            pieces=self._pieces(begun, receiver),
+        )
+
+    async def manifest(self, request: Request) -> Reply:
+        """What is at `source`: its name, and the files, folders and links of a folder."""
+        receiver = DownloadReceiver()
+        begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
+        try:
+            offer = await self._answered(begun, receiver.offered)
+            entries = await self._answered(begun, receiver.entries) if offer.folder else []
+        finally:
+            await self._hub.transfers.cancel(begun.record.id, "only its list was wanted")
+        return json_reply(
+            {
+                "name": offer.name,
+                "folder": offer.folder,
+                "size": offer.size,
+                "files": offer.files,
+                "entries": [
+                    {"path": each.path, "kind": each.kind, "size": each.size, "executable": each.executable}
+                    for each in entries
+                ],
+            }
+        )
+
+    async def _begin_own(
+        self, request: Request, source: str, destination: str, own: dict[Role, OwnEnd]
+    ) -> OpenTransfer:
+        request.id = new_call_id()
+        try:
+            begun = await self._hub.transfers.begin(
+                request.id,
+                source,
+                destination,
+                credential=request.credential.id,
+                agent_id=request.query("agent"),
+                own=own,
+            )
+        except ToolError as error:
+            raise problem(error) from None
+        except StoreError as error:
+            raise Problem(503, "not_recorded", f"the transfer was not begun: {error}") from None
+        assert isinstance(begun, OpenTransfer), "the id is new"
+        return begun
+
+    async def _answered(self, begun: OpenTransfer, answer: asyncio.Future[T]) -> T:
+        """What the sender says. Raises Problem when the transfer ends before."""
+        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        waits: set[asyncio.Future[Any]] = {ended, answer}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done() and not answer.cancelled():
+            ended.cancel()
+            return answer.result()
+        try:
+            transferred(ended.result())
+        except ToolError as error:
+            raise problem(error) from None
+        raise Problem(502, "failed", "the transfer ended before it began")
+
+    async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
+        """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
+        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        held: bytes | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(receiver.pieces.get())
+                waits: set[asyncio.Future[Any]] = {following, ended}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    piece = following.result()
+                elif receiver.pieces.empty():
+                    following.cancel()
+                    break
+                else:
+                    piece = await following
+                if piece is None:
+                    break
+                if held is not None:
+                    yield held
+                held = piece
+            transferred(await ended)
+            if held is not None:
+                yield held
+        except ToolError as error:
+            raise problem(error) from None
+        finally:
+            ended.cancel()
+            await self._hub.transfers.cancel(begun.record.id, "the caller hung up")
+
     def _claim(self, request: Request, wanted: TransferRequest, transfer_id: str, key: str) -> Any:
         body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
         now = self._hub.roster.clock()
@@ -159,6 +346,13 @@ def view(record: TransferRecord) -> dict[str, Any]:
 
 def problem(error: ToolError) -> Problem:
     return Problem(STATUS[error.kind], error.kind.value, error.message)
+
+
+def _needed(request: Request, name: str) -> str:
+    value = request.query(name)
+    if not value:
+        raise Problem(400, "invalid_request", f"the query must name a {name}")
+    return value
 
 
 def _unknown(request: Request) -> Problem:

@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ps": ("farhand.cli.jobs:ps", "List the commands that run on all nodes."),
     "attach": ("farhand.cli.jobs:attach", "Show what a command prints, and type to it."),
     "logs": ("farhand.cli.logs:logs", "Show the log of a node."),
+    "cp": ("farhand.cli.cp:cp", "Copy files between machines and the workspace."),
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
     "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),

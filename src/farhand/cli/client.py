@@ -63,6 +63,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class Upload:
+    """A body of raw bytes, as long as said."""
+
+    size: int
+    pieces: Iterator[bytes]
+
+
+@dataclass(frozen=True)
 class Answer:
     """A JSON document the gateway sent: as text, and read."""
 
@@ -147,6 +155,12 @@ class Client:
             raise ClientError("not_a_gateway", f"{path} was answered with something that is not JSON") from None
 
     @contextlib.contextmanager
+    def download(self, path: str) -> Iterator[Iterator[bytes]]:
+        """The bytes of an answer, piece by piece. Raises ClientError, also while they are read."""
+        with self._asked("GET", path, None, {}, None) as (response, worded):
+            yield _read_pieces(response, worded)
+
+    @contextlib.contextmanager
     def events(self, after: int, *, follow: bool, seconds: float = READ_SECONDS) -> Iterator[Iterator[Any]]:
         """Entries of the journal after an id. Raises ClientError, also while they are read."""
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
@@ -170,8 +184,11 @@ class Client:
         sent = {"User-Agent": f"farhand/{__version__}", **headers}
         if address.token:
             sent["Authorization"] = f"Bearer {_header_value(address.token)}"
-        data = body if isinstance(body, bytes) else None
-        if body is not None and data is None:
+        data: bytes | Iterator[bytes] | None = body if isinstance(body, bytes) else None
+        if isinstance(body, Upload):
+            data = body.pieces
+            sent["Content-Length"] = str(body.size)
+        elif body is not None and data is None:
             data = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
         connection = _connect(address, parts)
@@ -179,7 +196,12 @@ class Client:
         try:
             with worded:
                 connection.sock.settimeout(seconds)
-                connection.request(method, parts.path + path, data, sent)
+                try:
+                    connection.request(method, parts.path + path, data, sent)
+                except (BrokenPipeError, ConnectionResetError):
+                    if not isinstance(body, Upload):
+                        raise
+                    # It was refused before all of it was sent; the answer says why.
                 response = connection.getresponse()
                 if response.status >= 300:
                     raise _refusal(address, response)
@@ -294,6 +316,17 @@ def _refusal(address: Address, response: http.client.HTTPResponse) -> ClientErro
         else:
             message = f"{address.url} does not know this token; check FARHAND_TOKEN"
     return ClientError(code, message, details)
+
+
+def _read_pieces(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[bytes]:
+    left = int(response.headers.get("Content-Length", 0))
+    while left:
+        with worded:
+            piece = response.read1(1 << 20)
+            if not piece:
+                raise http.client.IncompleteRead(b"", left)
+        left -= len(piece)
+        yield piece
 
 
 def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -65,6 +65,9 @@ IDLE_SECONDS = 120.0
 PROGRESS_SECONDS = 1.0
 STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
+UPLOAD = "(upload)"
+DOWNLOAD = "(download)"
+"""What stands in the record for an end that is a request."""
 
 
 class OwnEnd(Protocol):
@@ -133,17 +136,19 @@ class Transfers:
         credential: str,
         agent_id: str | None = None,
         claim: Callable[[apsw.Connection], str] | None = None,
+        own: dict[Role, OwnEnd] | None = None,
     ) -> OpenTransfer | TransferRecord:
         """Write a transfer down and start it. One with this id that is known already is returned as it is.
 
-        `claim` runs with the write and may name an earlier transfer that stands for this one. Raises InvalidArgs,
-        NotFound, Failed before anything was done, and StoreError.
+        `claim` runs with the write and may name an earlier transfer that stands for this one. An end in `own` is not
+        looked for: its endpoint is a mere name. Raises InvalidArgs, NotFound, Failed before anything was done, and
+        StoreError.
         """
         if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
             return known
-        ends = self._read(source, destination)
+        ends = self._read(source, destination, own or {})
         for role, end in zip(("Source", "Destination"), ends, strict=True):
-            if not end.in_workspace:
+            if end.node_id and not end.in_workspace:
                 self._connection(role, end)
         if self._closing:
             raise Failed("the gateway is stopping; the transfer did not start")
@@ -158,6 +163,7 @@ class Transfers:
             created_at=self._roster.clock(),
         )
         opened = OpenTransfer(record, *ends)
+        opened.own.update(own or {})
         self._make_own(opened)
 
         def write(store: apsw.Connection) -> str:
@@ -209,7 +215,9 @@ class Transfers:
         """Take up what was open when the gateway last stopped."""
         for record in await self._database.read(open_transfers):
             try:
-                opened = OpenTransfer(record, *self._read(record.source, record.destination))
+                if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:
+                    raise Failed("the gateway stopped while the file passed through it; begin again")
+                opened = OpenTransfer(record, *self._read(record.source, record.destination, {}))
                 self._make_own(opened)
             except ToolError as error:
                 endpoint = Endpoint("", "")
@@ -405,7 +413,7 @@ class Transfers:
         opened.record = record
         del self._open[record.id]
         for role in ("send", "receive"):
-            if role not in opened.own and (opened.source.node_id or opened.destination.node_id):
+            if role not in opened.own:
                 endpoint = opened.source if role == "send" else opened.destination
                 node = self._roster.nodes.get(endpoint.node_id)
                 if node is not None and node.connection is not None and node.connection.can_transfer:
@@ -414,9 +422,12 @@ class Transfers:
 
     # -- ends -------------------------------------------------------------------------------------------
 
-    def _read(self, source: str, destination: str) -> tuple[Endpoint, Endpoint]:
+    def _read(self, source: str, destination: str, own: Mapping[Role, OwnEnd]) -> tuple[Endpoint, Endpoint]:
         known = self._roster.nodes.keys()
-        ends = read_endpoint(source, "Source", known), read_endpoint(destination, "Destination", known)
+        ends = (
+            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", known),
+            Endpoint("", destination) if "receive" in own else read_endpoint(destination, "Destination", known),
+        )
         if ends[0].in_workspace and ends[1].in_workspace:
             raise InvalidArgs("Cannot transfer from gsv to gsv; use gsv__ReadFile and gsv__WriteFile")
         return ends
