@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
 
-.PHONY: run test check format lint types rooms siege bench clean help
+.PHONY: run test check format lint types rooms siege bench bench-transfer clean help
 
 help:             ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -37,6 +37,9 @@ siege: $(VENV)/.dev-ready ## the long runs of kills and faults
 bench: $(VENV)/.bench-ready   ## measure beside the peers, one interleaved run
 	$(BIN)/python -m benchmarks.relay $(ARGS)
 
+bench-transfer: $(VENV)/.bench-ready   ## measure file transfers beside bare sockets and scp
+	$(BIN)/python -m benchmarks.transfer $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist
 
@@ -54,5 +57,5 @@ $(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.bench-ready: $(VENV)/.dev-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
-	sh scripts/install-debian wrk
+	sh scripts/install-debian wrk openssh-server openssh-client
 	@touch $@
