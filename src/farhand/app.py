@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,7 @@ from farhand.gateway.sessions import Sessions as ChatSessions
 from farhand.gateway.skills import Skills
 from farhand.gateway.turns import Turns
 from farhand.gateway.workspace import Workspace
+from farhand.gateway.workspace_ends import workspace_end
 from farhand.llm.choice import Models
 from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
@@ -145,13 +147,14 @@ class Gateway:
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         guide = guide_tools(files, jobs)
         hub.catalog.serve(guide, offered=False)
-        hub.catalog.serve([transfer_tool(hub.transfers)])
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         hub.catalog.serve(AgentFiles(files).tools())
         hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
         objects = FolderObjects(self._home)
         stack.push_async_callback(objects.close)
         workspace = Workspace(objects)
+        hub.transfers.serve_workspace(partial(workspace_end, workspace))
+        hub.catalog.serve([transfer_tool(hub.transfers)])
         settings = Settings(lambda: {**msgspec.to_builtins(self._config), "tools": msgspec.to_builtins(live.now.tools)})
         logs = NodeLogs(hub.roster, hub.queries)
         skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)

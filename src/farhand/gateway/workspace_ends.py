@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 from farhand.gateway.own_ends import OwnReceiver, OwnSender
 from farhand.gateway.stream import Role
 from farhand.gateway.transfers import OwnEnd
+from farhand.gateway.workspace import Workspace
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.manifest import Entry, EntryKind
 from farhand.protocol.messages import TransferOffer
-from farhand.store.objects import AGENTS, ObjectInfo, Objects, ObjectWriter
+from farhand.protocol.names import MAIN_AGENT
+from farhand.store.objects import AGENTS, ObjectInfo, ObjectWriter
 
-MAIN = "main"
 MOST_OBJECTS = 256
 """Objects of one transfer: they are all held open until the last has come, and then put in place together."""
 
 
-class Copy(Protocol):
-    @property
-    def info(self) -> ObjectInfo: ...
-
-
-class Workspace(Protocol):
-    """What transfers need of the agents' files."""
-
-    objects: Objects
-
-    def key(self, agent_id: str | None, path: str) -> str:
-        """The key a file has in the agent's own space. Raises InvalidArgs, NotAllowed."""
-        ...
-
-    async def find(self, agent_id: str | None, path: str) -> Copy | None:
-        """The object at a path."""
-        ...
-
-
 def workspace_end(workspace: Workspace, agent_id: str | None, path: str, role: Role) -> OwnEnd:
     """Raises NotAllowed for a path of another agent."""
-    relative = own_path(path, agent_id or MAIN)
+    relative = own_path(path, agent_id or MAIN_AGENT)
     return (_Sender if role == "send" else _Receiver)(workspace, agent_id, relative)
 
 
