@@ -93,6 +93,7 @@ def test_paths_of_the_agent_and_of_no_other(bench: Bench) -> None:
 
 @pytest.mark.parametrize("path", ["../token", "a/../../token", "%2e%2e/token", "..", "agents/main/../../token"])
 def test_nothing_climbs(bench: Bench, path: str) -> None:
+    (bench.node.workspace / "p").write_text("p")
     bench.fails(f"gsv:{path}", "box:stolen", "not_allowed")
     bench.fails("box:p", f"gsv:{path}", "not_allowed")
     assert not (bench.node.workspace / "stolen").exists()
