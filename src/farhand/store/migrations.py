@@ -182,4 +182,42 @@ CREATE TABLE chat_messages (
 CREATE INDEX chat_messages_chat ON chat_messages (chat);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS)
+CRON = """
+CREATE TABLE cron_jobs (
+    id         TEXT PRIMARY KEY,
+    agent_id   TEXT NOT NULL,
+    hidden     INTEGER NOT NULL,
+    enabled    INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    cursor     INTEGER NOT NULL,
+    floor      INTEGER NOT NULL,
+    next_at    INTEGER,
+    job        BLOB NOT NULL
+) STRICT;
+CREATE INDEX cron_due ON cron_jobs (next_at) WHERE enabled;
+
+CREATE TABLE cron_slots (
+    job         TEXT NOT NULL,
+    slot        INTEGER NOT NULL,
+    name        TEXT NOT NULL,
+    agent_id    TEXT NOT NULL,
+    status      TEXT NOT NULL,
+    recorded_at INTEGER NOT NULL,
+    cause       TEXT NOT NULL,
+    holder      TEXT,
+    beat        INTEGER NOT NULL,
+    attempts    INTEGER NOT NULL,
+    late        INTEGER NOT NULL,
+    since       INTEGER,
+    started_at  INTEGER,
+    ended_at    INTEGER,
+    error       TEXT,
+    summary     TEXT,
+    session_key TEXT,
+    PRIMARY KEY (job, slot)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX cron_open ON cron_slots (slot) WHERE status IN ('waiting', 'running');
+CREATE INDEX cron_ended ON cron_slots (job, ended_at) WHERE ended_at IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS, CRON)

@@ -1,0 +1,138 @@
+"""What a slot is for: a turn of the agent, and its reply on the way to whoever is to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from farhand.gateway.cron import main_session
+from farhand.gateway.moments import in_words
+from farhand.gateway.schedule import Ended, clock
+from farhand.protocol.errors import ToolError
+from farhand.store.cron import Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
+
+NO_AGENT = "no agent runs in this gateway, so there is nobody to do it"
+SUMMARY_CHARACTERS = 500
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """How a turn of the agent ended."""
+
+    ok: bool
+    reply: str = ""
+    error: str = ""
+
+
+class Agents(Protocol):
+    """Who takes turns."""
+
+    async def turn(
+        self, agent_id: str, session_key: str, text: str, *, model: str | None = None, thinking: str | None = None
+    ) -> Turn:
+        """Put `text` into a session and see the agent's turn through.
+
+        Cancelling it stops the turn with every process it started, and it returns only after that.
+        """
+        ...
+
+
+class Courier(Protocol):
+    """Who brings replies to people."""
+
+    async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
+        """Accept a message for sending, once for each `key`; the place it goes to.
+
+        Without `channel` and `to`: to whoever last talked to the agent; None when nobody has. Raises ToolError.
+        """
+        ...
+
+
+class CronRuns:
+    """Performs slots. Without agents, each of them fails and says so."""
+
+    def __init__(
+        self,
+        zone: ZoneInfo,
+        agents: Agents | None = None,
+        courier: Courier | None = None,
+        heartbeat: Callable[[Job, Slot], Awaitable[Ended]] | None = None,
+    ) -> None:
+        self._zone = zone
+        self._agents = agents
+        self._courier = courier
+        self._heartbeat = heartbeat
+
+    async def perform(self, job: Job, slot: Slot) -> Ended:
+        if isinstance(job.spec, Heartbeat):
+            if self._heartbeat is None:
+                return Ended(SlotStatus.SKIPPED, "heartbeats are off")
+            return await self._heartbeat(job, slot)
+        if self._agents is None:
+            return Ended(SlotStatus.ERROR, NO_AGENT)
+        if isinstance(job.spec, SystemEvent):
+            session = main_session(job.agent_id)
+            turn = await self._agents.turn(job.agent_id, session, self._message(job, slot, job.spec.text))
+            wanted, spec = True, None
+        else:
+            spec = job.spec
+            session = f"agent:{job.agent_id}:cron:{job.id}:{slot.slot}-{slot.attempts}"
+            turn = await self._agents.turn(
+                job.agent_id,
+                session,
+                self._message(job, slot, spec.message),
+                model=spec.model,
+                thinking=spec.thinking,
+            )
+            wanted = spec.deliver is not False
+        if not turn.ok:
+            return Ended(SlotStatus.ERROR, turn.error or "the agent's turn failed", session_key=session)
+        error, where = await self._deliver(job, slot, spec, turn.reply) if wanted else (None, None)
+        summary = turn.reply.strip()[:SUMMARY_CHARACTERS]
+        if where:
+            summary = f"{summary}\n(delivered to {where})".strip()
+        if error is not None and not (spec is not None and spec.best_effort_deliver):
+            return Ended(SlotStatus.ERROR, error, summary or None, session)
+        note = f"{summary}\n({error})".strip() if error else summary
+        return Ended(SlotStatus.OK, None, note or None, session)
+
+    async def report(self, job: Job, slot: Slot, ended: Ended) -> None:
+        """Tell people that a job began to fail: where its replies go, else where the agent was last talked to."""
+        if self._courier is None or job.hidden:
+            return
+        spec = job.spec if isinstance(job.spec, Task) else None
+        text = f"Scheduled job “{job.name}” failed ({ended.status.value}): {ended.error or 'no reason given'}"
+        key = f"cron:{job.id}:{slot.slot}:failed"
+        await self._courier.deliver(
+            job.agent_id, text, channel=spec.channel if spec else None, to=spec.to if spec else None, key=key
+        )
+
+    async def _deliver(self, job: Job, slot: Slot, spec: Task | None, reply: str) -> tuple[str | None, str | None]:
+        """What went wrong, and where the reply goes."""
+        if not reply.strip():
+            return None, None
+        channel, to = (spec.channel, spec.to) if spec else (None, None)
+        demanded = spec is not None and (spec.deliver is True or channel is not None or to is not None)
+        if self._courier is None:
+            return ("the reply was not delivered: this gateway has no channels" if demanded else None), None
+        key = f"cron:{job.id}:{slot.slot}:{slot.attempts}"
+        try:
+            where = await self._courier.deliver(job.agent_id, reply, channel=channel, to=to, key=key)
+        except ToolError as error:
+            return f"the reply was not delivered: {error.message}", None
+        if where is None and demanded:
+            return "the reply was not delivered: nobody has talked to the agent on a channel yet", None
+        return None, where
+
+    def _message(self, job: Job, slot: Slot, text: str) -> str:
+        lines = [f"[cron · {in_words(clock(), self._zone)}] {text}"]
+        if slot.late:
+            lines.append(f"(This was due on {in_words(slot.slot, self._zone)} and is late.)")
+        if job.node or job.tag:
+            place = f"the node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"
+            lines.append(f"(Do this on {place}.)")
+        if self._courier is not None and not (isinstance(job.spec, Task) and job.spec.deliver is False):
+            lines.append("(Your reply is delivered by itself; do not send it as a message as well.)")
+        return "\n".join(lines)

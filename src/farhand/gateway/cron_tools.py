@@ -1,0 +1,257 @@
+"""`gsv__Cron` and `cron`: two faces of one book of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.cron import CronBook
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
+from farhand.store.cron import At, Cron, SystemEvent, Task
+from farhand.tools.tool import CallContext, Tool
+
+ACTIONS: Final = ("status", "list", "add", "update", "remove", "run", "runs")
+NAME_CHARACTERS: Final = 60
+TIMEOUT_MS: Final = 270_000
+"""Longer than anybody may wait for a run."""
+
+_SCHEDULE: Final = {
+    "type": "object",
+    "description": (
+        'When. {"kind":"at","at":"2026-03-01T09:00" | "in 2 hours" | "tomorrow 9am"}, '
+        '{"kind":"every","everyMinutes"|"everyHours"|"everyDays":N,"anchor"?:datetime}, or '
+        '{"kind":"cron","expr":"0 9 * * MON-FRI","tz"?:"Europe/Berlin"}. Times without a zone are the user\'s.'
+    ),
+    "properties": {
+        "kind": {"type": "string", "enum": ["at", "every", "cron"]},
+        "at": {"type": "string", "description": "ISO datetime, 'in 2 hours', 'today 17:30', 'tomorrow 9am'."},
+        "in": {"type": "string", "description": "Relative, e.g. 'in 30 minutes'."},
+        "everyMinutes": {"type": "number"},
+        "everyHours": {"type": "number"},
+        "everyDays": {"type": "number"},
+        "anchor": {"type": "string", "description": "Datetime the interval is counted from. Default: now."},
+        "expr": {"type": "string", "description": "Cron expression of 5 fields; names such as MON or JAN are fine."},
+        "tz": {"type": "string", "description": "IANA time zone. Default: the user's."},
+    },
+    "required": ["kind"],
+}
+_SPEC: Final = {
+    "type": "object",
+    "description": (
+        '{"mode":"systemEvent","text"} puts text into the agent\'s main session; {"mode":"task","message",…} runs '
+        "a turn in a clean session and delivers the reply."
+    ),
+    "properties": {
+        "mode": {"type": "string", "enum": ["systemEvent", "task"]},
+        "text": {"type": "string"},
+        "message": {"type": "string"},
+        "deliver": {"type": "boolean"},
+        "channel": {"type": "string"},
+        "to": {"type": "string"},
+        "model": {"type": "string"},
+        "thinking": {"type": "string"},
+        "timeoutSeconds": {"type": "number"},
+        "bestEffortDeliver": {"type": "boolean"},
+    },
+    "required": ["mode"],
+}
+_JOB: Final = {
+    "name": {"type": "string"},
+    "schedule": _SCHEDULE,
+    "spec": _SPEC,
+    "agentId": {"type": "string", "description": "Agent that owns the job. Default: main."},
+    "description": {"type": "string"},
+    "enabled": {"type": "boolean"},
+    "deleteAfterRun": {"type": "boolean", "description": "Delete the job after a successful one-shot run."},
+    "missed": {
+        "type": "string",
+        "enum": ["skip", "once", "all", "window"],
+        "description": "What to do about slots that passed unrun. Default: once.",
+    },
+    "windowSeconds": {"type": "number", "description": "For missed=window: how old a slot may be."},
+    "retries": {"type": "integer", "description": "How often a failed run is tried again."},
+    "retryDelaySeconds": {"type": "number"},
+    "node": {"type": "string", "description": "Run only while this node is connected."},
+    "tag": {"type": "string", "description": "Run only while a node with this tag is connected."},
+}
+_NATIVE: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": list(ACTIONS)},
+        "id": {"type": "string", "description": "Job id; for update, remove, and run with mode force."},
+        "mode": {"type": "string", "enum": ["due", "force"], "description": "For run."},
+        "agentId": {"type": "string", "description": "Filter for list and status; owner for add."},
+        "includeDisabled": {"type": "boolean", "description": "For list."},
+        "limit": {"type": "number"},
+        "offset": {"type": "number"},
+        "job": {"type": "object", "properties": _JOB, "required": ["name", "schedule", "spec"]},
+        "patch": {"type": "object", "properties": _JOB, "description": "For update: the fields to change."},
+        "jobId": {"type": "string", "description": "Filter for runs."},
+        "waitSeconds": {"type": "number", "description": "For run: how long to wait for the end. Default: 60."},
+    },
+    "required": ["action"],
+}
+_PLAIN: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["list", "add", "remove"]},
+        "schedule": {
+            "type": "string",
+            "description": "Cron expression (minute hour day month weekday), 'every 30 minutes', or 'tomorrow 9am'.",
+        },
+        "prompt": {"type": "string", "description": "Message that wakes the agent."},
+        "id": {"type": "string", "description": "For remove."},
+    },
+    "required": ["action"],
+}
+_WRAPPING: Final = ("action", "id", "mode", "includeDisabled", "limit", "offset", "job", "patch", "jobId")
+
+
+def cron_tools(book: CronBook) -> list[Tool]:
+    """The tools of the schedule: the native one, and the agent's own."""
+
+    async def native(arguments: Mapping[str, Any], context: CallContext) -> Any:
+        return await act(book, arguments, context)
+
+    async def plain(arguments: Mapping[str, Any], context: CallContext) -> Any:
+        return {"content": await _plain(book, arguments, context)}
+
+    return [
+        Tool(
+            ToolSpec(
+                name="gsv__Cron",
+                description="Manage scheduled jobs: status, list, add, update, remove, run, and runs (the history).",
+                parameters=_NATIVE,
+                timeout_ms=TIMEOUT_MS,
+            ),
+            native,
+        ),
+        Tool(
+            ToolSpec(
+                name="cron",
+                description="Schedule recurring tasks: list jobs, add one (schedule and prompt), remove one by id.",
+                parameters=_PLAIN,
+            ),
+            plain,
+        ),
+    ]
+
+
+async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext) -> dict[str, Any]:
+    """One action of `gsv__Cron`. Raises ToolError."""
+    action = _text(arguments, "action")
+    if action is None:
+        raise InvalidArgs(f"gsv__Cron parameter action is required: {', '.join(ACTIONS)}")
+    job_id = _text(arguments, "id")
+    agent_id = _text(arguments, "agentId")
+    match action.strip().lower():
+        case "status":
+            return await book.status(agent_id)
+        case "list":
+            return await book.list(
+                agent_id,
+                include_disabled=_flag(arguments, "includeDisabled"),
+                limit=_count(arguments, "limit"),
+                offset=_count(arguments, "offset") or 0,
+            )
+        case "add":
+            payload = _object(arguments, "job")
+            if payload is None:
+                payload = {name: value for name, value in arguments.items() if name not in _WRAPPING}
+            return await book.add(payload, agent_id or context.agent_id)
+        case "update":
+            patch = _object(arguments, "patch")
+            if job_id is None:
+                raise InvalidArgs("cron update requires id")
+            if patch is None:
+                raise InvalidArgs("cron update requires patch object")
+            return await book.update(job_id, patch)
+        case "remove":
+            if job_id is None:
+                raise InvalidArgs("cron remove requires id")
+            return await book.remove(job_id)
+        case "run":
+            wait = arguments.get("waitSeconds")
+            if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float)):
+                raise InvalidArgs(f"parameter 'waitSeconds': expected a number, got {type(wait).__name__}")
+            return await book.run(job_id, _text(arguments, "mode"), wait=wait, session=context.session_key)
+        case "runs":
+            return await book.runs(
+                _text(arguments, "jobId") or job_id,
+                limit=_count(arguments, "limit"),
+                offset=_count(arguments, "offset") or 0,
+            )
+    raise InvalidArgs(f"Unknown cron action: {action[:50]}; use {', '.join(ACTIONS)}")
+
+
+async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallContext) -> str:
+    action = _text(arguments, "action")
+    if not action:
+        raise InvalidArgs("cron parameter action is required: list, add or remove")
+    match action:
+        case "list":
+            listed = await book.list(include_disabled=False, limit=500)
+            return msgspec.json.encode([_brief(job) for job in listed["jobs"]]).decode()
+        case "add":
+            # The older name of the parameter is `expression`.
+            schedule = _text(arguments, "schedule") or _text(arguments, "expression")
+            prompt = _text(arguments, "prompt")
+            if not schedule:
+                raise InvalidArgs("cron parameter schedule is required")
+            if not prompt or not prompt.strip():
+                raise InvalidArgs("cron parameter prompt is required")
+            name = " ".join(prompt.split())[:NAME_CHARACTERS]
+            payload = {"name": name, "schedule": schedule, "spec": {"mode": "systemEvent", "text": prompt}}
+            added = await book.add(payload, context.agent_id)
+            return msgspec.json.encode({"id": added["job"]["id"]}).decode()
+        case "remove":
+            job_id = _text(arguments, "id")
+            if not job_id:
+                raise InvalidArgs("cron parameter id is required")
+            await book.remove(job_id)
+            return f"removed cron job {job_id}"
+    raise InvalidArgs(f"invalid action {action[:50]!r}: use list, add or remove")
+
+
+def _brief(job: dict[str, Any]) -> dict[str, Any]:
+    schedule, spec = job["schedule"], job["spec"]
+    expression = schedule.expr if isinstance(schedule, Cron) else job["scheduleHuman"]
+    prompt = spec.text if isinstance(spec, SystemEvent) else spec.message if isinstance(spec, Task) else ""
+    view = {"id": job["id"], "expression": expression, "prompt": prompt, "next_run": job.get("nextRunHuman")}
+    return view | ({"once": True} if isinstance(schedule, At) else {})
+
+
+# -- arguments --------------------------------------------------------------------------------------------
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str | None:
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgs(f"parameter '{name}': expected text, got {type(value).__name__}")
+    return value or None
+
+
+def _flag(arguments: Mapping[str, Any], name: str) -> bool:
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgs(f"parameter '{name}': expected true or false, got {type(value).__name__}")
+    return bool(value)
+
+
+def _count(arguments: Mapping[str, Any], name: str) -> int | None:
+    value = arguments.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+        raise InvalidArgs(f"parameter '{name}': expected a whole number, got {str(value)[:50]}")
+    return int(value)
+
+
+def _object(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgs(f"parameter '{name}': expected an object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,517 @@
+"""The scheduler: every slot of every job gets its row, and runs at most once.
+
+A slot's row is its claim: (job, slot) is the primary key, so of any number of schedulers on one store one records it.
+Its life:
+
+    waiting   its time has come; it starts when nothing of its job runs and the job's node is there
+    running   a holder works on it, and shows that it lives
+    ok | error | timeout            how the run ended
+    missed | skipped                it never ran, and says why
+    unknown                         its holder vanished in the middle; it is not run again
+
+The wall clock may jump. Ahead, it makes slots late, and the job's own policy decides about them. Back, it makes rows
+of slots that are still to come: those that ran stay (a slot runs once), the others are dropped and come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
+
+import apsw
+import msgspec
+
+from farhand.gateway.moments import DAY_MS, next_slot, slots_between
+from farhand.store import cron
+from farhand.store.cron import At, Job, Slot, SlotStatus
+from farhand.store.database import Database, StoreError
+from farhand.store.events import append_event
+
+log = logging.getLogger("farhand.schedule")
+
+T = TypeVar("T")
+
+POLL_SECONDS = 5.0
+"""How often the clock and what other schedulers wrote is looked at, when nothing is due before."""
+GRACE_MS = 60_000
+"""How late a job that does not want its slots late may still start: a restart is no reason to lose one."""
+LATE_MS = 10_000
+JUMP_MS = 5_000
+MOST_ROWS = 100
+"""How many slots that passed are recorded one by one, newest first; one row stands for those before."""
+LEASE_SECONDS = 20.0
+"""A holder that showed no life for so long is taken for dead."""
+KEEP_ORPHANS_MS = 30 * DAY_MS
+WRITE_AGAIN_SECONDS = 2.0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How an attempt at a slot ended."""
+
+    status: SlotStatus
+    error: str | None = None
+    summary: str | None = None
+    session_key: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A slot that has begun; the task ends with it and never raises."""
+
+    job: Job
+    slot: Slot
+    task: asyncio.Task[Ended]
+
+
+class ScheduleSettings(msgspec.Struct, frozen=True):
+    zone: ZoneInfo
+    enabled: bool = True
+    max_concurrent: int = 4
+    keep_runs: int = 200
+    timeout_seconds: float = 3600.0
+
+
+Perform = Callable[[Job, Slot], Awaitable[Ended]]
+"""Does what a job is there for. Cancelling it stops whatever it began, and it returns only after that."""
+
+
+class Scheduler:
+    """Runs from `async with` to its end; then what still ran is stopped and says so."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: ScheduleSettings,
+        perform: Perform,
+        *,
+        reachable: Callable[[Job], bool] = lambda _: True,
+        report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
+        alone: bool = False,
+        lease_seconds: float = LEASE_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """`reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
+
+        `alone`: no other scheduler works on this store, so what ran before this one's start is over.
+        """
+        self._database = database
+        self.settings = settings
+        self._perform = perform
+        self._reachable = reachable
+        self._report = report
+        self._alone = alone
+        self._lease = lease_seconds
+        self._poll = poll_seconds
+        self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._wakes = asyncio.Event()
+        self._runs: dict[tuple[str, int], asyncio.Task[Ended]] = {}
+        self._claims: set[asyncio.Task[Any]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._started = clock()
+        self._clocks = (clock(), time.monotonic())
+        self._beats: dict[tuple[str, int], tuple[int, float]] = {}
+        self._stopping = False
+
+    async def __aenter__(self) -> Scheduler:
+        self._started = clock()
+        await self._database.write(lambda store: cron.forget_orphans(store, self._started - KEEP_ORPHANS_MS))
+        if self._alone:
+            for slot in await self._database.read(cron.open_slots):
+                if slot.status is SlotStatus.RUNNING:
+                    await self._end(slot, _vanished())
+        self._keeper = asyncio.create_task(self._keep_time(), name="scheduler")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        self.wake()
+        claiming = {task for task in (self._keeper, *self._claims) if task is not None}
+        if claiming:
+            await asyncio.wait(claiming)  # what was claimed has its run before the runs are ended
+        await asyncio.sleep(0)
+        runs = list(self._runs.values())
+        for run in runs:
+            run.cancel()
+        if runs:
+            await asyncio.wait(runs)
+
+    def wake(self) -> None:
+        """Look now: something changed."""
+        self._wakes.set()
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return self.settings.zone
+
+    # -- keeping time -----------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        while not self._stopping:
+            pause = self._poll
+            try:
+                await self._look_at_the_clock()
+                if self.settings.enabled:
+                    await self.advance()
+                    pause = await self._pause()
+                await self._look_after_runs()
+            except StoreError as error:
+                log.error("slots could not be recorded, trying again: %s", error)
+                pause = 1.0
+            except Exception:
+                log.exception("the scheduler stumbled; it goes on")
+            if self._stopping:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wakes.wait()
+            self._wakes.clear()
+
+    async def _pause(self) -> float:
+        """Until the next slot, but no longer than the clock may be left out of sight."""
+        next_at = await self._database.read(cron.next_at)
+        pause = self._poll if next_at is None else min(self._poll, (next_at - clock()) / 1000)
+        if self._runs:
+            pause = min(pause, self._lease / 4)
+        return max(0.0, pause)
+
+    async def _look_at_the_clock(self) -> None:
+        wall, steady = clock(), time.monotonic()
+        jumped = wall - self._clocks[0] - round((steady - self._clocks[1]) * 1000)
+        before, self._clocks = self._clocks[0], (wall, steady)
+        if abs(jumped) > JUMP_MS:
+            log.warning("the clock moved by %.1f s against the time that passed", jumped / 1000)
+            data = {"from": before, "to": wall, "by_ms": jumped}
+            await self._database.write(lambda store: append_event(store, wall, "cron.clock", "clock", data))
+
+    async def advance(self, only: str | None = None) -> list[Run]:
+        """Record every slot whose time has come, and start what can start; the runs that did.
+
+        `only`: start nothing but slots of this job.
+        """
+        return await self._undivided(self._advance(only))
+
+    async def _undivided(self, claiming: Coroutine[Any, Any, T]) -> T:
+        """What claims a slot begins its run, even if whoever asked for it has left in between."""
+        task = asyncio.ensure_future(claiming)
+        self._claims.add(task)
+        task.add_done_callback(self._claims.discard)
+        return await asyncio.shield(task)
+
+    async def _advance(self, only: str | None) -> list[Run]:
+        now = clock()
+        if not await self._database.read(lambda store: cron.pressing(store, now, now + JUMP_MS)):
+            return []
+
+        def record(store: apsw.Connection) -> list[tuple[Job, Slot]]:
+            begun: list[tuple[Job, Slot]] = []
+            with store:  # all of it or nothing
+                for job in cron.due_jobs(store, now, now + JUMP_MS):
+                    self._account(store, job, now)
+                if not self._stopping:
+                    begun = self._take(store, now, only)
+            return begun
+
+        begun = await self._database.write(record)
+        return [self._begin(job, slot) for job, slot in begun]
+
+    # -- accounting -------------------------------------------------------------------------------------
+
+    def _account(self, store: apsw.Connection, job: Job, now: int) -> None:
+        """Give each slot between the job's cursor and now its row."""
+        # A clock that was days ahead was wrong: better run a slot's hour twice in years than nothing until then.
+        earliest = max(now, job.floor) if job.floor - now < DAY_MS else now
+        cursor = job.cursor
+        if cursor > earliest + JUMP_MS:
+            dropped = cron.forget_unrun(store, job.id, now)
+            append_event(store, now, "cron.rewound", job.id, {"from": cursor, "to": earliest, "dropped": dropped})
+            cursor = earliest
+        slots, more = slots_between(job.schedule, cursor, now, self.zone, MOST_ROWS)
+        slots = [slot for slot in slots if cron.find_slot(store, job.id, slot) is None]
+        open_slots = [slot for slot in cron.open_slots(store) if slot.job == job.id]
+        statuses = self._fates(job, slots, now, open_slots)
+        if more and slots:
+            # The row before the first one that has its own stands for all the others.
+            older = _row(job, slots[0] - 1, now, SlotStatus.MISSED, _PASSED)
+            cron.add_slot(store, msgspec.structs.replace(older, since=cursor))
+        for slot, (status, error) in zip(slots, statuses, strict=True):
+            cron.add_slot(store, _row(job, slot, now, status, error))
+        wanted = [slot for slot, (status, _) in zip(slots, statuses, strict=True) if status is SlotStatus.WAITING]
+        if wanted and job.missed in ("once", "window"):
+            for earlier in open_slots:
+                if earlier.status is SlotStatus.WAITING and earlier.cause == "schedule":
+                    cron.end_slot(store, earlier, SlotStatus.MISSED, now, error="a later slot took its place")
+        cron.move_cursor(store, job.id, max(now, cursor), next_slot(job.schedule, max(now, cursor), self.zone))
+        lost = len(slots) - len(wanted)
+        if lost or more:
+            data = {"name": job.name, "slots": lost, "more": more, "policy": job.missed}
+            append_event(store, now, "cron.missed", job.id, data)
+        if isinstance(job.schedule, At) and not wanted and not open_slots:
+            cron.disable_job(store, job.id)
+
+    def _fates(
+        self, job: Job, slots: list[int], now: int, open_slots: list[Slot]
+    ) -> list[tuple[SlotStatus, str | None]]:
+        """What becomes of slots whose time has come, by the job's own policy; oldest first."""
+        wait: tuple[SlotStatus, str | None] = (SlotStatus.WAITING, None)
+        missed = (SlotStatus.MISSED, _PASSED)
+        if not slots:
+            return []
+        if job.missed == "all":
+            surplus = min(len(slots), max(0, len(slots) + len(open_slots) - MOST_ROWS))
+            return [wait] * (len(slots) - surplus) + [(SlotStatus.MISSED, "too many slots wait already")] * surplus
+        newest = wait
+        if job.missed == "skip":
+            if open_slots:
+                newest = (SlotStatus.SKIPPED, "the run before it had not ended")
+            elif now - slots[-1] > GRACE_MS:
+                newest = missed
+        elif job.missed == "window" and now - slots[-1] > _window(job):
+            newest = (SlotStatus.MISSED, f"it is older than the job's window of {job.window_seconds:g} s")
+        return [missed] * (len(slots) - 1) + [newest]
+
+    def _take(self, store: apsw.Connection, now: int, only: str | None) -> list[tuple[Job, Slot]]:
+        """Claim the slots that can start now."""
+        opened = cron.open_slots(store)
+        busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}
+        room = self.settings.max_concurrent - len(self._runs)
+        begun: list[tuple[Job, Slot]] = []
+        for slot in opened:
+            if slot.status is not SlotStatus.WAITING or slot.job in busy or only not in (None, slot.job):
+                continue
+            job = cron.find_job(store, slot.job)
+            if job is None or not job.enabled:
+                _skip(store, slot, now, "job disabled")
+                continue
+            away = not self._reachable(job)
+            if away or room <= 0:
+                limit = {"skip": GRACE_MS, "window": _window(job)}.get(job.missed)
+                if limit is not None and now - slot.slot > limit:
+                    why = f"{_pinned(job)} was not connected" if away else "too many other runs were under way"
+                    _skip(store, slot, now, why)
+                continue
+            late = slot.slot < self._started or now - slot.slot > LATE_MS
+            if cron.take_slot(store, job.id, slot.slot, self._holder, now, late):
+                taken = cron.find_slot(store, job.id, slot.slot)
+                assert taken is not None
+                append_event(store, now, "cron.started", job.id, {"name": job.name, "slot": slot.slot, "late": late})
+                begun.append((job, taken))
+                busy.add(job.id)
+                room -= 1
+        return begun
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    async def run_now(self, job_id: str) -> Run | None:
+        """Run a job at once, beside its schedule. None while a run of it is under way."""
+        return await self._undivided(self._run_now(job_id))
+
+    async def _run_now(self, job_id: str) -> Run | None:
+        now = clock()
+
+        def claim(store: apsw.Connection) -> tuple[Job, Slot] | None:
+            job = cron.find_job(store, job_id)
+            opened = [slot for slot in cron.open_slots(store) if slot.job == job_id]
+            if job is None or any(slot.status is SlotStatus.RUNNING for slot in opened):
+                return None
+            row = Slot(
+                job=job.id,
+                slot=now,
+                name=job.name,
+                agent_id=job.agent_id,
+                status=SlotStatus.RUNNING,
+                recorded_at=now,
+                cause="manual",
+                holder=self._holder,
+                attempts=1,
+                started_at=now,
+            )
+            while not cron.add_slot(store, row):
+                row = msgspec.structs.replace(row, slot=row.slot + 1)
+            append_event(store, now, "cron.started", job.id, {"name": job.name, "slot": row.slot, "manual": True})
+            return job, row
+
+        begun = await self._database.write(claim)
+        return None if begun is None else self._begin(*begun)
+
+    def stop_runs(self, job_id: str) -> None:
+        """Stop what runs of a job that was removed."""
+        for (job, _), run in self._runs.items():
+            if job == job_id:
+                run.cancel()
+
+    def _begin(self, job: Job, slot: Slot) -> Run:
+        task = asyncio.create_task(self._run(job, slot), name=f"cron {job.id} {slot.slot}")
+        self._runs[slot.job, slot.slot] = task
+        task.add_done_callback(lambda _: self._over(slot))
+        self.wake()  # to show life in time
+        return Run(job, slot, task)
+
+    def _over(self, slot: Slot) -> None:
+        self._runs.pop((slot.job, slot.slot), None)
+        self.wake()
+
+    async def _run(self, job: Job, slot: Slot) -> Ended:
+        try:
+            ended = await self._attempts(job, slot)
+        except asyncio.CancelledError:
+            why = "the gateway stopped before the run ended" if self._stopping else "the job was removed"
+            ended = Ended(SlotStatus.ERROR, f"stopped: {why}")
+        await self._end(slot, ended)
+        return ended
+
+    async def _attempts(self, job: Job, slot: Slot) -> Ended:
+        attempt = 1
+        while True:
+            ended = await self._attempt(job, slot)
+            if ended.status is SlotStatus.OK or ended.status is SlotStatus.SKIPPED or attempt > job.retries:
+                return ended
+            attempt += 1
+            log.warning("job %s (%s) failed and is tried again: %s", job.id, job.name, ended.error)
+            await asyncio.sleep(job.retry_delay_seconds)
+            error = f"attempt {attempt - 1}: {ended.error or ended.status.value}"
+            await self._database.write(lambda store, n=attempt, e=error: cron.note_attempt(store, slot, n, e))  # type: ignore[misc]
+
+    async def _attempt(self, job: Job, slot: Slot) -> Ended:
+        """One attempt, ended for certain when this returns: what ran too long was stopped."""
+        limit = getattr(job.spec, "timeout_seconds", None) or self.settings.timeout_seconds
+        try:
+            async with asyncio.timeout(limit) as scope:
+                return await self._perform(job, slot)
+        except TimeoutError:
+            if not scope.expired():
+                return Ended(SlotStatus.ERROR, "the run failed: TimeoutError")
+            return Ended(SlotStatus.TIMEOUT, f"the run did not end within {limit:g} s and was stopped")
+        except Exception as error:
+            log.exception("job %s (%s) failed", job.id, job.name)
+            return Ended(SlotStatus.ERROR, f"the run failed: {type(error).__name__}: {error}")
+
+    async def _end(self, slot: Slot, ended: Ended) -> None:
+        """Write the end down. The first failure after a success, or ever, is reported."""
+        now = clock()
+        keep = self.settings.keep_runs
+
+        def write(store: apsw.Connection) -> Job | None:
+            known = cron.end_slot(
+                store,
+                slot,
+                ended.status,
+                now,
+                error=ended.error,
+                summary=ended.summary,
+                session_key=ended.session_key,
+            )
+            if not known:
+                return None
+            job = cron.find_job(store, slot.job)
+            data: dict[str, Any] = {"name": slot.name, "slot": slot.slot, "status": ended.status.value}
+            if ended.error:
+                data["error"] = ended.error
+            append_event(store, now, "cron.ended", slot.job, data)
+            failed = ended.status in (SlotStatus.ERROR, SlotStatus.TIMEOUT, SlotStatus.UNKNOWN)
+            before = cron.latest_run(store, slot.job, other_than=slot.slot)
+            failing = before is not None and before.status is not SlotStatus.OK
+            if failed and not failing:
+                append_event(store, now, "cron.failing", slot.job, data)
+            elif failing and ended.status is SlotStatus.OK:
+                append_event(store, now, "cron.recovered", slot.job, data)
+            _close_one_shot(store, slot, ended.status)
+            cron.prune_history(store, slot.job, keep)
+            return job if failed and not failing else None
+
+        while True:
+            try:
+                failing_now = await self._database.write(write)
+                break
+            except StoreError as error:
+                if self._stopping:
+                    return
+                log.error("the end of %s at %d could not be written, trying again: %s", slot.job, slot.slot, error)
+                await asyncio.sleep(WRITE_AGAIN_SECONDS)
+        if failing_now is not None and self._report is not None and not self._stopping:
+            try:
+                await self._report(failing_now, slot, ended)
+            except Exception:
+                log.exception("the failure of job %s could not be reported", slot.job)
+
+    # -- signs of life ----------------------------------------------------------------------------------
+
+    async def _look_after_runs(self) -> None:
+        """Show that this one lives, and find out whether others still do."""
+        if self._runs:
+            await self._database.write(lambda store: cron.beat(store, self._holder), durable=False)
+        opened = await self._database.read(cron.open_slots)
+        others = {
+            (slot.job, slot.slot): slot
+            for slot in opened
+            if slot.status is SlotStatus.RUNNING and slot.holder != self._holder
+        }
+        # The steady clock of this process, not the wall's: a clock that jumps kills nobody.
+        steady = time.monotonic()
+        beats: dict[tuple[str, int], tuple[int, float]] = {}
+        for key, slot in others.items():
+            seen, since = self._beats.get(key, (slot.beat, steady))
+            beats[key] = (slot.beat, steady if slot.beat != seen else since)
+            if steady - beats[key][1] > self._lease:
+                await self._end(slot, _vanished())
+                self.wake()
+        self._beats = beats
+
+
+def clock() -> int:
+    """The wall clock, in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+_PASSED = "its time passed while nothing could run it"
+
+
+def _vanished() -> Ended:
+    return Ended(SlotStatus.UNKNOWN, "outcome unknown: the scheduler that ran it vanished; it is not run again")
+
+
+def _row(job: Job, slot: int, now: int, status: SlotStatus, error: str | None) -> Slot:
+    over = status is not SlotStatus.WAITING
+    return Slot(
+        job=job.id,
+        slot=slot,
+        name=job.name,
+        agent_id=job.agent_id,
+        status=status,
+        recorded_at=now,
+        late=status is SlotStatus.MISSED,
+        ended_at=now if over else None,
+        error=error,
+    )
+
+
+def _skip(store: apsw.Connection, slot: Slot, now: int, why: str) -> None:
+    cron.end_slot(store, slot, SlotStatus.SKIPPED, now, error=why)
+    append_event(store, now, "cron.missed", slot.job, {"name": slot.name, "slots": 1, "reason": why})
+    _close_one_shot(store, slot, SlotStatus.SKIPPED)
+
+
+def _close_one_shot(store: apsw.Connection, slot: Slot, status: SlotStatus) -> None:
+    job = cron.find_job(store, slot.job)
+    if job is None or not isinstance(job.schedule, At):
+        return
+    if status is SlotStatus.OK and job.delete_after_run:
+        cron.remove_job(store, job.id, history=False)
+    elif slot.cause == "schedule" and job.next_at is None:
+        cron.disable_job(store, job.id)
+
+
+def _window(job: Job) -> float:
+    return (job.window_seconds or 0) * 1000
+
+
+def _pinned(job: Job) -> str:
+    return f"node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"
