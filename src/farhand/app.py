@@ -27,6 +27,7 @@ from farhand.agent.skills import Skill
 from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.direct import direct_routes
+from farhand.api.cron import cron_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
@@ -42,6 +43,7 @@ from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.agents import Agents
 from farhand.gateway.direct import Direct
+from farhand.gateway.cron_tools import cron_tools
 from farhand.gateway.hub import Hub
 from farhand.gateway.memory_sources import memory_sources
 from farhand.gateway.native_files import NativeFiles
@@ -50,6 +52,7 @@ from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.prompting import Prompts, files_in
 from farhand.gateway.session_agent import SessionAgent
+from farhand.gateway.schedule import Scheduler
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
@@ -67,6 +70,7 @@ from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import masked_text
+from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Objects
 from farhand.tools.agent_files import AgentFiles
@@ -118,6 +122,7 @@ class Gateway:
         self._server: _Server | None = None
         self._sessions: Sessions | None = None
         self._chats: ChatSessions | None = None
+        self._scheduler: Scheduler | None = None
         self.url = ""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
@@ -131,6 +136,8 @@ class Gateway:
                     await hub.start()
                     await self.chats.start()
                     stack.push_async_callback(self.chats.pause)
+                    assert self._scheduler is not None
+                    await stack.enter_async_context(self._scheduler)
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -162,6 +169,10 @@ class Gateway:
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         await self._employ(hub, stack, environ, jobs, skills, objects)
         self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
+        await self._employ(hub, stack, environ, jobs, skills)
+        self._scheduler, book = await open_schedule(hub, self._config, environ, objects, self.chats)
+        hub.catalog.serve(cron_tools(book))
+        self._routes += cron_routes(hub, book)
 
     async def _employ(
         self,
@@ -291,6 +302,8 @@ class Gateway:
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
+        if self._scheduler is not None:
+            self._scheduler.hold()
         await self.chats.pause()  # what their open calls come to is found when they are taken up again
         await self.hub.gate.drain(DRAIN_SECONDS)
         self._exit(server)

@@ -98,6 +98,33 @@ class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
     """By the skill's name: `enabled`, `always`, `requires`."""
 
 
+class ScheduleSection(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool = True
+    timezone: str = ""
+    """The user's, an IANA name; empty: this machine's."""
+    max_jobs: int = 200
+    keep_runs: int = 200
+    """How much of each job's history is kept."""
+    max_concurrent: int = 4
+    timeout_seconds: float = 3600.0
+    """How long a run may take whose job does not say."""
+    report_failures: bool = True
+    """Whether a job that begins to fail is reported to people; the journal has it either way."""
+
+
+class HeartbeatSection(msgspec.Struct, forbid_unknown_fields=True):
+    every: str = "30m"
+    """`0` turns heartbeats off."""
+    agents: list[str] = msgspec.field(default_factory=lambda: ["main"])
+    prompt: str = ""
+    target: str = "last"
+    """`last`, `none`, or the name of a channel."""
+    active_start: str = "08:00"
+    active_end: str = "23:00"
+    timezone: str = ""
+    """Of the active hours; empty: the user's."""
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
@@ -110,6 +137,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
+    schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)
+    heartbeat: HeartbeatSection = msgspec.field(default_factory=HeartbeatSection)
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:

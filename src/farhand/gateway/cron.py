@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 import apsw
 import msgspec
 
-from farhand.gateway.cron_input import normal_agent_id, patch_job, read_job, read_schedule, read_schedule_text
+from farhand.gateway import session_keys
+from farhand.gateway.cron_input import patch_job, read_job, read_schedule, read_schedule_text
 from farhand.gateway.moments import in_words, schedule_in_words, slots_after, zone_named
 from farhand.gateway.schedule import Run, Scheduler, clock
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
@@ -196,7 +197,9 @@ class CronBook:
         else:
             runs = await self._scheduler.advance(job_id)
         patience = WAIT_SECONDS if wait is None else max(0.0, min(wait, MAX_WAIT_SECONDS))
-        if any(isinstance(run.job.spec, SystemEvent) and session == main_session(run.job.agent_id) for run in runs):
+        if any(
+            isinstance(run.job.spec, SystemEvent) and session == session_keys.main_key(run.job.agent_id) for run in runs
+        ):
             patience = 0.0
         if runs:
             await asyncio.wait([run.task for run in runs], timeout=patience)
@@ -291,12 +294,8 @@ class CronBook:
         return {f"{name}AtMs": moment, f"{name}Human": in_words(moment, self._zone)}
 
 
-def main_session(agent_id: str) -> str:
-    return f"agent:{agent_id}:main"
-
-
 def _agent(agent_id: str | None) -> str | None:
-    return normal_agent_id(agent_id) if agent_id else None
+    return session_keys.agent_id(agent_id) if agent_id else None
 
 
 def _page(limit: int | None, most: int) -> int:

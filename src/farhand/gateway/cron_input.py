@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from farhand.gateway import session_keys
 from farhand.gateway.moments import (
     LAST_MS,
     UNITS,
@@ -72,11 +73,6 @@ THINKING: Final = {
 _EVERY_TEXT = re.compile(r"every\s+(?:(\d.*)|([a-z]+))")
 
 
-def normal_agent_id(name: str) -> str:
-    """An agent's id as it is kept: lower case, dashes for what no id holds."""
-    return re.sub(r"[^a-z0-9_-]", "-", name.strip().lower()).strip("-")[:64] or "main"
-
-
 # -- jobs -------------------------------------------------------------------------------------------------
 
 
@@ -89,7 +85,7 @@ def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str
     schedule = read_schedule(payload["schedule"], now, zone)
     job = Job(
         id=str(uuid.uuid4()),
-        agent_id=normal_agent_id(agent_id),
+        agent_id=session_keys.agent_id(agent_id),
         name="",
         schedule=schedule,
         spec=read_spec(payload["spec"]),
@@ -134,7 +130,7 @@ def _with_fields(job: Job, payload: Mapping[str, Any]) -> Job:
             raise InvalidArgs("Cron job name is required")
         changes["name"] = name[:MAX_NAME]
     if payload.get("agentId") is not None:
-        changes["agent_id"] = normal_agent_id(_text("agentId", payload["agentId"]))
+        changes["agent_id"] = session_keys.agent_id(_text("agentId", payload["agentId"]))
     for field, name in (("description", "description"), ("tag", "tag"), ("node", "node")):
         if field in payload:
             changes[name] = (_text(field, payload[field]).strip() or None) if payload[field] is not None else None

@@ -6,37 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-import msgspec
-
-from farhand.gateway.cron import main_session
+from farhand.gateway.cron_turns import AgentTurns
 from farhand.gateway.moments import in_words
 from farhand.gateway.schedule import Ended, clock
+from farhand.gateway.session_keys import cron_key, main_key
 from farhand.protocol.errors import ToolError
 from farhand.store.cron import Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
 
-NO_AGENT = "no agent runs in this gateway, so there is nobody to do it"
 SUMMARY_CHARACTERS = 500
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """How a turn of the agent ended."""
-
-    ok: bool
-    reply: str = ""
-    error: str = ""
-
-
-class Agents(Protocol):
-    """Who takes turns."""
-
-    async def turn(
-        self, agent_id: str, session_key: str, text: str, *, model: str | None = None, thinking: str | None = None
-    ) -> Turn:
-        """Put `text` into a session and see the agent's turn through.
-
-        Cancelling it stops the turn with every process it started, and it returns only after that.
-        """
-        ...
 
 
 class Courier(Protocol):
@@ -51,44 +28,36 @@ class Courier(Protocol):
 
 
 class CronRuns:
-    """Performs slots. Without agents, each of them fails and says so."""
+    """Performs slots: a run is `ok` only when the agent's turn was, and its reply is on its way."""
 
     def __init__(
         self,
         zone: ZoneInfo,
-        agents: Agents | None = None,
+        turns: AgentTurns,
+        heartbeat: Callable[[Job, Slot], Awaitable[Ended]],
         courier: Courier | None = None,
-        heartbeat: Callable[[Job, Slot], Awaitable[Ended]] | None = None,
     ) -> None:
         self._zone = zone
-        self._agents = agents
+        self._turns = turns
         self._courier = courier
         self._heartbeat = heartbeat
 
     async def perform(self, job: Job, slot: Slot) -> Ended:
         if isinstance(job.spec, Heartbeat):
-            if self._heartbeat is None:
-                return Ended(SlotStatus.SKIPPED, "heartbeats are off")
             return await self._heartbeat(job, slot)
-        if self._agents is None:
-            return Ended(SlotStatus.ERROR, NO_AGENT)
+        spec = job.spec if isinstance(job.spec, Task) else None
         if isinstance(job.spec, SystemEvent):
-            session = main_session(job.agent_id)
-            turn = await self._agents.turn(job.agent_id, session, self._message(job, slot, job.spec.text))
-            wanted, spec = True, None
+            session = main_key(job.agent_id)
+            turn = await self._turns.take(job, slot, session, self._message(job, slot, job.spec.text))
         else:
-            spec = job.spec
-            session = f"agent:{job.agent_id}:cron:{job.id}:{slot.slot}-{slot.attempts}"
-            turn = await self._agents.turn(
-                job.agent_id,
-                session,
-                self._message(job, slot, spec.message),
-                model=spec.model,
-                thinking=spec.thinking,
+            session = cron_key(job.agent_id, job.id)
+            text = self._message(job, slot, job.spec.message)
+            turn = await self._turns.take(
+                job, slot, session, text, model=job.spec.model, thinking=job.spec.thinking, fresh=True
             )
-            wanted = spec.deliver is not False
-        if not turn.ok:
-            return Ended(SlotStatus.ERROR, turn.error or "the agent's turn failed", session_key=session)
+        if turn.status is not SlotStatus.OK:
+            return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
+        wanted = spec is None or spec.deliver is not False
         error, where = await self._deliver(job, slot, spec, turn.reply) if wanted else (None, None)
         summary = turn.reply.strip()[:SUMMARY_CHARACTERS]
         if where:

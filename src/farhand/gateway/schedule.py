@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -94,12 +95,17 @@ class Scheduler:
         reachable: Callable[[Job], bool] = lambda _: True,
         report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
         alone: bool = False,
+        resume: bool = False,
         lease_seconds: float = LEASE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
+        settle_seconds: float = 0.0,
     ) -> None:
         """`reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
 
-        `alone`: no other scheduler works on this store, so what ran before this one's start is over.
+        `alone`: no other scheduler works on this store, so what ran before this one's start has lost its holder.
+        `resume`: performing the same attempt again finds the work of the first time, so such slots are taken up instead
+        of given up, and what runs at the end is left for the next start. The first new slots are taken
+        `settle_seconds` after the start.
         """
         self._database = database
         self.settings = settings
@@ -107,8 +113,10 @@ class Scheduler:
         self._reachable = reachable
         self._report = report
         self._alone = alone
+        self._resume = resume
         self._lease = lease_seconds
         self._poll = poll_seconds
+        self._settle = settle_seconds
         self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._wakes = asyncio.Event()
         self._runs: dict[tuple[str, int], asyncio.Task[Ended]] = {}
@@ -124,7 +132,7 @@ class Scheduler:
         await self._database.write(lambda store: cron.forget_orphans(store, self._started - KEEP_ORPHANS_MS))
         if self._alone:
             for slot in await self._database.read(cron.open_slots):
-                if slot.status is SlotStatus.RUNNING:
+                if slot.status is SlotStatus.RUNNING and not await self._take_up(slot):
                     await self._end(slot, _vanished())
         self._keeper = asyncio.create_task(self._keep_time(), name="scheduler")
         return self
@@ -132,8 +140,7 @@ class Scheduler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping = True
-        self.wake()
+        self.hold()
         claiming = {task for task in (self._keeper, *self._claims) if task is not None}
         if claiming:
             await asyncio.wait(claiming)  # what was claimed has its run before the runs are ended
@@ -154,7 +161,13 @@ class Scheduler:
 
     # -- keeping time -----------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Start nothing any more: the gateway is about to stop. What runs goes on until the end of `async with`."""
+        self._stopping = True
+        self.wake()
+
     async def _keep_time(self) -> None:
+        await self._rest(self._settle)
         while not self._stopping:
             pause = self._poll
             try:
@@ -168,12 +181,16 @@ class Scheduler:
                 pause = 1.0
             except Exception:
                 log.exception("the scheduler stumbled; it goes on")
-            if self._stopping:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wakes.wait()
-            self._wakes.clear()
+            await self._rest(pause)
+
+    async def _rest(self, seconds: float) -> None:
+        """Until it is woken, or some time has passed."""
+        if self._stopping:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wakes.wait()
+        self._wakes.clear()
 
     async def _pause(self) -> float:
         """Until the next slot, but no longer than the clock may be left out of sight."""
@@ -308,6 +325,19 @@ class Scheduler:
                 room -= 1
         return begun
 
+    async def _take_up(self, slot: Slot) -> bool:
+        """Go on with a slot whose holder is gone."""
+
+        def adopt(store: apsw.Connection) -> Job | None:
+            job = cron.find_job(store, slot.job)
+            return job if job is not None and cron.adopt_slot(store, slot, self._holder) else None
+
+        job = await self._database.write(adopt) if self._resume else None
+        if job is None:
+            return False
+        self._begin(job, msgspec.structs.replace(slot, holder=self._holder))
+        return True
+
     # -- running ----------------------------------------------------------------------------------------
 
     async def run_now(self, job_id: str) -> Run | None:
@@ -363,22 +393,23 @@ class Scheduler:
         try:
             ended = await self._attempts(job, slot)
         except asyncio.CancelledError:
+            if self._stopping and self._resume:
+                return Ended(SlotStatus.UNKNOWN, "the gateway stopped; the run goes on after its next start")
             why = "the gateway stopped before the run ended" if self._stopping else "the job was removed"
             ended = Ended(SlotStatus.ERROR, f"stopped: {why}")
         await self._end(slot, ended)
         return ended
 
     async def _attempts(self, job: Job, slot: Slot) -> Ended:
-        attempt = 1
         while True:
             ended = await self._attempt(job, slot)
-            if ended.status is SlotStatus.OK or ended.status is SlotStatus.SKIPPED or attempt > job.retries:
+            if ended.status is SlotStatus.OK or ended.status is SlotStatus.SKIPPED or slot.attempts > job.retries:
                 return ended
-            attempt += 1
             log.warning("job %s (%s) failed and is tried again: %s", job.id, job.name, ended.error)
             await asyncio.sleep(job.retry_delay_seconds)
-            error = f"attempt {attempt - 1}: {ended.error or ended.status.value}"
-            await self._database.write(lambda store, n=attempt, e=error: cron.note_attempt(store, slot, n, e))  # type: ignore[misc]
+            error = f"attempt {slot.attempts}: {ended.error or ended.status.value}"
+            slot = msgspec.structs.replace(slot, attempts=slot.attempts + 1)
+            await self._database.write(functools.partial(cron.note_attempt, slot=slot, error=error))
 
     async def _attempt(self, job: Job, slot: Slot) -> Ended:
         """One attempt, ended for certain when this returns: what ran too long was stopped."""

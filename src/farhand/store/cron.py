@@ -240,6 +240,8 @@ OPEN: Final = f"SELECT {COLUMNS} FROM cron_slots WHERE status IN ('waiting', 'ru
 TAKE: Final = """
     UPDATE cron_slots SET status = 'running', holder = ?, started_at = ?, late = ?, attempts = 1, beat = 0
     WHERE job = ? AND slot = ? AND status = 'waiting'"""
+ADOPT: Final = """
+    UPDATE cron_slots SET holder = ?, beat = 0 WHERE job = ? AND slot = ? AND holder IS ? AND status = 'running'"""
 END: Final = """
     UPDATE cron_slots SET status = ?1, ended_at = ?2, error = ?3, summary = ?4, session_key = ?5
     WHERE job = ?6 AND slot = ?7 AND holder IS ?8
@@ -295,6 +297,12 @@ def take_slot(connection: apsw.Connection, job_id: str, slot: int, holder: str, 
     return connection.changes() > 0
 
 
+def adopt_slot(connection: apsw.Connection, slot: Slot, holder: str) -> bool:
+    """Take a running slot over from a holder that is gone."""
+    connection.execute(ADOPT, (holder, slot.job, slot.slot, slot.holder))
+    return connection.changes() > 0
+
+
 def end_slot(
     connection: apsw.Connection,
     slot: Slot,
@@ -310,8 +318,9 @@ def end_slot(
     return connection.changes() > 0
 
 
-def note_attempt(connection: apsw.Connection, slot: Slot, attempts: int, error: str) -> None:
-    connection.execute(ATTEMPT, (attempts, error, slot.job, slot.slot, slot.holder))
+def note_attempt(connection: apsw.Connection, slot: Slot, error: str) -> None:
+    """A further attempt begins; what became of the one before."""
+    connection.execute(ATTEMPT, (slot.attempts, error, slot.job, slot.slot, slot.holder))
 
 
 def beat(connection: apsw.Connection, holder: str) -> None:

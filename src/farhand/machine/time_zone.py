@@ -1,0 +1,36 @@
+"""The time zone this machine is set to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+ZONE_LINK = Path("/etc/localtime")
+ZONE_FILE = Path("/etc/timezone")
+UTC_NAMES = ("Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "Universal", "Zulu", "UCT")
+
+
+def machine_zone(environ: Mapping[str, str]) -> ZoneInfo:
+    """`TZ`, what /etc/localtime leads to, or /etc/timezone; UTC where none of them names a zone."""
+    for name in (environ.get("TZ", "").removeprefix(":"), _linked(), _written()):
+        try:
+            if name:
+                return ZoneInfo("UTC" if name in UTC_NAMES else name)
+        except (OSError, ValueError, LookupError):
+            continue
+    return ZoneInfo("UTC")
+
+
+def _linked() -> str:
+    try:
+        return str(ZONE_LINK.readlink()).rpartition("zoneinfo/")[2]
+    except OSError:
+        return ""
+
+
+def _written() -> str:
+    try:
+        return ZONE_FILE.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
