@@ -26,8 +26,8 @@ from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
 from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
-from farhand.api.direct import direct_routes
 from farhand.api.cron import cron_routes
+from farhand.api.direct import direct_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
@@ -42,8 +42,8 @@ from farhand.api.transfers import transfer_routes
 from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
 from farhand.gateway.agents import Agents
-from farhand.gateway.direct import Direct
 from farhand.gateway.cron_tools import cron_tools
+from farhand.gateway.direct import Direct
 from farhand.gateway.hub import Hub
 from farhand.gateway.memory_sources import memory_sources
 from farhand.gateway.native_files import NativeFiles
@@ -51,8 +51,8 @@ from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.prompting import Prompts, files_in
-from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.schedule import Scheduler
+from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
@@ -169,7 +169,6 @@ class Gateway:
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         await self._employ(hub, stack, environ, jobs, skills, objects)
         self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
-        await self._employ(hub, stack, environ, jobs, skills)
         self._scheduler, book = await open_schedule(hub, self._config, environ, objects, self.chats)
         hub.catalog.serve(cron_tools(book))
         self._routes += cron_routes(hub, book)
