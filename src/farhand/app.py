@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,6 @@ from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.masking import masked_text
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Objects
@@ -356,24 +354,6 @@ def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, m
     embedder = make_embedder(settings, Provider(*models.server()))
     sources = memory_sources(home, workspace, objects)
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score)
-
-
-def set_up_logging(level: str) -> None:
-    """Log lines to standard error, secrets masked. Raises ConfigError for an unknown level."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ConfigError(f"[log] level: {level!r} is none of debug, info, warning, error")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    logging.basicConfig(level=number, handlers=[handler], force=True)
-    # Both libraries put whole addresses, a token in the query included, into their lines.
-    for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows"):
-        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
-
-
-class _MaskedFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return masked_text(super().format(record))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from farhand.protocol.errors import FarhandError
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "up": ("farhand.cli.serve:up", "Start the gateway, and lend this machine to it."),
     "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
-    "node": ("farhand.cli.serve:node", "Lend this machine to a gateway."),
+    "node": ("farhand.cli.lend:node", "Lend this machine to a gateway."),
     "chat": ("farhand.cli.chat:chat", "Talk to the agent."),
     "call": ("farhand.cli.calls:call", "Call one tool."),
     "tools": ("farhand.cli.listing:tools", "List the tools that can be called."),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
-from pure_magic_rs import MagicDb
+if TYPE_CHECKING:
+    from pure_magic_rs import MagicDb
 
 HEAD = 4096  # bytes that are enough for every format we name
 
@@ -19,5 +21,7 @@ def mime_type(head: bytes) -> str:
 
 @functools.cache
 def _database() -> MagicDb:
-    # 30 ms to load, so not before the first file that is not text.
+    # 30 ms and 2 MB to load, so not before the first file that is not text.
+    from pure_magic_rs import MagicDb  # noqa: PLC0415
+
     return MagicDb()

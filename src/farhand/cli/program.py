@@ -1,0 +1,41 @@
+"""What every command that stays does first: where its log goes, and the loop it runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from farhand.config import ConfigError
+from farhand.protocol.masking import masked_text
+
+
+def set_up_logging(level: str) -> None:
+    """Log lines to standard error, secrets masked. Raises ConfigError for an unknown level."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ConfigError(f"[log] level: {level!r} is none of debug, info, warning, error")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    # Both libraries put whole addresses, a token in the query included, into their lines.
+    for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows"):
+        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+
+
+class _MaskedFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked_text(super().format(record))
+
+
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where the platform has it."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        asyncio.run(work)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
