@@ -223,7 +223,7 @@ class Gateway:
         )
         tools = SessionTools(chats, agents, model_of=turns.agent_model)
         hub.catalog.serve([*tools.tools(), *tools.native_tools()])
-        self._routes += [*session_routes(chats, hub.ending), *chat_routes(chats, agents, hub.ending)]
+        self._routes += [*session_routes(chats, turns, hub.ending), *chat_routes(chats, agents, hub.ending)]
 
     @property
     def hub(self) -> Hub:

@@ -19,6 +19,7 @@ from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
 from farhand.gateway.session_tools import message_of
 from farhand.gateway.sessions import Sessions
+from farhand.gateway.turns import Turns
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.store.database import StoreError
@@ -41,23 +42,25 @@ class SendRequest(msgspec.Struct):
 _send_decoder = msgspec.json.Decoder(SendRequest)
 
 
-def session_routes(sessions: Sessions, ending: asyncio.Event) -> list[Route]:
+def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> list[Route]:
     """`ending` is set when the gateway stops."""
-    doors = SessionDoors(sessions, ending)
+    doors = SessionDoors(sessions, turns, ending)
     return [
         Route("GET", "/v1/sessions", Scope.READ, doors.list),
         Route("GET", "/v1/sessions/{key}", Scope.READ, doors.show),
         Route("GET", "/v1/sessions/{key}/history", Scope.READ, doors.history),
         Route("POST", "/v1/sessions/{key}/messages", Scope.CHAT, doors.send),
         Route("POST", "/v1/sessions/{key}/stop", Scope.CHAT, doors.stop),
+        Route("GET", "/v1/tools/cost", Scope.READ, doors.cost),
         Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run),
         Route("GET", "/v1/runs/{run_id}/events", Scope.CHAT, doors.events),
     ]
 
 
 class SessionDoors:
-    def __init__(self, sessions: Sessions, ending: asyncio.Event) -> None:
+    def __init__(self, sessions: Sessions, turns: Turns, ending: asyncio.Event) -> None:
         self._sessions = sessions
+        self._turns = turns
         self._ending = ending
 
     async def list(self, request: Request) -> Reply:
@@ -141,6 +144,11 @@ class SessionDoors:
         with problems():
             run = await self._sessions.run(request.params["run_id"])
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, _stream(run), self._ending))
+
+    async def cost(self, request: Request) -> Reply:
+        """What every request to an agent's model carries, in tokens."""
+        budget = await self._turns.budget(session_keys.agent_id(request.query("agent") or session_keys.MAIN))
+        return json_reply({"prompt_tokens": budget.prompt, "tools": budget.tools, "total_tokens": budget.total})
 
     def _view(self, record: SessionRecord) -> dict[str, Any]:
         run = self._sessions.current(record.key)

@@ -20,6 +20,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
     "node": ("farhand.cli.lend:node", "Lend this machine to a gateway."),
     "chat": ("farhand.cli.chat:chat", "Talk to the agent."),
+    "sessions": ("farhand.cli.sessions:sessions", "List conversations; read, stop or renew one."),
     "call": ("farhand.cli.calls:call", "Call one tool."),
     "tools": ("farhand.cli.listing:tools", "List the tools that can be called."),
     "nodes": ("farhand.cli.listing:nodes", "List the machines that joined."),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, client_command
-from farhand.cli.screen import on_terminal, paint, plain, plain_lines, remark, show_json
+from farhand.cli.screen import on_terminal, paint, plain, remark, show_json
 
 SILENCE_SECONDS: Final = 45.0
 """A run says at least every 15 s that it goes on; three of these missed, and the line is dead."""
@@ -52,6 +52,11 @@ def chat(
       farhand chat -m hello --record hello.jsonl
     """
     options: dict[str, Any] = {} if model is None else {"model": model}
+    if record is not None:
+        try:
+            Path(record).write_bytes(b"")
+        except OSError as error:
+            raise click.UsageError(f"--record {record}: {error.strerror}") from None
     if message is None and not sys.stdin.isatty():
         message = "-"
     if message is None:
@@ -95,23 +100,31 @@ class _Exchange:
         self._path = f"/v1/sessions/{quote(key, safe='')}"
         self._answer_to: TextIO | None = None if as_json else sys.stdout
         self._line_open = False
+        self._said = False
+        """The answer of the present step is on the screen."""
+        self._live = True
 
     def say(self, text: str, options: dict[str, Any], record: str | None) -> dict[str, Any]:
         """How the run ended, everything shown. Ctrl-C stops it; a second one leaves at once. Raises ClientError."""
         body = {"message": text, **options}
         if record is not None:
             body["record"] = True
-        begun = self._client.request("POST", f"{self._path}/messages", body).value
+        outcome: dict[str, Any] = self._client.request("POST", f"{self._path}/messages", body).value
+        self._said, self._live = False, True
         try:
-            outcome = self._follow(begun["run_id"], record) if "usage" not in begun else begun
+            if outcome["state"] == "running":
+                outcome = self._follow(outcome["run_id"], record)
         except KeyboardInterrupt:
             self._close_line()
             remark("stopping …")
             self._client.request("POST", f"{self._path}/stop", {})
-            outcome = self._client.get(f"/v1/runs/{begun['run_id']}").value
-        if "usage" in begun and outcome.get("reply"):
+            outcome = self._client.get(f"/v1/runs/{outcome['run_id']}").value
+        if outcome.get("reply") and not self._said:
             self._write(outcome["reply"])
-        self._finish(outcome)
+        self._close_line()
+        error = outcome.get("error")
+        if error is not None and "reply" not in outcome and self._answer_to is not None:
+            remark(f"farhand: {plain(error['message'])}")
         return outcome
 
     def _follow(self, run_id: str, record: str | None) -> dict[str, Any]:
@@ -126,16 +139,22 @@ class _Exchange:
                         self._show(event, record)
                         seen = True
             except (NoGateway, ConnectionLost) as error:
-                if not seen:
+                if not seen and self._live:
                     raise
                 self._close_line()
                 remark(f"farhand: {error}; waiting for it")
-                seen = True
+            # What comes now begins anew; all that is left to show of it is the answer.
+            self._live, self._said, record = False, False, None
             time.sleep(RETRY_SECONDS)
 
     def _show(self, event: dict[str, Any], record: str | None) -> None:
+        if not self._live:
+            return
         match event["type"]:
+            case "step_started":
+                self._said = False
             case "text_delta":
+                self._said = True
                 self._write(event["text"])
             case "tool_called":
                 self._close_line()
@@ -147,16 +166,17 @@ class _Exchange:
                     remark(paint(f"  {plain(event['use']['name'])}: {_first(event['outcome']['content'])}", dim=True))
             case "retrying":
                 self._close_line()
+                self._said = self._said and not event["void"]
                 remark(f"farhand: {plain(event['reason'])}; asking {plain(event['model'])} again")
-            case "injected":
-                self._close_line()
+            case "compacted":
+                remark("farhand: the conversation was long; a summary stands for its older part now")
             case "recorded" if record is not None:
                 with Path(record).open("a") as file:
                     file.write(event["line"])
 
     def _write(self, text: str) -> None:
         if self._answer_to is not None:
-            self._answer_to.write(plain_lines(text) if on_terminal() else text)
+            self._answer_to.write(_harmless(text) if on_terminal() else text)
             self._answer_to.flush()
             self._line_open = not text.endswith("\n")
 
@@ -166,15 +186,10 @@ class _Exchange:
             self._answer_to.flush()
             self._line_open = False
 
-    def _finish(self, outcome: dict[str, Any]) -> None:
-        self._close_line()
-        error = outcome.get("error")
-        if error is None or self._answer_to is None:
-            return
-        if error["kind"] == "not_configured":
-            print(plain_lines(error["message"]))
-        else:
-            remark(f"farhand: {plain(error['message'])}")
+
+def _harmless(text: str) -> str:
+    """Words as they are, without what a terminal would obey."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
 
 
 def _arguments(text: str) -> str:

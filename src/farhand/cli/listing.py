@@ -19,8 +19,9 @@ OWN_HOSTS = ("gsv", "local")
 
 @click.command()
 @click.argument("pattern", required=False)
+@click.option("--cost", is_flag=True, help="What the agent's tools and prompt cost in each request, in tokens.")
 @client_command
-def tools(pattern: str | None, client: Client, as_json: bool) -> None:
+def tools(pattern: str | None, cost: bool, client: Client, as_json: bool) -> None:
     """List the tools that can be called now.
 
     PATTERN is a part of the name, or a pattern with * and ?. The whole name of a tool shows its parameters.
@@ -31,7 +32,11 @@ def tools(pattern: str | None, client: Client, as_json: bool) -> None:
       farhand tools read
       farhand tools 'laptop__*'
       farhand tools node.fs.read_text
+      farhand tools --cost
     """
+    if cost:
+        _show_cost(client, pattern, as_json)
+        return
     answer = client.get("/v1/tools")
     offers: list[dict[str, Any]] = answer.value["tools"]
     if pattern is None:
@@ -54,6 +59,20 @@ def tools(pattern: str | None, client: Client, as_json: bool) -> None:
         show_table(columns, [[offer["name"], offer["host"], _first_line(offer["description"])] for offer in found])
         if pattern is None and all(offer["host"] in OWN_HOSTS for offer in offers):
             remark("no node is connected: `farhand token create --node NAME` lets one join.")
+
+
+def _show_cost(client: Client, pattern: str | None, as_json: bool) -> None:
+    answer = client.get("/v1/tools/cost")
+    if as_json:
+        show_answer(answer)
+        return
+    found = [tool for tool in answer.value["tools"] if pattern is None or _matches(tool["name"], pattern)]
+    offered = [tool for tool in found if tool["offered"]]
+    rows = [[tool["name"], str(tool["tokens"]), "each request"] for tool in offered]
+    rows += [[tool["name"], str(tool["tokens"]), "once found"] for tool in found if not tool["offered"]]
+    show_table([Column("TOOL"), Column("TOKENS", right=True), Column("COUNTED")], rows)
+    prompt, total = answer.value["prompt_tokens"], answer.value["total_tokens"]
+    print(f"\nEach request: {total} tokens, {prompt} of the prompt and {total - prompt} of its tools (estimated).")
 
 
 def _matches(name: str, pattern: str) -> bool:

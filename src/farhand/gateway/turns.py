@@ -15,15 +15,17 @@ from farhand.agent.compaction import Compaction, Compactor
 from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
 from farhand.agent.loop import Incoming, Limits
 from farhand.agent.outcome import Outcome
-from farhand.agent.tool_search import ToolShelf
+from farhand.agent.tokens import text_tokens
+from farhand.agent.tool_search import ToolCost, ToolShelf
 from farhand.agent.tools import Call, ToolList, Tools
 from farhand.agent.transcript import interrupted, mend, unanswered
 from farhand.gateway.agents import Agents
-from farhand.gateway.credentials import Credential
+from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.gate import scope_of
 from farhand.gateway.hub import Hub
 from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import Recorded, Run, RunFailure, RunOutcome
+from farhand.gateway.session_keys import main_key
 from farhand.gateway.sessions import Sessions
 from farhand.llm.choice import Models
 from farhand.llm.errors import ModelError, NotConfigured
@@ -41,6 +43,17 @@ MAX_ATTEMPTS = 3
 
 Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
 """The system prompt of a session whose agent may call these tools."""
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Tokens, estimated: of the prompt, and of each tool."""
+
+    prompt: int
+    tools: list[ToolCost]
+
+    @property
+    def total(self) -> int:
+        return self.prompt + sum(tool.tokens for tool in self.tools if tool.offered)
 
 
 class Turns:
@@ -93,6 +106,17 @@ class Turns:
             for name, (spec, _) in self.hub.catalog.specs().items()
             if (only is None or name in only) and credential.may(scope_of(spec))
         ]
+
+    async def budget(self, agent_id: str) -> Budget:
+        """What a request to an agent's model carries before anybody has said a word."""
+
+        async def nothing(use: ToolUse) -> Outcome:
+            return Outcome.failed("not_found", f"tool not found: {use.name}")
+
+        record = SessionRecord(key=main_key(agent_id), id="", agent_id=agent_id, created_at=0, updated_at=0)
+        specs = self.specs(Credential("budget", frozenset({Scope.TOOLS_EXEC.value})))
+        tools = ToolShelf(lambda: specs, nothing).costs()
+        return Budget(text_tokens(await self.prompt(record, specs)), tools)
 
     # -- on request -------------------------------------------------------------------------------------
 
