@@ -39,7 +39,8 @@ from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
 from farhand.api.workspace import workspace_routes
-from farhand.config import Config, ConfigError, LiveConfig, SandboxSection
+from farhand.config import Config, ConfigError, LiveConfig
+from farhand.confinement import sandbox_of
 from farhand.gateway.agents import Agents
 from farhand.gateway.cron_tools import cron_tools
 from farhand.gateway.direct import Direct
@@ -60,10 +61,8 @@ from farhand.gateway.turns import Turns
 from farhand.gateway.workspace import Workspace
 from farhand.gateway.workspace_ends import workspace_end
 from farhand.llm.choice import Models
-from farhand.machine.host_commands import HostCommands
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
-from farhand.machine.sandbox import Mount, Sandbox
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
@@ -150,9 +149,9 @@ class Gateway:
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
         commands = {name: value for name, value in environ.items() if name not in SECRET_VARIABLES}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
-        guide = guide_tools(files, jobs)
-        hub.catalog.serve(guide, offered=False)
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
+        guide = guide_tools(files, jobs, sandbox)
+        hub.catalog.serve(guide, offered=False)
         hub.catalog.serve(AgentFiles(files).tools())
         hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
         objects = FolderObjects(self._home)
@@ -326,24 +325,6 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
-
-
-def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> tuple[Sandbox | None, HostCommands | None]:
-    """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError."""
-    if not section.enabled:
-        return None, None
-    mounts = [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
-    sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user)
-    if not section.host_commands:
-        return sandbox, None
-    return sandbox, HostCommands(
-        names=frozenset(section.host_commands),
-        host=section.ssh_host,
-        port=section.ssh_port,
-        user=section.ssh_user,
-        key=section.ssh_key or str(home / "keys" / "host_ed25519"),
-        known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
-    )
 
 
 def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, models: Models) -> Memory:

@@ -25,7 +25,7 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     found = verdicts(command)
     assert found.pop("ok") is True
     assert set(found) == {
-        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "disk", "node tokens",
+        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "disk", "node tokens",
         "gateway", "version", "nodes", "exposure",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
@@ -110,3 +110,15 @@ def test_with_tls_it_is_fine() -> None:
 def test_another_version_fails() -> None:
     assert _version("0.0.0").status == "failed"
     assert FREE_FAIL < FREE_WARN
+
+
+def test_a_sandbox_that_cannot_be_given_is_said(tmp_path: Path) -> None:
+    command = Command(tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    settings = tmp_path / "home" / "farhand.toml"
+    settings.write_text("[sandbox]\nenabled = true\n")
+    without = command.with_env(PATH=str(tmp_path))
+    assert verdicts(without)["sandbox"]["status"] == "failed"
+    assert "'bwrap' is missing" in verdicts(without)["sandbox"]["message"]
+    settings.write_text('[sandbox]\nenabled = true\nuser = "no such person"\n')
+    assert verdicts(command)["sandbox"]["status"] == "failed"

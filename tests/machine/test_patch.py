@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhand.machine.files import Change, Files
+from farhand.machine.change import Change, change_files
+from farhand.machine.files import Files
 from farhand.machine.patch import apply_patch, fit
 from farhand.machine.patch_format import Hunk
 from farhand.machine.root import Root
@@ -96,7 +97,7 @@ def test_a_step_that_fails_takes_back_the_earlier_ones(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     (tmp_path / "blocked").mkdir()
     with pytest.raises(ToolError):
-        files.change([Change("a.txt", b"one\n", b"ONE\n"), Change("blocked", None, b"x")])
+        change_files(files, [Change("a.txt", b"one\n", b"ONE\n"), Change("blocked", None, b"x")])
     assert contents(tmp_path) == {"a.txt": b"one\n"}
 
 
@@ -104,7 +105,7 @@ def test_a_file_that_changed_meanwhile_stops_the_whole_change(tmp_path: Path) ->
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.txt").write_text("somebody else's\n")
     with pytest.raises(Failed, match="changed by someone else"):
-        files_of(tmp_path).change([Change("a.txt", b"one\n", b"ONE\n"), Change("b.txt", b"two\n", None)])
+        change_files(files_of(tmp_path), [Change("a.txt", b"one\n", b"ONE\n"), Change("b.txt", b"two\n", None)])
     assert contents(tmp_path) == {"a.txt": b"one\n", "b.txt": b"somebody else's\n"}
 
 

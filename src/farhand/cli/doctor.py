@@ -18,6 +18,7 @@ import click
 from farhand import __version__, config
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
 from farhand.cli.screen import on_terminal, paint, plain, show_json, wrap
+from farhand.confinement import sandbox_of
 from farhand.protocol.errors import FarhandError
 
 PYTHON: Final = (3, 11)
@@ -90,6 +91,8 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     yield _token(home / TOKEN_FILE)
     settings, check = _settings(home, environ)
     yield check
+    if settings is not None:
+        yield from _sandbox(settings, home)
     yield _disk(home)
     yield _node_token(environ)
     url, version, check = _gateway(client)
@@ -180,6 +183,29 @@ def _settings(home: Path, environ: Mapping[str, str]) -> tuple[config.Config | N
         return None, Check("settings", "failed", str(error))
     path = home / config.FILE
     return settings, Check("settings", "ok", str(path) if path.exists() else "none, so the defaults hold")
+
+
+def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
+    """Whether this machine gives the sandbox that the settings ask for, and the host lets itself be reached."""
+    if not settings.sandbox.enabled:
+        yield Check("sandbox", "ok", "off; commands of the agent run as the gateway's user")
+        return
+    workspace = home / "agents" / "main"
+    try:
+        sandbox, host = sandbox_of(settings.sandbox, workspace if workspace.is_dir() else home, home)
+        assert sandbox is not None
+        sandbox.check()
+    except FarhandError as error:
+        yield Check("sandbox", "failed", str(error).removesuffix("; the command did not run"))
+        return
+    yield Check("sandbox", "ok", f"works; network: {settings.sandbox.network}")
+    if host is not None:
+        try:
+            host.words()
+        except FarhandError as error:
+            yield Check("host commands", "failed", str(error).removesuffix("; the command did not run"))
+        else:
+            yield Check("host commands", "ok", f"{', '.join(sorted(host.names))} over SSH to {host.host}:{host.port}")
 
 
 def _disk(home: Path) -> Check:

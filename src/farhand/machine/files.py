@@ -14,7 +14,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from farhand.machine.root import Root, sync_folder
@@ -36,16 +36,6 @@ class Place:
     path: str
     real: str
     root: Root
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a file holds before and after; None: there is no file."""
-
-    path: str
-    old: bytes | None
-    new: bytes | None
-    mode: int | None = None  # of a new file, where it is not what the system gives
 
 
 class Files:
@@ -73,7 +63,8 @@ class Files:
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
         self._exposed = tuple(os.path.realpath(path) for path in exposed)
         self._upward = upward
-        self._replacing = threading.Lock()
+        self.settling = threading.Lock()
+        """Held from the last look at a file to its replacement."""
 
     @property
     def roots(self) -> Sequence[Root]:
@@ -127,44 +118,6 @@ class Files:
         finally:
             os.close(folder)
 
-    def change(self, changes: Sequence[Change]) -> None:
-        """Change several files together: all of them, or none.
-
-        Everything is written beside its place and on disk before the first file is touched; then each is still what
-        its change says it was, or Failed is raised; and a step that fails takes back those before it.
-        """
-        if self.read_only:
-            raise NotAllowed("Failed to write: the files here are read-only")
-        with contextlib.ExitStack() as stack:
-            steps = [stack.enter_context(self._staged(change)) for change in changes]
-            with self._replacing:
-                for step in steps:
-                    step.refuse_changed()
-                done: list[_Step] = []
-                try:
-                    for step in steps:
-                        done.append(step)
-                        with told("write", step.place.path):
-                            step.take()
-                except BaseException:
-                    for step in reversed(done):
-                        step.take_back()
-                    raise
-            for step in steps:
-                sync_folder(step.folder)
-
-    @contextlib.contextmanager
-    def _staged(self, change: Change) -> Iterator[_Step]:
-        place = self.place(change.path)
-        new = change.new is not None
-        with told("write" if new else "delete", place.path), folder_of(place, make=new) as (folder, name):
-            step = _Step(place, change, folder, name)
-            try:
-                step.prepare()
-                yield step
-            finally:
-                step.clean_up()
-
     def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
         """Replace or create a file in one step and tell its absolute path. See `replacing`."""
         with self.replacing(path, expected=expected) as (file, spelled):
@@ -186,7 +139,7 @@ class Files:
     def append(self, path: str, content: bytes) -> int:
         """Add to the end of a file that is there and tell its new size; when the disk fails, nothing was added."""
         place = self._writable(path)
-        with told("write", place.path), folder_of(place) as (folder, name), self._replacing:
+        with told("write", place.path), folder_of(place) as (folder, name), self.settling:
             refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
@@ -239,10 +192,10 @@ class Files:
                         take_over(descriptor, old)
                     os.fsync(descriptor)
                 # Two edits of one file must not both find it unchanged.
-                with self._replacing:
+                with self.settling:
                     if judge is not None:
                         judge(_status(folder, name))
-                    if expected is not None and _content(folder, name) != expected:
+                    if expected is not None and content_of(folder, name) != expected:
                         raise Failed(
                             f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
                             "in the meantime, so nothing was written. Read it again and repeat the edit."
@@ -434,67 +387,9 @@ def take_over(descriptor: int, old: os.stat_result) -> None:
     os.fchmod(descriptor, old.st_mode & 0o777)
 
 
-def _content(folder: int, name: str) -> bytes | None:
+def content_of(folder: int, name: str) -> bytes | None:
     try:
         with open_regular(folder, name) as file:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-@dataclass(slots=True)
-class _Step:
-    """One file of several that change together."""
-
-    place: Place
-    change: Change
-    folder: int
-    name: str
-    beside: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
-    kept: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
-
-    def prepare(self) -> None:
-        """Put the new content beside its place, on disk."""
-        old = replaceable(self.folder, self.name)
-        if self.change.new is None:
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.beside, flags, 0o600 if old else 0o666, dir_fd=self.folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self.change.new)
-            file.flush()
-            if old:
-                take_over(descriptor, old)
-            elif self.change.mode is not None:
-                os.fchmod(descriptor, self.change.mode & 0o777)
-            os.fsync(descriptor)
-
-    def refuse_changed(self) -> None:
-        """Raises Failed when the file is not what it was when the change was made up."""
-        if _content(self.folder, self.name) != self.change.old:
-            raise Failed(
-                f"Failed to edit '{shown(self.place.path)}': the file was changed by someone else in the meantime, "
-                "so nothing was written. Read it again and repeat the change."
-            )
-
-    def take(self) -> None:
-        if self.change.old is not None:
-            # A second name for the old file: taking it back needs no room on the disk.
-            os.link(self.name, self.kept, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
-        if self.change.new is None:
-            os.unlink(self.name, dir_fd=self.folder)
-        else:
-            os.rename(self.beside, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-
-    def take_back(self) -> None:
-        """Undo `take`, as far as it came."""
-        with contextlib.suppress(OSError):
-            if self.change.old is not None:
-                os.rename(self.kept, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            elif _content(self.folder, self.name) == self.change.new:
-                os.unlink(self.name, dir_fd=self.folder)
-
-    def clean_up(self) -> None:
-        for name in (self.beside, self.kept):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self.folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ _TRUSTED_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PLAIN_ONLY = frozenset(";&|<>()$`\n\r*?[]")  # what a shell would act upon, outside quotes
 _IN_DOUBLE_QUOTES = frozenset("$`")
 _WORD_START = frozenset("~#")
+_FIRST_WORD = re.compile(r"\s*([^\s;&|<>()$`'\"\\]+)")
 _GRACE = 5.0
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
@@ -42,7 +44,8 @@ class HostCommands:
 
     def match(self, command: str) -> bool:
         """Whether a command's first word is one of ours."""
-        return bool(words := command.split(None, 1)) and words[0] in self.names
+        first = _FIRST_WORD.match(command)
+        return first is not None and first[1] in self.names
 
     def words(self) -> list[str]:
         """The words before the command. Raises Failed when it cannot be sent."""
@@ -169,7 +172,11 @@ def run_host_command(text: str, allow: Sequence[str]) -> int:
     environment = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
     try:
         process = subprocess.Popen(
-            [program, *words[1:]], cwd=folder, env={**environment, "PATH": _TRUSTED_PATH}, start_new_session=True
+            words,
+            executable=program,
+            cwd=folder,
+            env={**environment, "PATH": _TRUSTED_PATH},
+            start_new_session=True,
         )
     except OSError as error:
         raise NotAllowed(f'host command "{words[0]}" cannot be started: {error}') from None

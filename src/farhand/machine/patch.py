@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farhand.machine.files import Change, Files, shown
+from farhand.machine.change import Change, change_files
+from farhand.machine.files import Files, shown
 from farhand.machine.patch_format import Hunk, Section, parse
 from farhand.machine.text import MOST_TEXT
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
@@ -66,7 +67,7 @@ def apply_patch(files: Files, patch: str, *, path: str | None = None) -> str:
         if not section.path:
             raise InvalidArgs(f"a patch section '*** {section.act} File:' names no file")
         report += _ACTS[section.act](overlay, section)
-    files.change(overlay.changes())
+    change_files(files, overlay.changes())
     return "\n".join(report)
 
 

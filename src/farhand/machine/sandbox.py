@@ -151,8 +151,10 @@ class Sandbox:
         for name in _ETC:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
-        words += ["--bind", self.workspace, self.workspace]
-        for mount in self.mounts:
+        for mount in (Mount(self.workspace, self.workspace, writable=True), *self.mounts):
+            # Folders on the way would be made for the gateway's user alone.
+            for folder in reversed(Path(mount.container).parents[:-1]):
+                words += ["--perms", "0755", "--dir", str(folder)]
             words += ["--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
         return words
 

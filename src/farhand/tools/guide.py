@@ -5,11 +5,13 @@ Names, fields, limits and texts are the guide's. What is read, written and run i
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import math
 import os
 import signal
 import stat
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -18,6 +20,7 @@ from farhand.machine.files import Files, refuse_unnameable, shown, told
 from farhand.machine.foreground import Foreground
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
+from farhand.machine.sandbox import Sandbox
 from farhand.protocol.errors import InvalidArgs, Timeout
 from farhand.tools.tool import CallContext, Tool, tool
 
@@ -35,8 +38,10 @@ Content = Annotated[str, Meta(description="Text of the file.")]
 class GuideTools:
     """The four tools over one machine's files and commands. The file tools block; run them in a thread."""
 
-    def __init__(self, files: Files, jobs: Jobs) -> None:
+    def __init__(self, files: Files, jobs: Jobs, sandbox: Sandbox | None = None) -> None:
+        """With a `sandbox`, commands run in it."""
         self._files = files
+        self._sandbox = sandbox
         self._jobs = jobs
         self._foreground = Foreground(jobs)
 
@@ -104,9 +109,9 @@ class GuideTools:
             raise InvalidArgs("parameter 'command': must not be empty")
         refuse_unnameable("command", command)
         seconds = _seconds(timeout_seconds)
-        job = await self._foreground.run(
-            command, workdir=self._folder(cwd), timeout=seconds, shell=SHELL, call_id=context.call_id
-        )
+        folder = self._folder(cwd)
+        shell = await asyncio.to_thread(self._shell, folder)
+        job = await self._foreground.run(command, workdir=folder, timeout=seconds, shell=shell, call_id=context.call_id)
         assert job.exit is not None
         output = self._output(job, job.exit.size)
         if job.exit.timed_out:
@@ -120,6 +125,12 @@ class GuideTools:
         elif code == 0:
             lines.append("(command completed with no output)")
         return {"ok": code == 0, "command": command, "exit_code": code, "output": output, "text": "\n".join(lines)}
+
+    def _shell(self, folder: str) -> Sequence[str]:
+        if self._sandbox is None:
+            return SHELL
+        self._sandbox.check()
+        return self._sandbox.words(folder)
 
     def _folder(self, cwd: str | None) -> str:
         if not cwd:
@@ -135,8 +146,8 @@ class GuideTools:
         return text + "\n... (output truncated)" if cut else text
 
 
-def guide_tools(files: Files, jobs: Jobs) -> list[Tool]:
-    tools = GuideTools(files, jobs)
+def guide_tools(files: Files, jobs: Jobs, sandbox: Sandbox | None = None) -> list[Tool]:
+    tools = GuideTools(files, jobs, sandbox)
     return [
         tool(tools.read_file, read_only=True, capability="filesystem.read"),
         tool(tools.create_file, capability="filesystem.write"),

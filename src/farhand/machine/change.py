@@ -1,0 +1,121 @@
+"""Several files changed together: all of them, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from farhand.machine.files import Files, Place, content_of, folder_of, replaceable, shown, take_over, told
+from farhand.machine.root import sync_folder
+from farhand.protocol.errors import Failed, NotAllowed
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a file holds before and after; None: there is no file."""
+
+    path: str
+    old: bytes | None
+    new: bytes | None
+    mode: int | None = None  # of a new file, where it is not what the system gives
+
+
+def change_files(files: Files, changes: Sequence[Change]) -> None:
+    """Make all of the changes, or none.
+
+    Everything is written beside its place and on disk before the first file is touched; then each is still what its
+    change says it was, or Failed is raised; and a step that fails takes back those before it.
+    """
+    if files.read_only:
+        raise NotAllowed("Failed to write: the files here are read-only")
+    with contextlib.ExitStack() as stack:
+        steps = [stack.enter_context(_staged(files, change)) for change in changes]
+        with files.settling:
+            for step in steps:
+                step.refuse_changed()
+            done: list[_Step] = []
+            try:
+                for step in steps:
+                    done.append(step)
+                    with told("write", step.place.path):
+                        step.take()
+            except BaseException:
+                for step in reversed(done):
+                    step.take_back()
+                raise
+        for step in steps:
+            sync_folder(step.folder)
+
+
+@contextlib.contextmanager
+def _staged(files: Files, change: Change) -> Iterator[_Step]:
+    place = files.place(change.path)
+    new = change.new is not None
+    with told("write" if new else "delete", place.path), folder_of(place, make=new) as (folder, name):
+        step = _Step(place, change, folder, name)
+        try:
+            step.prepare()
+            yield step
+        finally:
+            step.clean_up()
+
+
+@dataclass(slots=True)
+class _Step:
+    """One file of several that change together."""
+
+    place: Place
+    change: Change
+    folder: int
+    name: str
+    beside: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
+    kept: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
+
+    def prepare(self) -> None:
+        """Put the new content beside its place, on disk."""
+        old = replaceable(self.folder, self.name)
+        if self.change.new is None:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.beside, flags, 0o600 if old else 0o666, dir_fd=self.folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self.change.new)
+            file.flush()
+            if old:
+                take_over(descriptor, old)
+            elif self.change.mode is not None:
+                os.fchmod(descriptor, self.change.mode & 0o777)
+            os.fsync(descriptor)
+
+    def refuse_changed(self) -> None:
+        """Raises Failed when the file is not what it was when the change was made up."""
+        if content_of(self.folder, self.name) != self.change.old:
+            raise Failed(
+                f"Failed to edit '{shown(self.place.path)}': the file was changed by someone else in the meantime, "
+                "so nothing was written. Read it again and repeat the change."
+            )
+
+    def take(self) -> None:
+        if self.change.old is not None:
+            # A second name for the old file: taking it back needs no room on the disk.
+            os.link(self.name, self.kept, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
+        if self.change.new is None:
+            os.unlink(self.name, dir_fd=self.folder)
+        else:
+            os.rename(self.beside, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+
+    def take_back(self) -> None:
+        """Undo `take`, as far as it came."""
+        with contextlib.suppress(OSError):
+            if self.change.old is not None:
+                os.rename(self.kept, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+            elif content_of(self.folder, self.name) == self.change.new:
+                os.unlink(self.name, dir_fd=self.folder)
+
+    def clean_up(self) -> None:
+        for name in (self.beside, self.kept):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self.folder)
