@@ -70,6 +70,7 @@ from farhand.protocol.errors import FarhandError
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Objects
+from farhand.tools.agent_family import main_agent_tools
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
@@ -152,8 +153,8 @@ class Gateway:
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         guide = guide_tools(files, jobs, sandbox)
         hub.catalog.serve(guide, offered=False)
-        hub.catalog.serve(AgentFiles(files).tools())
-        hub.catalog.serve(AgentShell(jobs, files, sandbox=sandbox, host=host).tools())
+        shell = AgentShell(jobs, files, sandbox=sandbox, host=host)
+        hub.catalog.serve(main_agent_tools(AgentFiles(files).tools(), shell.tools()))
         objects = FolderObjects(self._home)
         stack.push_async_callback(objects.close)
         workspace = Workspace(objects)

@@ -35,6 +35,15 @@ def test_any_names_are_accepted_different_and_reversible(given_names: list[str])
     assert [names.meant(name) for name in sent] == given_names
 
 
+def test_a_name_chosen_to_look_like_another_takes_nothing_from_it() -> None:
+    first = ToolNames(["a.b", "a:b"])
+    forged = [first.sent("a.b"), first.sent("a:b"), "a_b"]
+    names = ToolNames(["a.b", "a:b", *forged])
+    sent = [names.sent(name) for name in ("a.b", "a:b", *forged)]
+    assert len(set(sent)) == 5
+    assert [names.meant(name) for name in sent] == ["a.b", "a:b", *forged]
+
+
 def test_names_that_would_collide_are_both_callable() -> None:
     names = ToolNames(["a.b", "a:b", "a_b", "x" * 100, "x" * 101])
     assert names.sent("a_b") == "a_b"

@@ -21,34 +21,14 @@ from farhand.agent.tools import Call, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.names import SEPARATOR
+from farhand.tools.agent_family import MAIN_AGENT
 
 NAME: Final = "tool_search"
 MOST_FOUND: Final = 8
 MOST_OFFERED: Final = 24
 """Found tools that are offered at once; the oldest make room."""
 
-CORE: Final = (
-    "read",
-    "write",
-    "edit",
-    "apply_patch",
-    "grep",
-    "glob",
-    "ls",
-    "exec",
-    "process",
-    "cron",
-    "message",
-    "agents_list",
-    "sessions_list",
-    "sessions_history",
-    "sessions_send",
-    "sessions_spawn",
-    "subagents",
-    "sessions_status",
-    "memory_search",
-    "memory_get",
-)
+CORE: Final = MAIN_AGENT
 """The agent's own twenty are in every request; native tools, nodes and plug-ins are found."""
 
 SPEC: Final = ToolSpec(

@@ -36,8 +36,8 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.store import sessions as transcript
 from farhand.store.sessions import Entry, RunState, SessionRecord
+from farhand.tools.agent_family import SUB_AGENT
 
-SUB_AGENT_TOOLS = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
 TITLE_LENGTH = 60
 MAX_ATTEMPTS = 3
 
@@ -148,7 +148,7 @@ class _Turn:
         agent = house.agents.of(record.agent_id)
         self._agent = agent
         self._credential = Credential(f"agent:{record.agent_id}", run.scopes)
-        only = SUB_AGENT_TOOLS if self._is_child else None
+        only = SUB_AGENT if self._is_child else None
         self._only = only
         self._calls = RunCalls(
             house.hub,

@@ -31,7 +31,12 @@ class ToolNames:
         often = Counter(plain.values())
         for name, candidate in plain.items():
             unique = often[candidate] == 1 and candidate not in taken and 0 < len(candidate) <= LONGEST_NAME
-            self._sent[name] = candidate if unique else _with_digest(name, candidate)
+            sent = candidate if unique else _with_digest(name, candidate)
+            # A name may have been chosen to look like another one with its digest.
+            while sent in taken:
+                sent = _with_digest(sent, candidate)
+            taken.add(sent)
+            self._sent[name] = sent
         self._meant = {sent: name for name, sent in self._sent.items()}
 
     def sent(self, name: str) -> str:
