@@ -33,6 +33,7 @@ from farhand.api.lane import LaneProtocol
 from farhand.api.logs import log_routes
 from farhand.api.memory import memory_routes
 from farhand.api.node_socket import NodeDoor
+from farhand.api.openapi import openapi_routes
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
@@ -245,7 +246,8 @@ class Gateway:
         names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
         sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
-        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions), *self._routes])
+        described = openapi_routes(lambda: router.routes)
+        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions), *self._routes, *described])
         guard = Guard(router, hub.credentials, sessions, settings)
         try:
             server = self._server = _Server(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from farhand.agent.events import Completed, Failed, Retrying, Stopped, TextDelta, ToolCalled
+from farhand.api.about import EVENTS, JSON, About
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.api.session_routes import EVENT_STREAM, idempotency_key, problems
@@ -72,10 +73,22 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> list[Route]:
     doors = ChatDoors(sessions, agents, ending)
     return [
-        Route("POST", "/v1/chat/completions", Scope.CHAT, doors.complete),
-        Route("GET", "/v1/models", Scope.CHAT, doors.models),
-        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model),
-        Route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, doors.model),
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            Scope.CHAT,
+            doors.complete,
+            about=About(
+                "Chat completions in the shape of OpenAI; an agent answers.",
+                body=ChatRequest,
+                media=(JSON, EVENTS),
+                errors=(404, 409, 502, 503, 504),
+                idempotent=True,
+            ),
+        ),
+        Route("GET", "/v1/models", Scope.CHAT, doors.models, about=About("The agents, as models.")),
+        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model, about=About("One agent, as a model.")),
+        Route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, doors.model, about=About("One agent, as a model.")),
     ]
 
 

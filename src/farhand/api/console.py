@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
+import msgspec
+
+from farhand.api.about import About, Query
 from farhand.api.http import Problem, Reply, Request
 from farhand.api.router import Route
 from farhand.api.sessions import Sessions
@@ -19,7 +22,14 @@ _FILES = {
     "/console.js": ("console.js", b"text/javascript; charset=utf-8"),
     "/console.css": ("console.css", b"text/css; charset=utf-8"),
     "/console.svg": ("console.svg", b"image/svg+xml"),
+    "/docs": ("docs.html", b"text/html; charset=utf-8"),
+    "/docs.js": ("docs.js", b"text/javascript; charset=utf-8"),
+    "/docs.css": ("docs.css", b"text/css; charset=utf-8"),
 }
+
+
+class SignInLink(msgspec.Struct):
+    path: str
 
 
 def console_routes(sessions: Sessions) -> list[Route]:
@@ -41,10 +51,31 @@ def console_routes(sessions: Sessions) -> list[Route]:
         return _file(request.path)
 
     return [
-        Route("GET", "/signin", None, sign_in),
-        Route("POST", "/v1/signin", Scope.ADMIN, link),
-        *(Route("GET", path, None, page) for path in _FILES),
+        Route(
+            "GET",
+            "/signin",
+            None,
+            sign_in,
+            about=About(
+                "Sign a browser in by a one-time link.",
+                status=303,
+                media=(),
+                query=(Query("code", "The code of the link."),),
+                also={401: "Used before, or too old."},
+            ),
+        ),
+        Route(
+            "POST", "/v1/signin", Scope.ADMIN, link, about=About("A new sign-in link.", status=201, answer=SignInLink)
+        ),
+        *(
+            Route("GET", path, None, page, about=About(f"{name} of the console.", media=(_media(kind),)))
+            for path, (name, kind) in _FILES.items()
+        ),
     ]
+
+
+def _media(content_type: bytes) -> str:
+    return content_type.decode().partition(";")[0]
 
 
 def _file(path: str, status: int = 200) -> Reply:

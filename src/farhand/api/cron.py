@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from farhand.api.about import JSON, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
@@ -28,21 +29,100 @@ STATUS = {
 _decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
+FAILURES = (404, 409, 503, 504)
+AGENT = Query("agentId", "Of this agent.")
+PAGE = (Query("limit", "How many at most.", int), Query("offset", "How many to pass over.", int))
+
+
 def cron_routes(hub: Hub, book: CronBook) -> list[Route]:
     doors = CronDoors(hub, book)
     return [
-        Route("GET", "/v1/cron", Scope.READ, doors.listing),
-        Route("POST", "/v1/cron", Scope.TOOLS_EXEC, doors.add),
-        Route("GET", "/v1/cron/status", Scope.READ, doors.status),
-        Route("GET", "/v1/cron/runs", Scope.READ, doors.runs),
-        Route("POST", "/v1/cron/run", Scope.TOOLS_EXEC, doors.run_due),
-        Route("POST", "/v1/cron/preview", Scope.READ, doors.preview),
-        Route("GET", "/v1/cron/{job_id}", Scope.READ, doors.show),
-        Route("PATCH", "/v1/cron/{job_id}", Scope.TOOLS_EXEC, doors.update),
-        Route("DELETE", "/v1/cron/{job_id}", Scope.TOOLS_EXEC, doors.remove),
-        Route("POST", "/v1/cron/{job_id}/run", Scope.TOOLS_EXEC, doors.run),
-        Route("GET", "/v1/cron/{job_id}/runs", Scope.READ, doors.runs),
-        Route("GET", "/v1/cron/{job_id}/preview", Scope.READ, doors.preview_job),
+        Route(
+            "GET",
+            "/v1/cron",
+            Scope.READ,
+            doors.listing,
+            about=About(
+                "Scheduled jobs.",
+                query=(AGENT, *PAGE, Query("includeDisabled", "1 shows those that are switched off, too.")),
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/cron",
+            Scope.TOOLS_EXEC,
+            doors.add,
+            about=About(
+                "Add a job, as `gsv__Cron` does.",
+                body=dict[str, Any],
+                status=201,
+                also={200: "What a body with `action` came to."},
+                errors=FAILURES,
+                idempotent=True,
+            ),
+        ),
+        Route("GET", "/v1/cron/status", Scope.READ, doors.status, about=About("How the schedule is.", query=(AGENT,))),
+        Route(
+            "GET",
+            "/v1/cron/runs",
+            Scope.READ,
+            doors.runs,
+            about=About("What ran, newest first.", query=(Query("jobId", "Of this job."), *PAGE), errors=FAILURES),
+        ),
+        Route(
+            "POST",
+            "/v1/cron/run",
+            Scope.TOOLS_EXEC,
+            doors.run_due,
+            about=About("Run what is due.", takes=JSON, errors=FAILURES, idempotent=True),
+        ),
+        Route(
+            "POST",
+            "/v1/cron/preview",
+            Scope.READ,
+            doors.preview,
+            about=About("When a schedule would fire.", body=dict[str, Any], errors=FAILURES),
+        ),
+        Route("GET", "/v1/cron/{job_id}", Scope.READ, doors.show, about=About("One job.", errors=FAILURES)),
+        Route(
+            "PATCH",
+            "/v1/cron/{job_id}",
+            Scope.TOOLS_EXEC,
+            doors.update,
+            about=About("Change a job.", body=dict[str, Any], errors=FAILURES, idempotent=True),
+        ),
+        Route(
+            "DELETE",
+            "/v1/cron/{job_id}",
+            Scope.TOOLS_EXEC,
+            doors.remove,
+            about=About("Remove a job.", errors=FAILURES, idempotent=True),
+        ),
+        Route(
+            "POST",
+            "/v1/cron/{job_id}/run",
+            Scope.TOOLS_EXEC,
+            doors.run,
+            about=About("Run a job now.", takes=JSON, errors=FAILURES, idempotent=True),
+        ),
+        Route(
+            "GET",
+            "/v1/cron/{job_id}/runs",
+            Scope.READ,
+            doors.runs,
+            about=About("What a job ran, newest first.", query=PAGE, errors=FAILURES),
+        ),
+        Route(
+            "GET",
+            "/v1/cron/{job_id}/preview",
+            Scope.READ,
+            doors.preview_job,
+            about=About(
+                "When a job will fire.",
+                query=(Query("count", f"How many moments: 1 to {MAX_PREVIEW}, 5 by default.", int),),
+                errors=FAILURES,
+            ),
+        ),
     ]
 
 

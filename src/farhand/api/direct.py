@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
+from farhand.api.about import EVENTS, JSON, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.api.streams import ClientWatch, until_gone
@@ -20,18 +21,24 @@ from farhand.gateway.hub import Hub
 from farhand.machine.files import AlreadyThere, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
-from farhand.store.chats import ChatKey
+from farhand.store.chats import Chat, ChatKey
 from farhand.store.database import StoreError
 
 MOST_KEY_CHARACTERS = 256
 SUMMARY_CHARACTERS = 160
 MOST_CHATS = 1000
 CHAT_FILTERS = ("session_id", "user_id", "channel")
+CHAT_QUERY = (
+    Query("session_id", "Of this session."),
+    Query("user_id", "Of this user."),
+    Query("channel", "Of this channel."),
+    Query("limit", f"How many at most: 1 to {MOST_CHATS}, 100 by default.", int),
+)
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class Part(msgspec.Struct):
+class TextPart(msgspec.Struct):
     """A piece of a message; only text is understood."""
 
     type: str = "text"
@@ -41,7 +48,7 @@ class Part(msgspec.Struct):
 class InputMessage(msgspec.Struct):
     role: Role = "user"
     type: str = "message"
-    content: str | list[Part] = ""
+    content: str | list[TextPart] = ""
 
     @property
     def text(self) -> str:
@@ -53,7 +60,7 @@ class InputMessage(msgspec.Struct):
 class Business(msgspec.Struct):
     """`biz_params`; other fields are let through unread."""
 
-    tool: msgspec.Raw = NULL
+    tool: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     """`{name, input}`, or `{name, items: [input, …]}`."""
 
 
@@ -70,14 +77,14 @@ class StepStartedEvent(msgspec.Struct, tag="step_started"):
     step: int
 
 
-class CallShown(msgspec.Struct):
+class UseShown(msgspec.Struct):
     name: str
     input: Any
 
 
 class ToolCallEvent(msgspec.Struct, tag="tool_call"):
     step: int
-    tool_call: CallShown
+    tool_call: UseShown
 
 
 class ResultShown(msgspec.Struct):
@@ -114,6 +121,22 @@ class ProcessAnswer(msgspec.Struct):
     events: list[ProcessEvent]
 
 
+class SaidPart(msgspec.Struct):
+    text: str
+    type: str = "text"
+
+
+class SaidMessage(msgspec.Struct):
+    role: str
+    content: list[SaidPart]
+    at: int
+    type: str = "message"
+
+
+class ChatHistory(msgspec.Struct):
+    messages: list[SaidMessage]
+
+
 _decoder = msgspec.json.Decoder(ProcessRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -121,10 +144,41 @@ _encode = msgspec.json.Encoder().encode
 def direct_routes(hub: Hub, direct: Direct) -> list[Route]:
     door = DirectDoor(hub, direct)
     return [
-        Route("POST", "/agent/process", (Scope.TOOLS_READ, Scope.CHAT), door.process),
-        Route("GET", "/chats", Scope.READ, door.chats),
-        Route("GET", "/chats/{chat_id}", Scope.READ, door.chat),
-        Route("DELETE", "/chats/{chat_id}", Scope.CHAT, door.remove),
+        Route(
+            "POST",
+            "/agent/process",
+            (Scope.TOOLS_READ, Scope.CHAT),
+            door.process,
+            about=About(
+                "Say something in a chat: the named tool answers, or the agent.",
+                body=ProcessRequest,
+                answer=ProcessAnswer,
+                media=(JSON, EVENTS),
+                errors=(404, 409, 500, 502, 503),
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "GET",
+            "/chats",
+            Scope.READ,
+            door.chats,
+            about=About("Chats of the direct door, those used last first.", answer=list[Chat], query=CHAT_QUERY),
+        ),
+        Route(
+            "GET",
+            "/chats/{chat_id}",
+            Scope.READ,
+            door.chat,
+            about=About("What was said in a chat.", answer=ChatHistory),
+        ),
+        Route(
+            "DELETE",
+            "/chats/{chat_id}",
+            Scope.CHAT,
+            door.remove,
+            about=About("Remove a chat with what was said in it."),
+        ),
     ]
 
 
@@ -189,19 +243,7 @@ class DirectDoor:
         messages = await self._direct.history(request.params["chat_id"])
         if messages is None:
             raise _no_chat(request)
-        return json_reply(
-            {
-                "messages": [
-                    {
-                        "role": message.role,
-                        "type": "message",
-                        "content": [{"type": "text", "text": message.text}],
-                        "at": message.at,
-                    }
-                    for message in messages
-                ]
-            }
-        )
+        return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
     async def remove(self, request: Request) -> Reply:
         if not await self._direct.remove(request.params["chat_id"]):
@@ -301,7 +343,7 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
         case TextDelta():
             return (DeltaEvent(event.step, event.text),)
         case ToolCalled():
-            return (ToolCallEvent(event.step, CallShown(event.use.name, _arguments(event.use.arguments))),)
+            return (ToolCallEvent(event.step, UseShown(event.use.name, _arguments(event.use.arguments))),)
         case ToolEnded():
             outcome = event.outcome
             text = outcome.content if isinstance(outcome.content, str) else ""

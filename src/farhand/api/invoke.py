@@ -26,7 +26,7 @@ from farhand.store.database import StoreError
 
 class InvokeRequest(msgspec.Struct):
     tool: str
-    args: msgspec.Raw = NULL
+    args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     session_key: str | None = None
     agent_id: str | None = None
     timeout_ms: int | None = None
@@ -43,10 +43,10 @@ class InvokeAnswer(msgspec.Struct):
     request_id: str
     ok: bool
     route: RouteTaken
-    result: msgspec.Raw | UnsetType
-    error: ToolFailure | UnsetType
     duration_ms: int
     state: str
+    result: msgspec.Raw | UnsetType = UNSET
+    error: ToolFailure | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(InvokeRequest)
@@ -153,9 +153,9 @@ def _answer(record: CallRecord) -> bytes:
             record.id,
             error is UNSET,
             RouteTaken(record.route, record.node_id, record.capability),
-            result,
-            error,
             round(record.duration_ms or 0),
             state.value,
+            result,
+            error,
         )
     )

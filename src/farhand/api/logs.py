@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from farhand.api.about import About, Query
 from farhand.api.http import Reply, Request, json_reply, tool_problem
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
 from farhand.gateway.native_logs import DEFAULT_LINES, MOST_LINES, NodeLogs
 from farhand.protocol.errors import ToolError
+
+ABOUT = About(
+    "The newest lines of a node's log.",
+    query=(Query("lines", f"How many: 1 to {MOST_LINES}, {DEFAULT_LINES} by default.", int),),
+    errors=(500, 504),
+)
 
 
 def log_routes(logs: NodeLogs) -> list[Route]:
@@ -17,4 +24,4 @@ def log_routes(logs: NodeLogs) -> list[Route]:
         except ToolError as error:
             raise tool_problem(error) from None
 
-    return [Route("GET", "/v1/nodes/{node_id}/logs", Scope.READ, node_logs)]
+    return [Route("GET", "/v1/nodes/{node_id}/logs", Scope.READ, node_logs, about=ABOUT)]

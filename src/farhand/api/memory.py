@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farhand.api.about import About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply, tool_problem
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
@@ -9,14 +10,51 @@ from farhand.memory.memory import MOST_RESULTS, Memory
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import MAIN_AGENT
 
+FAILURES = (404, 500, 504)
+AGENT = Query("agent", "Of this agent; `main` by default.")
+SEARCH = (
+    Query("q", "What to look for."),
+    Query("max_results", f"How many at most: up to {MOST_RESULTS}.", int),
+    Query("min_score", "None that fits less, 0 to 1.", float),
+)
+LINES = (
+    Query("path", "MEMORY.md or memory/NAME.md."),
+    Query("from", "The first line, counted from 1.", int),
+    Query("lines", "How many.", int),
+)
+
 
 def memory_routes(memory: Memory) -> list[Route]:
     doors = MemoryDoors(memory)
     return [
-        Route("GET", "/v1/memory", Scope.READ, doors.status),
-        Route("GET", "/v1/memory/search", Scope.TOOLS_READ, doors.search),
-        Route("GET", "/v1/memory/get", Scope.TOOLS_READ, doors.get),
-        Route("POST", "/v1/memory/reindex", Scope.TOOLS_WRITE, doors.reindex),
+        Route(
+            "GET",
+            "/v1/memory",
+            Scope.READ,
+            doors.status,
+            about=About("How an agent's memory is.", query=(AGENT,), errors=FAILURES),
+        ),
+        Route(
+            "GET",
+            "/v1/memory/search",
+            Scope.TOOLS_READ,
+            doors.search,
+            about=About("Search an agent's memory.", query=(AGENT, *SEARCH), errors=FAILURES),
+        ),
+        Route(
+            "GET",
+            "/v1/memory/get",
+            Scope.TOOLS_READ,
+            doors.get,
+            about=About("Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES),
+        ),
+        Route(
+            "POST",
+            "/v1/memory/reindex",
+            Scope.TOOLS_WRITE,
+            doors.reindex,
+            about=About("Read the memory files again.", query=(AGENT,), errors=FAILURES),
+        ),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
+from farhand.api.about import About
 from farhand.api.http import Problem, Reply, Request
 from farhand.gateway.credentials import Scope
 
@@ -21,6 +22,8 @@ class Route(msgspec.Struct, frozen=True):
     handler: Handler
     streams: bool = False
     """It reads its body piece by piece, so that may be of any length."""
+    about: About | None = None
+    """What its readers are told; every route of the gateway has it."""
 
     @property
     def scopes(self) -> tuple[Scope, ...]:

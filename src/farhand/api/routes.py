@@ -8,9 +8,21 @@ from typing import Any
 import msgspec
 
 from farhand import __version__
+from farhand.api.about import BYTES, EVENTS, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
-from farhand.api.invoke import InvokeDoor, RouteTaken
+from farhand.api.invoke import InvokeAnswer, InvokeDoor, InvokeRequest, RouteTaken
 from farhand.api.router import Route
+from farhand.api.shapes import (
+    Alive,
+    CallsAnswer,
+    CallShown,
+    Health,
+    NodesAnswer,
+    TokenMade,
+    TokensAnswer,
+    ToolsAnswer,
+    Version,
+)
 from farhand.api.streams import until_gone
 from farhand.gateway.credentials import CALLER_SCOPES, Scope
 from farhand.gateway.hub import Hub, Output
@@ -20,6 +32,23 @@ from farhand.store.calls import CallRecord, CallState
 from farhand.store.events import Event
 from farhand.store.tokens import Token
 
+CALL_QUERY = (
+    Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
+    Query("before", "Older than this call."),
+    Query("tool", "Of this tool."),
+    Query("node_id", "Of this node."),
+    Query("state", "In this state.", CallState),
+    Query("session_key", "Of this session."),
+    Query("bodies", "0 leaves arguments and results out."),
+)
+OUTPUT_QUERY = (
+    Query("offset", "From this byte on.", int),
+    Query("wait", "0 gives what is there and ends."),
+)
+EVENT_QUERY = (
+    Query("last_event_id", "After this event; the header Last-Event-ID does the same.", int),
+    Query("follow", "0 ends after what is there."),
+)
 CALL_FILTERS = ("tool", "node_id", "state", "session_key")
 
 
@@ -41,26 +70,133 @@ _encode = msgspec.json.Encoder().encode
 def routes(hub: Hub) -> list[Route]:
     doors = Doors(hub)
     return [
-        Route("GET", "/healthz", None, doors.healthz),
-        Route("GET", "/readyz", None, doors.readyz),
-        Route("GET", "/version", None, doors.version),
-        Route("GET", "/v1/health", Scope.READ, doors.health),
-        Route("GET", "/v1/nodes", Scope.READ, doors.nodes),
-        Route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, doors.forget_node),
-        Route("GET", "/v1/nodes/ws", None, doors.not_an_upgrade),
-        Route("GET", "/v1/tools", Scope.READ, doors.tools),
-        Route("POST", "/v1/tools/invoke", Scope.TOOLS_READ, InvokeDoor(hub).answer),
-        Route("GET", "/v1/calls", Scope.READ, doors.calls),
-        Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call),
-        Route("DELETE", "/v1/calls/{call_id}", Scope.TOOLS_EXEC, doors.cancel),
-        Route("GET", "/v1/calls/{call_id}/output", Scope.READ, doors.call_output),
-        Route("GET", "/v1/jobs", Scope.READ, doors.jobs),
-        Route("GET", "/v1/nodes/{node_id}/jobs/{job_id}/output", Scope.READ, doors.job_output),
-        Route("POST", "/v1/nodes/{node_id}/probe", Scope.READ, doors.probe),
-        Route("GET", "/v1/events", Scope.READ, doors.events),
-        Route("GET", "/v1/tokens", Scope.ADMIN, doors.tokens),
-        Route("POST", "/v1/tokens", Scope.ADMIN, doors.create_token),
-        Route("DELETE", "/v1/tokens/{token_id}", Scope.ADMIN, doors.revoke_token),
+        Route("GET", "/healthz", None, doors.healthz, about=About("The gateway answers.", answer=Alive)),
+        Route(
+            "GET",
+            "/readyz",
+            None,
+            doors.readyz,
+            about=About("The gateway can take calls.", answer=Alive, also={503: "It cannot."}),
+        ),
+        Route("GET", "/version", None, doors.version, about=About("The version of the gateway.", answer=Version)),
+        Route("GET", "/v1/health", Scope.READ, doors.health, about=About("How the gateway is.", answer=Health)),
+        Route(
+            "GET",
+            "/v1/nodes",
+            Scope.READ,
+            doors.nodes,
+            about=About("Every known node, connected or not.", answer=NodesAnswer),
+        ),
+        Route(
+            "DELETE",
+            "/v1/nodes/{node_id}",
+            Scope.ADMIN,
+            doors.forget_node,
+            about=About("Forget a node that is offline.", errors=(409,)),
+        ),
+        Route(
+            "GET",
+            "/v1/nodes/ws",
+            None,
+            doors.not_an_upgrade,
+            about=About("The node socket: connect with a WebSocket.", status=101, media=()),
+        ),
+        Route(
+            "GET",
+            "/v1/tools",
+            Scope.READ,
+            doors.tools,
+            about=About(
+                "The tools that can be called now.", answer=ToolsAnswer, query=(Query("agent", "For this agent."),)
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/tools/invoke",
+            Scope.TOOLS_READ,
+            InvokeDoor(hub).answer,
+            about=About(
+                "Call a tool; 200 whatever the tool said.",
+                body=InvokeRequest,
+                answer=InvokeAnswer,
+                errors=(409, 503),
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/calls",
+            Scope.READ,
+            doors.calls,
+            about=About("Calls, newest first.", answer=CallsAnswer, query=CALL_QUERY),
+        ),
+        Route("GET", "/v1/calls/{call_id}", Scope.READ, doors.call, about=About("One call.", answer=CallShown)),
+        Route(
+            "DELETE",
+            "/v1/calls/{call_id}",
+            Scope.TOOLS_EXEC,
+            doors.cancel,
+            about=About("Cancel a call; the answer tells how it ended.", answer=CallShown),
+        ),
+        Route(
+            "GET",
+            "/v1/calls/{call_id}/output",
+            Scope.READ,
+            doors.call_output,
+            about=About(
+                "What a call's command printed, then live until it ends.",
+                media=(BYTES,),
+                query=OUTPUT_QUERY,
+                errors=(502,),
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/jobs",
+            Scope.READ,
+            doors.jobs,
+            about=About("Commands of the nodes, newest first.", query=(Query("node_id", "Of this node alone."),)),
+        ),
+        Route(
+            "GET",
+            "/v1/nodes/{node_id}/jobs/{job_id}/output",
+            Scope.READ,
+            doors.job_output,
+            about=About(
+                "What a command printed, then live until it ends.", media=(BYTES,), query=OUTPUT_QUERY, errors=(502,)
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/nodes/{node_id}/probe",
+            Scope.READ,
+            doors.probe,
+            about=About("Ask a node which programs it has.", body=ProbeRequest, errors=(502,)),
+        ),
+        Route(
+            "GET",
+            "/v1/events",
+            Scope.READ,
+            doors.events,
+            about=About("The journal as server-sent events.", media=(EVENTS,), query=EVENT_QUERY),
+        ),
+        Route(
+            "GET",
+            "/v1/tokens",
+            Scope.ADMIN,
+            doors.tokens,
+            about=About("Every token, without its secret.", answer=TokensAnswer),
+        ),
+        Route(
+            "POST",
+            "/v1/tokens",
+            Scope.ADMIN,
+            doors.create_token,
+            about=About(
+                "Make a token; its secret is shown this once.", body=TokenRequest, status=201, answer=TokenMade
+            ),
+        ),
+        Route("DELETE", "/v1/tokens/{token_id}", Scope.ADMIN, doors.revoke_token, about=About("Revoke a token.")),
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Appended, Event
+from farhand.api.about import EVENTS, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.api.streams import until_gone
@@ -42,18 +43,78 @@ class SendRequest(msgspec.Struct):
 _send_decoder = msgspec.json.Decoder(SendRequest)
 
 
+PAGE = (
+    Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
+    Query("offset", "How many to pass over.", int),
+)
+HISTORY = (
+    PAGE[0],
+    Query("before", "Older than this entry.", int),
+    Query("conversation", "The id of an earlier conversation, or `all`."),
+)
+
+
 def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> list[Route]:
     """`ending` is set when the gateway stops."""
     doors = SessionDoors(sessions, turns, ending)
     return [
-        Route("GET", "/v1/sessions", Scope.READ, doors.list),
-        Route("GET", "/v1/sessions/{key}", Scope.READ, doors.show),
-        Route("GET", "/v1/sessions/{key}/history", Scope.READ, doors.history),
-        Route("POST", "/v1/sessions/{key}/messages", Scope.CHAT, doors.send),
-        Route("POST", "/v1/sessions/{key}/stop", Scope.CHAT, doors.stop),
-        Route("GET", "/v1/tools/cost", Scope.READ, doors.cost),
-        Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run),
-        Route("GET", "/v1/runs/{run_id}/events", Scope.CHAT, doors.events),
+        Route(
+            "GET",
+            "/v1/sessions",
+            Scope.READ,
+            doors.list,
+            about=About(
+                "Sessions, those used last first.",
+                query=(*PAGE, Query("all", "1 shows those of clients that keep the conversation, too.")),
+            ),
+        ),
+        Route("GET", "/v1/sessions/{key}", Scope.READ, doors.show, about=About("One session.")),
+        Route(
+            "GET",
+            "/v1/sessions/{key}/history",
+            Scope.READ,
+            doors.history,
+            about=About("What was said in a session, oldest first.", query=HISTORY),
+        ),
+        Route(
+            "POST",
+            "/v1/sessions/{key}/messages",
+            Scope.CHAT,
+            doors.send,
+            about=About(
+                "Say something to the agent of a session.",
+                body=SendRequest,
+                also={202: "Taken; the run goes on."},
+                errors=(409, 503),
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/sessions/{key}/stop",
+            Scope.CHAT,
+            doors.stop,
+            about=About("Stop a session's run and every process it started.", errors=(503,)),
+        ),
+        Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run, about=About("How a run is, or ended.")),
+        Route(
+            "GET",
+            "/v1/runs/{run_id}/events",
+            Scope.CHAT,
+            doors.events,
+            about=About("What happens in a run, from its beginning.", media=(EVENTS,)),
+        ),
+        Route(
+            "GET",
+            "/v1/tools/cost",
+            Scope.READ,
+            doors.cost,
+            about=About(
+                "What an agent's tools and prompt cost in tokens.",
+                query=(Query("agent", "Of this agent."),),
+                errors=(404, 503),
+            ),
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
+from farhand.api.about import About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
@@ -108,16 +109,71 @@ class DownloadReceiver(OwnReceiver):
 _decoder = msgspec.json.Decoder(TransferRequest)
 
 
+SOURCE = Query("source", "`node:path`, or `gsv:path`.")
+DESTINATION = Query("destination", "`node:path`, or `gsv:path`.")
+FAILURES = (404, 409, 502, 503, 504)
+
+
 def transfer_routes(hub: Hub) -> list[Route]:
     doors = TransferDoors(hub)
     return [
-        Route("POST", "/v1/transfers", Scope.TOOLS_WRITE, doors.begin),
-        Route("GET", "/v1/transfers", Scope.READ, doors.listing),
-        Route("GET", "/v1/transfers/content", Scope.TOOLS_READ, doors.download),
-        Route("PUT", "/v1/transfers/content", Scope.TOOLS_WRITE, doors.upload, streams=True),
-        Route("GET", "/v1/transfers/manifest", Scope.TOOLS_READ, doors.manifest),
-        Route("GET", "/v1/transfers/{transfer_id}", Scope.READ, doors.show),
-        Route("DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, doors.cancel),
+        Route(
+            "POST",
+            "/v1/transfers",
+            Scope.TOOLS_WRITE,
+            doors.begin,
+            about=About(
+                "Copy a file or folder from one machine to another.",
+                body=TransferRequest,
+                also={202: "Begun, in the background."},
+                errors=FAILURES,
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers",
+            Scope.READ,
+            doors.listing,
+            about=About(
+                "Transfers, newest first.", query=(Query("limit", "How many at most: 1 to 1000, 50 by default.", int),)
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers/content",
+            Scope.TOOLS_READ,
+            doors.download,
+            about=About("A file of a machine, as bytes.", media=("*/*",), query=(SOURCE,), errors=FAILURES),
+        ),
+        Route(
+            "PUT",
+            "/v1/transfers/content",
+            Scope.TOOLS_WRITE,
+            doors.upload,
+            streams=True,
+            about=About(
+                "The body becomes a file of a machine.",
+                takes="*/*",
+                query=(DESTINATION, Query("name", "What it is called where the destination is a folder.")),
+                errors=(411, *FAILURES),
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers/manifest",
+            Scope.TOOLS_READ,
+            doors.manifest,
+            about=About(
+                "What is at a place of a machine: its name, and the files of a folder.",
+                query=(SOURCE,),
+                errors=FAILURES,
+            ),
+        ),
+        Route("GET", "/v1/transfers/{transfer_id}", Scope.READ, doors.show, about=About("One transfer.")),
+        Route(
+            "DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, doors.cancel, about=About("Cancel a transfer.")
+        ),
     ]
 
 

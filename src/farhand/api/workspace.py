@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from email.utils import formatdate
 
+from farhand.api.about import JSON, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply, tool_problem
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
@@ -20,18 +21,65 @@ UNTYPED = ("", "application/x-www-form-urlencoded")
 """What clients say of a body whose type they do not know."""
 
 
+ANY = ("*/*", JSON)
+
+
 def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Route]:
     doors = WorkspaceDoors(hub, workspace, skills)
     path = "/v1/workspace/{agent}/{path...}"
     skill = "/v1/skills/{name}/{path...}"
     return [
-        Route("GET", "/v1/workspace/{agent}", Scope.TOOLS_READ, doors.read),
-        Route("GET", path, Scope.TOOLS_READ, doors.read),
-        Route("PUT", path, Scope.TOOLS_WRITE, doors.write, streams=True),
-        Route("DELETE", path, Scope.TOOLS_WRITE, doors.delete),
-        Route("GET", "/v1/skills", Scope.READ, doors.skills),
-        Route("PUT", skill, Scope.ADMIN, doors.write_skill, streams=True),
-        Route("DELETE", "/v1/skills/{name}", Scope.ADMIN, doors.delete_skill),
+        Route(
+            "GET",
+            "/v1/workspace/{agent}",
+            Scope.TOOLS_READ,
+            doors.read,
+            about=About("The files of an agent.", media=ANY, errors=(500,)),
+        ),
+        Route(
+            "GET",
+            path,
+            Scope.TOOLS_READ,
+            doors.read,
+            about=About("A file of an agent as it is, or a folder as JSON.", media=ANY, errors=(500,)),
+        ),
+        Route(
+            "PUT",
+            path,
+            Scope.TOOLS_WRITE,
+            doors.write,
+            streams=True,
+            about=About("Write a file of an agent.", takes="*/*", errors=(412, 500)),
+        ),
+        Route(
+            "DELETE", path, Scope.TOOLS_WRITE, doors.delete, about=About("Delete a file of an agent.", errors=(500,))
+        ),
+        Route(
+            "GET",
+            "/v1/skills",
+            Scope.READ,
+            doors.skills,
+            about=About(
+                "The skills, as an agent would find them.",
+                query=(Query("agent", "For this agent."),),
+                errors=(404, 500),
+            ),
+        ),
+        Route(
+            "PUT",
+            skill,
+            Scope.ADMIN,
+            doors.write_skill,
+            streams=True,
+            about=About("Write a file of a global skill.", takes="*/*", errors=(412, 500)),
+        ),
+        Route(
+            "DELETE",
+            "/v1/skills/{name}",
+            Scope.ADMIN,
+            doors.delete_skill,
+            about=About("Delete a global skill.", errors=(500,)),
+        ),
     ]
 
 

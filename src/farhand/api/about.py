@@ -1,0 +1,43 @@
+"""What a route says of itself: the OpenAPI description is made from nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+BYTES = "application/octet-stream"
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A parameter of the query, or of the head."""
+
+    name: str
+    description: str
+    type: Any = str
+
+
+class About(msgspec.Struct, frozen=True):
+    """In one sentence what a route is for, what it takes, and what it answers.
+
+    What any route may answer (a stranger's 401, a lacking scope's 403, an unknown parameter's 400 …) need not be said;
+    of other errors `errors` names the statuses. Types are those that read the body or are written as the answer.
+    """
+
+    summary: str
+    body: Any = None
+    """The type of a JSON body."""
+    takes: str | None = None
+    """The media type of a body that is not JSON; `*/*` for any."""
+    answer: Any = None
+    """The type of the answer; None for an object that is told in the text."""
+    status: int = 200
+    media: tuple[str, ...] = (JSON,)
+    also: dict[int, str] = {}
+    """Further statuses that are no errors of the usual shape, and what they mean."""
+    errors: tuple[int, ...] = ()
+    query: tuple[Query, ...] = ()
+    idempotent: bool = False
+    """Takes an `Idempotency-Key`."""

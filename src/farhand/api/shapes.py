@@ -1,0 +1,106 @@
+"""The shapes of answers that are put together from several places, for those who read the description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand.api.invoke import RouteTaken
+from farhand.gateway.catalog import Offer
+from farhand.protocol.calls import ToolFailure
+from farhand.store.calls import CallState
+
+
+class Alive(msgspec.Struct):
+    ok: bool
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class NodeCounts(msgspec.Struct):
+    known: int
+    online: int
+
+
+class CallCounts(msgspec.Struct):
+    open: int
+
+
+class Health(msgspec.Struct):
+    status: str
+    version: str
+    gateway_id: str
+    nodes: NodeCounts
+    calls: CallCounts
+
+
+class NodeShown(msgspec.Struct):
+    node_id: str
+    name: str
+    node_type: str
+    version: str
+    tags: list[str]
+    capabilities: list[str]
+    tools: list[str]
+    role: str
+    online: bool
+    connected_at: int | None
+    last_seen: int | None
+    running: int
+    runtime: dict[str, Any]
+
+
+class NodesAnswer(msgspec.Struct):
+    nodes: list[NodeShown]
+    count: int
+    primary: str | None
+
+
+class ToolsAnswer(msgspec.Struct):
+    tools: list[Offer]
+
+
+class CallShown(msgspec.Struct):
+    """A call record; `result` when it went well, `error` when not. Moments are milliseconds since 1970."""
+
+    request_id: str
+    id: str
+    tool: str
+    state: CallState
+    route: RouteTaken
+    session_key: str | None
+    agent_id: str | None
+    background: bool
+    created_at: int
+    deadline_at: int
+    ended_at: int | None
+    duration_ms: int | None
+    args: Any = UNSET
+    result: Any = UNSET
+    error: ToolFailure | UnsetType = UNSET
+
+
+class CallsAnswer(msgspec.Struct):
+    calls: list[CallShown]
+    count: int
+
+
+class TokenShown(msgspec.Struct):
+    id: str
+    label: str
+    node_id: str | None
+    scopes: list[str]
+    created_at: int
+    revoked_at: int | None
+
+
+class TokensAnswer(msgspec.Struct):
+    tokens: list[TokenShown]
+
+
+class TokenMade(TokenShown):
+    token: str
