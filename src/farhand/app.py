@@ -40,7 +40,7 @@ from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
 from farhand.api.workspace import workspace_routes
-from farhand.config import Config, ConfigError, LiveConfig
+from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.confinement import sandbox_of
 from farhand.gateway.agents import Agents
 from farhand.gateway.cron_tools import cron_tools
@@ -156,7 +156,7 @@ class Gateway:
         hub.catalog.serve(guide, offered=False)
         shell = AgentShell(jobs, files, sandbox=sandbox, host=host)
         hub.catalog.serve(main_agent_tools(AgentFiles(files).tools(), shell.tools()))
-        objects = FolderObjects(self._home)
+        objects = open_objects(self._home, self._config.objects)
         stack.push_async_callback(objects.close)
         workspace = Workspace(objects)
         hub.transfers.serve_workspace(partial(workspace_end, workspace))
@@ -338,6 +338,20 @@ def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, m
     embedder = make_embedder(settings, Provider(*models.server()))
     sources = memory_sources(home, workspace, objects)
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score)
+
+
+def open_objects(home: Path, section: ObjectsSection) -> Objects:
+    """The engine the settings name. Raises ConfigError when it cannot be had."""
+    if not section.url:
+        return FolderObjects(home)
+    try:
+        from farhand.store.s3_objects import S3Objects  # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("[objects] url needs the extra: pip install 'farhand[s3]'") from None
+    try:
+        return S3Objects(**msgspec.structs.asdict(section))
+    except ValueError as error:
+        raise ConfigError(f"[objects] {error}") from None
 
 
 @contextlib.contextmanager

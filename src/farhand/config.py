@@ -93,6 +93,19 @@ class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
     """People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`."""
 
 
+class ObjectsSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Where workspace files and skills lie: in the home folder, unless `url` names a bucket."""
+
+    url: str = ""
+    """`s3://bucket` or `s3://bucket/prefix`; needs the extra `farhand[s3]`."""
+    endpoint: str = ""
+    """The address of an S3-compatible service other than AWS."""
+    region: str = ""
+    access_key_id: str = ""
+    secret_access_key: str = ""
+    """Without the two, the usual AWS environment and profile count."""
+
+
 class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
     entries: dict[str, SkillEntry] = {}
     """By the skill's name: `enabled`, `always`, `requires`."""
@@ -135,6 +148,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
+    objects: ObjectsSection = msgspec.field(default_factory=ObjectsSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)

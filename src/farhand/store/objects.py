@@ -44,7 +44,7 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """A page of keys, in the order of their bytes."""
+    """A page of keys, in the order of their bytes; some S3 servers have an order of their own, which pages keep too."""
 
     objects: list[ObjectInfo]
     prefixes: list[str] = []
