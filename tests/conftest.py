@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import GatewayProcess
+from tests.harness import GatewayProcess, free_port, wait_until
 
 
 @pytest.fixture
@@ -20,3 +23,29 @@ def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway
     """One gateway for all tests of a module that do not stop it."""
     with GatewayProcess(tmp_path_factory.mktemp("gateway") / "home") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A bucket of a real S3-speaking server, and the server's address."""
+    log = tmp_path_factory.mktemp("s3") / "log"
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+
+        def made() -> bool:
+            assert server.poll() is None, log.read_text(errors="replace")[-2000:]
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"), timeout=5).close()
+            except OSError:
+                return False
+            return True
+
+        wait_until(made, 60, "the S3 server")
+        yield "s3://bucket", endpoint
+    finally:
+        server.kill()
+        server.wait()

@@ -68,6 +68,7 @@ from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Objects
@@ -149,7 +150,7 @@ class Gateway:
         hub.catalog.obey(lambda: live.now.tools.disabled)
         self.workspace.mkdir(parents=True, exist_ok=True)
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
-        commands = {name: value for name, value in environ.items() if name not in SECRET_VARIABLES}
+        commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         guide = guide_tools(files, jobs, sandbox)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import uuid
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import GatewayProcess, NodeProcess, Plugin, wait_until
+from tests.harness import GatewayProcess, NodeProcess, PlainNode, Plugin, hello_frame, wait_until
 
 SETTINGS = """
 [gateway]
@@ -550,6 +552,36 @@ def test_logs_of_nodes(gateway: GatewayProcess, tmp_path: Path) -> None:
         assert node.process is not None
 
 
+def test_a_node_that_says_nothing_or_nonsense_of_its_log(gateway: GatewayProcess) -> None:
+    async def main() -> None:
+        async with PlainNode.connect(gateway, "odd", hello=False) as node:
+            extras = {"features": ["query.logs"]}
+            await node.send(hello_frame("odd", ["odd"], farhand=extras))
+            await node.receive("gateway_welcome")
+            asked = asyncio.ensure_future(gateway.ainvoke("gsv__LogsGet", {"nodeId": "odd"}))
+            query = await node.receive("node_query")
+            assert (query["kind"], query["params"]) == ("logs", {"lines": 100})
+            await node.send({"type": "node_answer", "query_id": query["query_id"], "result": {"lines": [1]}})
+            error = (await asked)["error"]
+            assert error["kind"] == "failed" and "cannot be read" in error["message"]
+
+            asked = asyncio.ensure_future(gateway.ainvoke("gsv__LogsGet", {"lines": 2}))
+            query = await node.receive("node_query")
+            lines = ["first", "GET /?token=hunter2", "last"]
+            await node.send({"type": "node_answer", "query_id": query["query_id"], "result": {"lines": lines}})
+            assert (await asked)["result"] == {
+                "nodeId": "odd",
+                "lines": ["GET /?token=***", "last"],
+                "count": 2,
+                "truncated": True,
+            }
+
+            answer = await gateway.ainvoke("gsv__LogsGet", {})
+            assert answer["error"] == {"kind": "timeout", "message": "logs.get timed out for node odd after 20000ms"}
+
+    asyncio.run(main())
+
+
 # -- skills, as an agent is told of them ----------------------------------------------------------------------------
 
 
@@ -689,8 +721,6 @@ def test_no_way_out_over_http(files: Files, path: str) -> None:
 
 
 def test_an_upload_that_breaks_off_changes_nothing(files: Files) -> None:
-    import socket
-
     url = f"/v1/workspace/{files.agent}/x.bin"
     files.gateway.request("PUT", url, b"old")
     with socket.create_connection(("127.0.0.1", files.gateway.port)) as link:
@@ -702,3 +732,37 @@ def test_an_upload_that_breaks_off_changes_nothing(files: Files) -> None:
         wait_until(lambda: any(name.endswith(".tmp") for name in os.listdir(files.folder)), what="the upload to begin")
     wait_until(lambda: os.listdir(files.folder) == ["x.bin"], what="the upload to be undone")
     assert files.gateway.request("GET", url).body == b"old"
+
+
+# -- the same, with the objects in S3 -------------------------------------------------------------------------------
+
+
+def test_workspaces_in_s3(bucket: tuple[str, str], tmp_path: Path) -> None:
+    url, endpoint = bucket
+    env: dict[str, str | None] = {
+        "FARHAND_OBJECTS_URL": f"{url}/{uuid.uuid4().hex}",
+        "FARHAND_OBJECTS_ENDPOINT": endpoint,
+        "FARHAND_OBJECTS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "FARHAND_OBJECTS_SECRET_ACCESS_KEY": "hunter2hunter2",
+    }
+    with GatewayProcess(tmp_path / "home", env=env) as gateway:
+        files = Files(gateway, "main")
+        files.ok("WriteFile", path="notes/a.json", content="{}")
+        assert not (gateway.home / "agents" / "main" / "notes").exists()
+        assert files.ok("EditFile", path="notes/a.json", oldString="{", newString="{ ")["replacements"] == 1
+        result = files.ok("ReadFile", path="notes/a.json")
+        assert (result["content"], result["size"]) == ("{ }", 3)
+        assert files.ok("ReadFile")["directories"] == ["notes/"]
+        data = os.urandom(1024 * 1024) * 20
+        assert gateway.request("PUT", "/v1/workspace/main/big.bin", data).json()["size"] == len(data)
+        got = gateway.request("GET", "/v1/workspace/main/big.bin")
+        assert got.body == data and got.headers["content-type"] == "application/json"
+        gateway.request("PUT", "/v1/skills/sums/SKILL.md", b"global")
+        assert files.ok("ReadFile", path="skills/sums/SKILL.md")["resolvedSource"] == "global"
+        assert [skill["name"] for skill in gateway.get("/v1/skills")["skills"]] == ["sums"]
+        files.ok("DeleteFile", path="notes/a.json")
+        files.fails("ReadFile", "not_found", path="notes")
+        for path in (None, "objects", "objects.secret_access_key", "objects.secretAccessKey"):
+            shown = json.dumps(gateway.invoke("gsv__ConfigGet", {"path": path}))
+            assert "hunter2" not in shown and "***" in shown
+        assert "hunter2" not in json.dumps(gateway.invoke("exec", {"command": "env"}))

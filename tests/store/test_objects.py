@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import urllib.request
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Conflict, Objects, check_key, content_type_of
 from farhand.store.s3_objects import S3Objects
-from tests.harness import free_port, wait_until
 
 Check = Callable[[Objects], Awaitable[None]]
 
@@ -39,32 +35,6 @@ async def s3_engine(bucket: tuple[str, str]) -> AsyncIterator[Objects]:
     objects = S3Objects(f"{url}/{uuid.uuid4().hex}", **settings)
     yield objects
     await objects.close()
-
-
-@pytest.fixture(scope="session")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A bucket of a real S3-speaking server, and the server's address."""
-    log = tmp_path_factory.mktemp("s3") / "log"
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-
-        def made() -> bool:
-            assert server.poll() is None, log.read_text(errors="replace")[-2000:]
-            try:
-                urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"), timeout=5).close()
-            except OSError:
-                return False
-            return True
-
-        wait_until(made, 60, "the S3 server")
-        yield "s3://bucket", endpoint
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -25,6 +25,7 @@ from farhand.node.log import kept_log
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.masking import own_secret
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MIB
@@ -70,7 +71,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     except (ValueError, OSError) as error:
         raise FarhandError(f"this node cannot start: {error}") from None
     workspace = _workspace(options)
-    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    environment = {n: value for n, value in os.environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
     folder = options.home / "nodes" / _folder_name(options.node_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with _held(folder, options.node_id):

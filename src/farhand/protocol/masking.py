@@ -52,5 +52,10 @@ def names_a_secret(name: str) -> bool:
     return _SECRET_NAME.search(snake_case(name)) is not None
 
 
+def own_secret(variable: str) -> bool:
+    """Whether a variable of the environment carries a secret of Farhand's own: no command is to inherit it."""
+    return variable.startswith("FARHAND_") and names_a_secret(variable)
+
+
 def snake_case(name: str) -> str:
     return _HUMP.sub("_", name).replace("-", "_").lower()

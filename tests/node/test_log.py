@@ -1,0 +1,48 @@
+"""The log of a node program: JSON lines in files that take turns, read from the newest back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from farhand.node import log as node_log
+from farhand.node.log import FILE, calls, kept_log, last_lines
+
+
+def test_files_take_turns_and_are_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_log, "MAX_BYTES", 20_000)
+    with kept_log(tmp_path / "logs", "n", tmp_path):
+        for number in range(300):
+            calls.info("line %d", number)
+    files = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert FILE in files and f"{FILE}.1" in files and len(files) <= 5
+    assert all(path.stat().st_size <= 20_000 for path in (tmp_path / "logs").iterdir())
+    lines, truncated = last_lines(tmp_path / "logs", 250)
+    assert truncated and len(lines) == 250
+    assert [json.loads(line)["message"] for line in lines][-2:] == ["line 299", "the node program ends"]
+    assert json.loads(lines[0])["message"] == "line 51"
+    everything, truncated = last_lines(tmp_path / "logs", 5000)
+    assert not truncated and json.loads(everything[0])["event"] == "node.start" and len(everything) == 302
+
+
+def test_lines_longer_than_a_block(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("a" * 200_000 + "\n" + "b" * 70_000 + "\nlast\n")
+    lines, truncated = last_lines(tmp_path, 2)
+    assert ([line[:1] for line in lines], len(lines[0]), truncated) == (["b", "l"], 70_000, True)
+    assert last_lines(tmp_path, 3)[1] is False
+
+
+def test_no_log_is_no_line(tmp_path: Path) -> None:
+    assert last_lines(tmp_path, 10) == ([], False)
+
+
+def test_secrets_and_breaks_do_not_get_in(tmp_path: Path) -> None:
+    with kept_log(tmp_path / "logs", "n", tmp_path):
+        logging.getLogger("farhand.sdk").warning("wss://x/?token=%s\nforged", "hunter2")
+        calls.info("a name with \udcff in it")
+    text = (tmp_path / "logs" / FILE).read_text()
+    assert "hunter2" not in text and len(text.splitlines()) == 4
+    assert (tmp_path / "logs" / FILE).stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,58 @@
+"""What is shown of secrets: nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farhand.protocol.masking import masked, masked_text, names_a_secret
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("GET /v1/nodes/ws?token=abc.def&node_id=x", "GET /v1/nodes/ws?token=***&node_id=x"),
+        ("Authorization: Bearer abc123", "Authorization: Bearer ***"),
+        ("subprotocol bearer.QUJD", "subprotocol bearer.***"),
+        ('{"token": "abc"}', '{"token": "***"}'),
+        ("key sk-proj-abc123 used", "key sk-*** used"),
+        ("fhn_abcdef", "fhn_***"),
+        ("postgres://me:pass@db/x", "postgres://me:***@db/x"),
+        ("password=hunter2", "password=***"),
+        ("the token was revoked", "the token was revoked"),
+        ("exit code: 127", "exit code: 127"),
+        ("https://example.com:8080/path", "https://example.com:8080/path"),
+    ],
+)
+def test_texts(text: str, expected: str) -> None:
+    assert masked_text(text) == expected
+
+
+@pytest.mark.parametrize("name", ["token", "apiKeys", "bot_token", "SMTP_PASSWORD", "secret", "access-token", "key"])
+def test_names_of_secrets(name: str) -> None:
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize("name", ["session_key", "tls_key", "main_key", "tokenizer", "token_count", "ssh_key", "port"])
+def test_names_of_other_things(name: str) -> None:
+    assert not names_a_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            {"apiKeys": {"anthropic": "x", "deep": [{"a": "y"}]}},
+            {"apiKeys": {"anthropic": "***", "deep": [{"a": "***"}]}},
+        ),
+        ({"hooks": [{"id": "a", "secret": "s"}]}, {"hooks": [{"id": "a", "secret": "***"}]}),
+        ({"tokens": ["a", ""]}, {"tokens": ["***", ""]}),
+        (
+            {"context_tokens": 128000, "token": None, "password": ""},
+            {"context_tokens": 128000, "token": None, "password": ""},
+        ),
+    ],
+)
+def test_settings(value: Any, expected: Any) -> None:
+    assert masked(value) == expected
