@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import GatewayProcess, NodeProcess, PlainNode
+from tests.harness import GatewayProcess, NodeProcess, PlainNode, wait_until
 
 MIB = 1024 * 1024
 
@@ -247,6 +247,28 @@ def test_several_at_once(pair: Pair) -> None:
         thread.join(60)
     for name, content in contents.items():
         assert (pair.right.workspace / "many" / name).read_bytes() == content
+
+
+def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Path) -> None:
+    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    (pair.right.workspace / "huge").write_text("as it was")
+    begun = pair.gateway.invoke(
+        "gsv__Transfer", {"source": "left:huge", "destination": "type:right:huge"}, background=True
+    )
+    ended = pair.gateway.request("DELETE", f"/v1/calls/{begun['request_id']}").json()
+    assert ended["state"] == "cancelled", ended
+    assert pair.gateway.get(f"/v1/transfers/{begun['request_id']}")["state"] == "cancelled"
+    assert (pair.right.workspace / "huge").read_text() == "as it was"
+    wait_until(lambda: not left_behind(pair.right.workspace), 10, "no partial file left")
+
+
+def test_a_transfer_that_takes_too_long_ends_in_time(pair: Pair) -> None:
+    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    body = {"source": "left:huge", "destination": "type:right:late"}
+    answer = pair.gateway.invoke("gsv__Transfer", body, timeout_ms=20)
+    assert answer["ok"] is False and answer["error"]["kind"] == "timeout", answer
+    wait_until(lambda: not left_behind(pair.right.workspace), 10, "no partial file left")
+    assert not (pair.right.workspace / "late").exists()
 
 
 # -- over HTTP ----------------------------------------------------------------------------------------------

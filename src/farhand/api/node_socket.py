@@ -53,6 +53,7 @@ from farhand.protocol.version import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
 )
+from farhand.sdk.link import keep_unsent_low
 
 log = logging.getLogger("farhand.nodes")
 
@@ -254,6 +255,7 @@ class NodeConversation(picows.WSListener):
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._socket = transport
         transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
+        keep_unsent_low(transport.underlying_transport)
         reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
         self._set_timer(HELLO_SECONDS, lambda: self.close(CLOSE_HELLO_TIMEOUT, reason))
 

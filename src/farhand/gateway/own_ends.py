@@ -13,7 +13,6 @@ from farhand.gateway.stream import Stream
 from farhand.protocol.errors import Failed, ProtocolError, ToolError
 from farhand.protocol.frames import (
     HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
     BinaryFrame,
     FrameKind,
     encode_frame,
@@ -31,7 +30,7 @@ from farhand.protocol.messages import (
     TransferReady,
     TransferStop,
 )
-from farhand.protocol.version import TRANSFER_WINDOW_BYTES
+from farhand.protocol.version import TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
 
 log = logging.getLogger("farhand.transfers")
 
@@ -144,7 +143,7 @@ class OwnSender(_OwnEnd):
                 else:
                     while offset >= self._until:
                         await self._woken()
-                    size = min(len(view), MAX_PAYLOAD_BYTES, self._until - offset)
+                    size = min(len(view), TRANSFER_FRAME_BYTES, self._until - offset)
                     frame = encode_frame(BinaryFrame(FrameKind.DATA, number, offset, bytes(view[:size])))
                     self.stream.relay(FrameKind.DATA, offset, frame)
                 view = view[size:]

@@ -17,6 +17,7 @@ from farhand.protocol.errors import Failed, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, part_end, put_header
 from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest, stays_beneath
 from farhand.protocol.messages import TransferOffer
+from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.link import FRAME_RESERVE
 
 RESERVE = FRAME_RESERVE
@@ -91,7 +92,7 @@ class Parcel:
             if self._left == 0:
                 frames.append(self._end_part())
                 continue
-            room = min(until - self.offset, self._left, MAX_PAYLOAD_BYTES)
+            room = min(until - self.offset, self._left, TRANSFER_FRAME_BYTES)
             if room <= 0:
                 break
             frames.append(self._data(room))
@@ -100,11 +101,11 @@ class Parcel:
 
     def give_back(self, frame: bytearray) -> None:
         """A frame that was sent; its memory serves again."""
-        if len(frame) == RESERVE + HEADER_BYTES + MAX_PAYLOAD_BYTES and len(self._spare) < 4:
+        if len(frame) == RESERVE + HEADER_BYTES + TRANSFER_FRAME_BYTES and len(self._spare) < 8:
             self._spare.append(frame)
 
     def _data(self, room: int) -> bytearray:
-        full = room == MAX_PAYLOAD_BYTES and self._spare
+        full = room == TRANSFER_FRAME_BYTES and self._spare
         frame = self._spare.pop() if full else bytearray(RESERVE + HEADER_BYTES + room)
         put_header(frame, RESERVE, self._stream, self.offset)
         with memoryview(frame)[RESERVE + HEADER_BYTES :] as payload:

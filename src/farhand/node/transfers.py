@@ -244,6 +244,7 @@ class _Sender(_End):
                     if self._stopped:
                         return
                     self._link.send_frame(frame)
+                    await asyncio.sleep(0)  # let others have their turn
                     if isinstance(frame, bytearray):
                         parcel.give_back(frame)
         finally:

@@ -26,6 +26,7 @@ TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
 WRITE_AHEAD_BYTES = 1024 * 1024
 """How much of a file may wait in the socket's buffer: what is sent after it, such as an answer, waits behind it."""
+UNSENT_BYTES = 512 * 1024
 FRAME_RESERVE = 14
 
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
@@ -172,6 +173,7 @@ class Link(picows.WSListener):
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._transport = transport
         transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
+        keep_unsent_low(transport.underlying_transport)
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -212,6 +214,15 @@ class Link(picows.WSListener):
         self._room.set()
         if not self.ended.done():
             self.ended.set_result(end)
+
+
+def keep_unsent_low(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel hold little that it has not sent, so that on a slow line an answer need not wait behind a file."""
+    connection = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if connection is not None and option is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.socket:
