@@ -255,9 +255,11 @@ def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Pat
     begun = pair.gateway.invoke(
         "gsv__Transfer", {"source": "left:huge", "destination": "type:right:huge"}, background=True
     )
+    path = f"/v1/transfers/{begun['request_id']}"
+    wait_until(lambda: pair.gateway.request("GET", path).status == 200, 10, "the transfer has begun")
     ended = pair.gateway.request("DELETE", f"/v1/calls/{begun['request_id']}").json()
     assert ended["state"] == "cancelled", ended
-    assert pair.gateway.get(f"/v1/transfers/{begun['request_id']}")["state"] == "cancelled"
+    assert pair.gateway.get(path)["state"] == "cancelled"
     assert (pair.right.workspace / "huge").read_text() == "as it was"
     wait_until(lambda: not left_behind(pair.right.workspace), 10, "no partial file left")
 

@@ -173,8 +173,14 @@ class Transfers:
             return first
 
         self._open[transfer_id] = opened
+        writing = self._database.write(write)
         try:
-            first = await self._database.write(write)
+            first = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # It is being written down all the same; once it is, its end is too.
+            opened.cancelled = "cancelled before it began"
+            writing.add_done_callback(lambda written: self._begun(opened, written))
+            raise
         except BaseException:
             del self._open[transfer_id]
             raise
@@ -186,6 +192,13 @@ class Transfers:
             return earlier
         self._start(opened)
         return opened
+
+    def _begun(self, opened: OpenTransfer, written: asyncio.Future[str]) -> None:
+        if not written.cancelled() and written.exception() is None and written.result() == opened.record.id:
+            self._start(opened)
+        else:
+            del self._open[opened.record.id]
+            opened.ended.cancel()
 
     async def wait(self, begun: OpenTransfer | TransferRecord) -> TransferRecord:
         """How a transfer ended."""
@@ -206,9 +219,10 @@ class Transfers:
         opened = self._open.get(transfer_id)
         if opened is None:
             return await self.find(transfer_id)
-        if opened.cancelled is None and opened.task is not None:
+        if opened.cancelled is None:
             opened.cancelled = reason
-            opened.task.cancel()
+            if opened.task is not None:
+                opened.task.cancel()
         return await asyncio.shield(opened.ended)
 
     async def recover(self) -> None:
@@ -296,6 +310,8 @@ class Transfers:
     async def _run(self, opened: OpenTransfer) -> None:
         failure: ToolError | None = None
         try:
+            if opened.cancelled is not None:
+                raise Cancelled(opened.cancelled)
             async with self._slots:
                 await self._move(opened)
         except asyncio.CancelledError:
