@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -366,18 +365,12 @@ def test_exec_times_out_and_ends_the_whole_tree(agent: Hands) -> None:
 
 
 def test_a_cancelled_exec_ends_its_tree_and_says_what_it_ended(agent: Hands) -> None:
-    answer: dict[str, Any] = {}
-
-    def call() -> None:
-        answer.update(agent.gateway.invoke("exec", {"command": "touch begun; sleep 876543"}))
-
-    caller = threading.Thread(target=call)
-    caller.start()
+    call = agent.gateway.invoke("exec", {"command": "touch begun; sleep 876543"}, background=True)["request_id"]
     wait_until((agent.folder / "begun").exists)
-    (record,) = [call for call in agent.gateway.get("/v1/calls")["calls"] if call["state"] == "running"]
-    agent.gateway.request("DELETE", f"/v1/calls/{record['id']}")
-    caller.join(15)
-    assert answer["error"]["kind"] == "cancelled" and "sleep" in answer["error"]["message"]
+    wait_until(lambda: processes("sleep 876543"))
+    agent.gateway.request("DELETE", f"/v1/calls/{call}")
+    record = wait_until(lambda: ended(agent.gateway, call))
+    assert record["state"] == "cancelled" and "sleep" in record["error"]["message"], record
     assert not processes("sleep 876543")
 
 
