@@ -168,7 +168,7 @@ class CronDoors:
         body: dict[str, Any] = await request.json(_decoder)
         schedule = body.get("schedule")
         if isinstance(schedule, str):
-            schedule = {"text": schedule}
+            schedule = {"text": schedule, **({"tz": body["tz"]} if isinstance(body.get("tz"), str) else {})}
         count = body.get("count", 5)
         if isinstance(count, bool) or not isinstance(count, int):
             raise Problem(400, "invalid_request", f"count must be a whole number, not {str(count)[:50]!r}")

@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),
     "memory": ("farhand.cli.memory:memory", "Search and read what the agents remember."),
+    "cron": ("farhand.cli.cron:cron", "Schedule work for the agent, and see what became of it."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "host-wrapper": ("farhand.cli.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),

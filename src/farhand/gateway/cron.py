@@ -113,11 +113,11 @@ class CronBook:
         }
 
     def read_schedule(self, value: Any) -> Schedule:
-        """A schedule object, or one line of text. Raises InvalidArgs."""
+        """A schedule object, or one line of text: as it is, or as `text` beside a `tz`. Raises InvalidArgs."""
         if isinstance(value, str):
             return read_schedule_text(value, clock(), self._zone)
-        if isinstance(value, Mapping) and set(value) == {"text"}:
-            return read_schedule_text(str(value["text"]), clock(), self._zone)
+        if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+            return read_schedule_text(value["text"], clock(), self._zone, value.get("tz"))
         return read_schedule(value, clock(), self._zone)
 
     # -- changing ---------------------------------------------------------------------------------------
@@ -143,6 +143,7 @@ class CronBook:
 
     async def update(self, job_id: str, patch: Mapping[str, Any]) -> dict[str, Any]:
         """Raises NotFound, InvalidArgs."""
+        await self._scheduler.record()  # what was due by the old schedule stays due
         now = clock()
 
         def write(store: apsw.Connection) -> dict[str, Any]:

@@ -176,16 +176,17 @@ def read_schedule(value: Any, now: int, zone: ZoneInfo) -> Schedule:
     raise InvalidArgs(f"Unsupported schedule.kind: {kind}; use at, every or cron")
 
 
-def read_schedule_text(text: str, now: int, zone: ZoneInfo) -> Schedule:
+def read_schedule_text(text: str, now: int, zone: ZoneInfo, tz: str | None = None) -> Schedule:
     """One line for all kinds: a cron expression, `every 30 minutes`, or the moment of a one-shot."""
+    there: dict[str, Any] = {} if tz is None else {"tz": tz}
     words = " ".join(text.lower().split())
     if found := _EVERY_TEXT.fullmatch(words):
         length = read_duration(found[1] or f"1 {found[2]}")
         return _every(length, now)
     if len(words.split()) == 5 and not words.startswith("in "):
-        return _read_cron({"kind": "cron", "expr": text.strip()}, now, zone)
+        return _read_cron({"kind": "cron", "expr": text.strip(), **there}, now, zone)
     try:
-        return _read_at({"kind": "at", "at": text}, now, zone)
+        return _read_at({"kind": "at", "at": text, **there}, now, zone)
     except InvalidArgs as error:
         hint = "" if "past" in error.message else ' For a repeating job use a cron expression or "every 30 minutes".'
         raise InvalidArgs(error.message + hint) from None

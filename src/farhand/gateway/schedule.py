@@ -216,6 +216,11 @@ class Scheduler:
         """
         return await self._undivided(self._advance(only))
 
+    async def record(self) -> None:
+        """Record every slot whose time has come, and start nothing."""
+        if self.settings.enabled:
+            await self._undivided(self._advance(""))
+
     async def _undivided(self, claiming: Coroutine[Any, Any, T]) -> T:
         """What claims a slot begins its run, even if whoever asked for it has left in between."""
         task = asyncio.ensure_future(claiming)
