@@ -184,7 +184,7 @@ class SessionDoors:
         with contextlib.suppress(TimeoutError), problems():
             if wanted.wait_seconds or run.over:
                 return json_reply(run_view(await run.reply(wanted.wait_seconds or None)))
-        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": "running"}, 202)
+        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": "running"})
 
     async def stop(self, request: Request) -> Reply:
         with problems():

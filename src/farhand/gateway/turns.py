@@ -79,7 +79,8 @@ class Turns:
         self.end_jobs = end_jobs
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
-        return await _Turn(self, sessions, run, await sessions.find(run.session_key)).work()
+        record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
+        return await _Turn(self, sessions, run, record).work()
 
     # -- models -----------------------------------------------------------------------------------------
 
@@ -180,14 +181,21 @@ class _Turn:
             model = self._model()
         except ModelError as error:
             return self._ended(RunState.FAILED, error=RunFailure("not_configured", error.message))
-        entries = await self._sessions.conversation(self._record)
-        if (outcome := await self._take_up(entries)) is not None:
-            return outcome
-        entries = await self._sessions.conversation(self._record)
+        prompt = asyncio.ensure_future(self._prompt())
+        try:
+            entries = await self._sessions.conversation(self._record)
+            if run.record.state is RunState.RUNNING:
+                if (outcome := await self._take_up(entries)) is not None:
+                    return outcome
+                entries = await self._sessions.conversation(self._record)
+            await prompt
+        finally:
+            prompt.cancel()
         self._positions = [entry.seq for entry in entries]
+        messages = [Message("system", prompt.result()), *mend([_message(entry) for entry in entries])]
         ending = asyncio.ensure_future(self._end_when_stopped())
         try:
-            last = await self._think(model, mend([_message(entry) for entry in entries]))
+            last = await self._think(model, messages)
         finally:
             if run.stopping is None:
                 ending.cancel()
@@ -274,19 +282,21 @@ class _Turn:
         model = self._house.models.named(self._run.options.model or self._house.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
+    async def _prompt(self) -> str:
+        prompt = await self._house.prompt(self._record, self._specs())
+        more = self._run.options.instructions
+        return f"{prompt}\n\n{more}" if more else prompt
+
     # -- under way --------------------------------------------------------------------------------------
 
     async def _think(self, model: Model, messages: list[Message]) -> Event:
         """Reads the loop to its end; its last event."""
         run, house = self._run, self._house
         tools = self._tools(model)
-        prompt = await house.prompt(self._record, self._specs())
-        if run.options.instructions:
-            prompt = f"{prompt}\n\n{run.options.instructions}"
         rounds = self._agent.max_rounds
         steps = loop.run(
             model,
-            [Message("system", prompt), *messages],
+            messages,
             tools,
             inbox=self._inbox,
             stop=run.stop,
