@@ -67,6 +67,7 @@ from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
+from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
@@ -152,6 +153,8 @@ class Gateway:
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
         commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
+        questions = Questions(jobs, commands, self._home / "logs")
+        hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         guide = guide_tools(files, jobs, sandbox)
         hub.catalog.serve(guide, offered=False)

@@ -28,6 +28,7 @@ from farhand.gateway.credentials import CALLER_SCOPES, Scope
 from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.protocol.names import NATIVE
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.events import Event
 from farhand.store.tokens import Token
@@ -304,9 +305,9 @@ class Doors:
 
     async def call_output(self, request: Request) -> Reply:
         record = await self._hub.gate.find(request.params["call_id"])
-        if record is None or record.node_id is None:
+        if record is None or record.route == "unknown":
             raise _no_call(request)
-        return await self._output(request, record.node_id, {"call_id": record.id})
+        return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
 
     async def job_output(self, request: Request) -> Reply:
         return await self._output(request, request.params["node_id"], {"job_id": request.params["job_id"]})

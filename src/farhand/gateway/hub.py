@@ -25,7 +25,7 @@ from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
-from farhand.protocol.names import validate_node_id
+from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store import calls
 from farhand.store.calls import CallRecord
@@ -199,8 +199,10 @@ class Hub:
     ) -> AsyncGenerator[Output, None]:
         """What a command printed from `offset` on: what is there, or with `wait` until it has ended.
 
-        A node that drops off is waited for. Raises ToolError when it does not know the command, or stays away.
+        A node that drops off is waited for; the gateway's own machine is asked as `gsv`. Raises ToolError when it does
+        not know the command, or stays away.
         """
+        own = node_id == NATIVE
         away_since: float | None = None
         begun = False
         while True:
@@ -212,9 +214,9 @@ class Hub:
                 params = {**of, "offset": offset, "wait_ms": patience}
                 answer = await self.queries.ask(node_id, "output", params, OUTPUT_WAIT_MS / 1000 + 10)
             except ToolError as error:
-                if not wait or node is None:
+                if not wait or (node is None and not own):
                     raise
-                if connection is None or node.connection is not connection:  # it dropped off, or is back by now
+                if node is not None and (connection is None or node.connection is not connection):  # gone, or back
                     now = time.monotonic()
                     away_since = away_since or now
                     if now - away_since > NODE_AWAY_SECONDS:
@@ -235,7 +237,7 @@ class Hub:
 
     async def _may_start(self, node_id: str, of: Mapping[str, str]) -> bool:
         """Whether what is asked for is a call that is open, so that its command may be about to start."""
-        if "call_id" not in of or "output" not in self.roster.queries(node_id):
+        if "call_id" not in of or "output" not in self.queries.answered_by(node_id):
             return False
         record = await self.gate.find(of["call_id"])
         return record is not None and record.ended_at is None
@@ -243,8 +245,8 @@ class Hub:
     async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The commands of one node or of all connected ones, newest first, and the nodes that did not answer."""
         nodes = [node.card.node_id for node in self.roster.nodes.values() if node.connection is not None]
-        asked = [name for name in nodes if node_id in (None, name)]
-        asked = [name for name in asked if "jobs" in self.roster.queries(name)]
+        asked = [name for name in (*nodes, NATIVE) if node_id in (None, name)]
+        asked = [name for name in asked if "jobs" in self.queries.answered_by(name)]
         answers = await asyncio.gather(
             *(self.queries.ask(name, "jobs", None, JOBS_SECONDS) for name in asked), return_exceptions=True
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -12,8 +13,11 @@ from msgspec import UNSET
 from farhand.gateway.roster import Connection, Roster
 from farhand.protocol.errors import Failed, NotFound, Timeout, ToolError
 from farhand.protocol.messages import NodeAnswer, NodeQuery, encode
+from farhand.protocol.names import NATIVE
 
 MAX_OPEN = 1024
+
+Query = Callable[[msgspec.Raw], Awaitable[Any]]
 
 
 class Queries:
@@ -23,9 +27,21 @@ class Queries:
         self._roster = roster
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Connection, asyncio.Future[msgspec.Raw]]] = {}
+        self._own: Mapping[str, Query] = {}
+
+    def answer_own(self, handlers: Mapping[str, Query]) -> None:
+        """Who answers for the gateway's own machine, which is asked under the name no node can have."""
+        self._own = handlers
+
+    def answered_by(self, node_id: str) -> Collection[str]:
+        """The questions that can be asked there now."""
+        return self._own if node_id == NATIVE else self._roster.queries(node_id)
 
     async def ask(self, node_id: str, kind: str, params: Any, seconds: float) -> msgspec.Raw:
         """Raises NotFound for a node that is not there or does not answer such questions, Failed, Timeout."""
+        if node_id == NATIVE and kind in self._own:
+            answer = await self._own[kind](msgspec.Raw(msgspec.json.encode(params)))
+            return msgspec.Raw(msgspec.json.encode(answer))
         node = self._roster.nodes.get(node_id)
         connection = node.connection if node else None
         if connection is None:
