@@ -23,8 +23,13 @@ def test_a_job_is_added_shown_changed_and_removed(command: Command) -> None:
     (job,) = command("cron", "list", "--json").json()["jobs"]
     assert job["spec"] == {"mode": "systemEvent", "text": "Remind me."} and job["schedule"]["tz"] == "Europe/Berlin"
     listed = command("cron").out
-    assert job["id"] in listed and "standup" in listed and "9:00 AM C" in listed
-    assert "Remind me." in command("cron", "show", job["id"]).out
+    assert job["id"] in listed and "standup" in listed and ":00:00" in listed
+    for name in (job["id"], job["id"][:8], "standup"):
+        assert "Remind me." in command("cron", "show", name).out
+    command("cron", "add", "standup", "0 9 * * *", "Another.")
+    assert command("cron", "remove", "standup", "--json").json()["error"]["code"] == "ambiguous"
+    (other,) = [one["id"] for one in command("cron", "list", "--json").json()["jobs"] if one["id"] != job["id"]]
+    assert command("cron", "remove", other).status == 0
     assert command("cron", "show", job["id"], "--json").json()["job"]["id"] == job["id"]
     changed = command("cron", "update", job["id"], "--name", "later", "--schedule", "every 2 hours", "--text", "Hey.")
     assert "every 2 hours" in changed.out and "later" in changed.out and "Hey." in changed.out

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from farhand.cli.client import Client, client_command
+from farhand.cli.client import Client, ClientError, client_command
 from farhand.cli.screen import (
     Column,
     ago,
@@ -24,6 +24,7 @@ from farhand.cli.screen import (
 )
 
 PATIENCE_SECONDS = 300.0
+ID_LENGTH = 36
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
@@ -38,6 +39,8 @@ def cron(client: Client, as_json: bool) -> None:
       farhand cron list
       farhand cron preview '30 2 * * *' --tz Europe/Berlin
       farhand cron runs
+
+    A JOB is named by its name, its id, or the beginning of that.
     """
     if click.get_current_context().invoked_subcommand is None:
         _list(client, {"limit": 200}, as_json)
@@ -74,7 +77,7 @@ def _list(client: Client, query: dict[str, Any], as_json: bool) -> None:
             Column("ID"),
             Column("NAME", flexible=True),
             Column("STATE"),
-            Column("NEXT", flexible=True),
+            Column("NEXT"),
             Column("LAST"),
             Column("SCHEDULE", flexible=True),
         ]
@@ -91,10 +94,22 @@ def _row(job: dict[str, Any]) -> list[str]:
         job["id"],
         job["name"],
         shown if job["enabled"] else "disabled",
-        job.get("nextRunHuman", "never"),
+        moment(state["nextRunAtMs"]) if "nextRunAtMs" in state else "never",
         ago(state.get("lastRunAtMs")),
         job["scheduleHuman"],
     ]
+
+
+def _path(client: Client, named: str) -> str:
+    """Where a job is found, by its id, the beginning of it, or its name. Raises ClientError when that fits several."""
+    if len(named) != ID_LENGTH and not named.startswith("heartbeat:"):
+        jobs = client.get("/v1/cron?includeDisabled=1&limit=500").value["jobs"]
+        found = [job for job in jobs if job["name"] == named] or [job for job in jobs if job["id"].startswith(named)]
+        if len(found) > 1:
+            raise ClientError("ambiguous", f"{len(found)} jobs are named {named!r}; say more of the id")
+        if found:
+            named = found[0]["id"]
+    return f"/v1/cron/{quote(named, safe='')}"
 
 
 @cron.command()
@@ -176,11 +191,11 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @cron.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="JOB")
 @client_command
 def show(job_id: str, client: Client, as_json: bool) -> None:
     """Show one job."""
-    answer = client.get(f"/v1/cron/{quote(job_id, safe='')}")
+    answer = client.get(_path(client, job_id))
     if as_json:
         show_answer(answer)
     else:
@@ -210,7 +225,7 @@ def _show(job: dict[str, Any]) -> None:
 
 
 @cron.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="JOB")
 @click.option("--name")
 @click.option("--schedule", help="As for `farhand cron add`.")
 @click.option("--tz", metavar="ZONE", help="For --schedule.")
@@ -233,11 +248,11 @@ def update(
 
     \b
     Examples:
-      farhand cron update ID --disable
-      farhand cron update ID --schedule '0 10 * * MON-FRI'
-      farhand cron update ID --patch '{"missed": "skip"}'
+      farhand cron update standup --disable
+      farhand cron update standup --schedule '0 10 * * MON-FRI'
+      farhand cron update standup --patch '{"missed": "skip"}'
     """
-    path = f"/v1/cron/{quote(job_id, safe='')}"
+    path = _path(client, job_id)
     body: dict[str, Any] = {}
     if patch is not None:
         try:
@@ -266,11 +281,11 @@ def update(
 
 
 @cron.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="JOB")
 @client_command
 def remove(job_id: str, client: Client, as_json: bool) -> None:
     """Remove a job and its history; a run of it is stopped."""
-    answer = client.request("DELETE", f"/v1/cron/{quote(job_id, safe='')}")
+    answer = client.request("DELETE", _path(client, job_id))
     if as_json:
         show_answer(answer)
     else:
@@ -278,8 +293,8 @@ def remove(job_id: str, client: Client, as_json: bool) -> None:
 
 
 @cron.command()
-@click.argument("job_id", metavar="[ID]", required=False)
-@click.option("--due", is_flag=True, help="Only if it is due; without an ID, everything that is.")
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option("--due", is_flag=True, help="Only if it is due; without a JOB, everything that is.")
 @click.option("--wait", type=float, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait for it.")
 @client_command
 def run(job_id: str | None, due: bool, wait: float, client: Client, as_json: bool) -> int:
@@ -287,15 +302,16 @@ def run(job_id: str | None, due: bool, wait: float, client: Client, as_json: boo
 
     \b
     Examples:
-      farhand cron run ID
+      farhand cron run standup
       farhand cron run --due
     """
     if job_id is None and not due:
         raise click.UsageError("name a job, or say --due.")
     body: dict[str, Any] = {"mode": "due" if due else "force", "waitSeconds": wait}
     if job_id is not None:
-        body["id"] = job_id
-    answer = client.request("POST", "/v1/cron/run", body, seconds=PATIENCE_SECONDS)
+        answer = client.request("POST", f"{_path(client, job_id)}/run", body, seconds=PATIENCE_SECONDS)
+    else:
+        answer = client.request("POST", "/v1/cron/run", body, seconds=PATIENCE_SECONDS)
     results = answer.value["results"]
     if as_json:
         show_answer(answer)
@@ -314,7 +330,7 @@ def _show_run(result: dict[str, Any]) -> None:
 
 
 @cron.command()
-@click.argument("job_id", metavar="[ID]", required=False)
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option("--limit", type=click.IntRange(1, 2000), default=50, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
 @client_command
@@ -325,7 +341,7 @@ def runs(job_id: str | None, limit: int, offset: int, client: Client, as_json: b
     Example:
       farhand cron runs --limit 20
     """
-    place = "/v1/cron/runs" if job_id is None else f"/v1/cron/{quote(job_id, safe='')}/runs"
+    place = "/v1/cron/runs" if job_id is None else f"{_path(client, job_id)}/runs"
     answer = client.get(f"{place}?limit={limit}&offset={offset}")
     found = answer.value["runs"]
     if as_json:
@@ -367,8 +383,8 @@ def preview(what: str, count: int, tz: str | None, client: Client, as_json: bool
       farhand cron preview 'every 90 minutes'
       farhand cron preview 1f8a5c0e-6b0e-4f0e-9a53-0c6f1d6a7a11 --count 10
     """
-    if len(what) == 36 and what.count("-") == 4 and tz is None:
-        answer = client.get(f"/v1/cron/{quote(what, safe='')}/preview?count={count}")
+    if len(what) == ID_LENGTH and what.count("-") == 4 and tz is None:
+        answer = client.get(f"{_path(client, what)}/preview?count={count}")
     else:
         body = {"schedule": what, "count": count} | ({"tz": tz} if tz else {})
         answer = client.request("POST", "/v1/cron/preview", body)
