@@ -492,9 +492,9 @@ def processes(command: str) -> list[str]:
     return [line for line in listed.splitlines() if line == command]
 
 
-def test_what_a_local_command_prints_can_be_read_while_it_runs(hands: Hands) -> None:
-    go = hands.folder / "go-on"
-    call = hands.gateway.request(
+def test_what_a_local_command_prints_can_be_read_while_it_runs(agent: Hands) -> None:
+    go = agent.folder / "go-on"
+    call = agent.gateway.request(
         "POST",
         "/v1/tools/invoke",
         {
@@ -504,15 +504,15 @@ def test_what_a_local_command_prints_can_be_read_while_it_runs(hands: Hands) -> 
         },
     ).json()
     path = f"/v1/calls/{call['request_id']}/output"
-    wait_until(lambda: hands.gateway.request("GET", f"{path}?wait=0").body == b"first\n", what="the first line")
-    (job,) = [job for job in hands.gateway.get("/v1/jobs")["jobs"] if job["call_id"] == call["request_id"]]
+    wait_until(lambda: agent.gateway.request("GET", f"{path}?wait=0").body == b"first\n", what="the first line")
+    (job,) = [job for job in agent.gateway.get("/v1/jobs")["jobs"] if job["call_id"] == call["request_id"]]
     assert (job["node_id"], job["running"]) == ("gsv", True)
     go.touch()
-    assert hands.gateway.request("GET", f"{path}?offset=6").body == b"second\n"
-    assert hands.gateway.request("GET", f"/v1/nodes/gsv/jobs/{job['job_id']}/output?wait=0").body == b"first\nsecond\n"
+    assert agent.gateway.request("GET", f"{path}?offset=6").body == b"second\n"
+    assert agent.gateway.request("GET", f"/v1/nodes/gsv/jobs/{job['job_id']}/output?wait=0").body == b"first\nsecond\n"
 
 
-def test_a_call_that_runs_no_command_has_no_output(hands: Hands) -> None:
-    hands.put("plain.txt", "x")
-    call = hands.gateway.invoke("read", {"path": "plain.txt"})
-    assert hands.gateway.request("GET", f"/v1/calls/{call['request_id']}/output").status == 404
+def test_a_call_that_runs_no_command_has_no_output(agent: Hands) -> None:
+    agent.put("plain.txt", "x")
+    call = agent.gateway.invoke("read", {"path": "plain.txt"})
+    assert agent.gateway.request("GET", f"/v1/calls/{call['request_id']}/output").status == 404
