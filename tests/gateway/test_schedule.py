@@ -429,6 +429,22 @@ def test_a_job_waits_for_the_node_it_is_pinned_to(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_another_time_zone_of_the_user_holds_from_the_next_start(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        await house.add("users", Cron("0 9 * * *"))
+        await house.add("own", Cron("0 9 * * *", "UTC"))
+        before = house.job("users")
+        house.settings = ScheduleSettings(zone_named("Asia/Tokyo"))
+        async with house.new():
+            pass
+        users, own = house.job("users"), house.job("own")
+        assert before is not None and users is not None and own is not None
+        assert own.next_at == before.next_at and users.next_at is not None
+        assert (users.next_at - own.next_at) % (24 * HOUR) == 15 * HOUR
+
+    run(tmp_path, test)
+
+
 # -- the clock --------------------------------------------------------------------------------------------
 
 

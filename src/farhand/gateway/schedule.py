@@ -129,7 +129,7 @@ class Scheduler:
 
     async def __aenter__(self) -> Scheduler:
         self._started = clock()
-        await self._database.write(lambda store: cron.forget_orphans(store, self._started - KEEP_ORPHANS_MS))
+        await self._database.write(self._replan)
         if self._alone:
             for slot in await self._database.read(cron.open_slots):
                 if slot.status is SlotStatus.RUNNING and not await self._take_up(slot):
@@ -150,6 +150,14 @@ class Scheduler:
             run.cancel()
         if runs:
             await asyncio.wait(runs)
+
+    def _replan(self, store: apsw.Connection) -> None:
+        """The user's time zone, or what is known of zones, may be another since the last start."""
+        cron.forget_orphans(store, self._started - KEEP_ORPHANS_MS)
+        for job in cron.enabled_jobs(store):
+            next_at = next_slot(job.schedule, job.cursor, self.zone)
+            if next_at != job.next_at:
+                cron.move_cursor(store, job.id, job.cursor, next_at)
 
     def wake(self) -> None:
         """Look now: something changed."""

@@ -151,6 +151,7 @@ PRESSING: Final = """
 NEXT_AT: Final = "SELECT min(next_at) FROM cron_jobs WHERE enabled"
 MOVE: Final = "UPDATE cron_jobs SET cursor = ?, next_at = ? WHERE id = ?"
 DISABLE: Final = "UPDATE cron_jobs SET enabled = 0, next_at = NULL WHERE id = ?"
+ENABLED: Final = f"{JOB} WHERE enabled"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
 
@@ -188,6 +189,10 @@ def count_jobs(
     """How many there are, how many of them are due, and the next slot of any."""
     row: Any = connection.execute(COUNT_JOBS, (agent_id, include_disabled, now)).fetchall()[0]
     return int(row[0]), int(row[1]), row[2]
+
+
+def enabled_jobs(connection: apsw.Connection) -> list[Job]:
+    return [_job(*row) for row in connection.execute(ENABLED)]
 
 
 def hidden_jobs(connection: apsw.Connection) -> list[Job]:
