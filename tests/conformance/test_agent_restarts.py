@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +124,42 @@ def test_a_key_stands_for_its_message_after_a_restart(house: House) -> None:
     killed(house)
     again = house.gateway.request("POST", path, body, headers=headers).json()
     assert first["run_id"] == again["run_id"] and again["reply"] == "done" and len(session.history()) == 2
+
+
+def test_a_long_conversation_is_compacted_by_itself_and_stays_so(tmp_path: Path) -> None:
+    with contextlib.contextmanager(open_house)(tmp_path / "home", FARHAND_AGENT_CONTEXT_TOKENS="4000") as house:
+        session = house.session(
+            *(calls(("agents_list", {})), text("one"), text("two")),
+            *(text("a first part"), text("THE SUMMARY")),
+            *(text("three"), text("four")),
+        )
+        for number in range(3):
+            session.send(f"message {number}: " + "word " * 1200)
+        assert session.show()["compactions"] == 1
+        said = str(session.asked()[-1].messages[1:])
+        assert "THE SUMMARY" in said and "message 0" not in said and "message 2" in said
+        killed(house)
+        session.send("and now?")
+        assert "THE SUMMARY" in str(session.asked()[-1].messages) and "message 0" not in str(
+            session.asked()[-1].messages
+        )
+        history = session.history()
+        assert_valid([message for message in history if not message.get("summary")])
+        users = [message["content"] for message in history if message["role"] == "user" and not message.get("summary")]
+        assert len(users) == 4 and "message 0" in users[0]
+
+
+def test_history_is_read_page_by_page(house: House) -> None:
+    session = house.session(*[text(str(number)) for number in range(5)])
+    for number in range(5):
+        session.send(str(number))
+    whole = session.history()
+    pages: list[Any] = []
+    before = ""
+    while True:
+        page = house.gateway.get(f"/v1/sessions/{session.key}/history?limit=4{before}")
+        pages = [*page["messages"], *pages]
+        if page["before"] is None:
+            break
+        before = f"&before={page['before']}"
+    assert pages == whole and len(whole) == 10

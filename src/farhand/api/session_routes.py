@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Appended, Event
+from farhand.agent.events import Event
 from farhand.api.about import EVENTS, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
@@ -293,8 +293,7 @@ async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
             event, following = following.result(), None
             if event is None:
                 break
-            if not isinstance(event, Appended):
-                yield _line(event)
+            yield _line(event)
         with contextlib.suppress(FarhandError):
             yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
     finally:

@@ -25,7 +25,7 @@ from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.store import calls, sessions
 from farhand.store.database import Database
 from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
@@ -33,8 +33,8 @@ from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
 log = logging.getLogger("farhand.sessions")
 
 MAX_QUEUED = 100
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-KEPT_RUNS = 256
+MAX_MESSAGE_BYTES = 15 * 1024 * 1024
+KEPT_RUNS = 64
 """Runs that ended lately and can still be followed from their beginning."""
 
 
@@ -135,7 +135,7 @@ class Sessions:
             agent_id=session_keys.agent_of(key),
             kind=kind,
             parent_key=parent_key,
-            title=title,
+            title=" ".join(title.split()),
             created_at=now,
             updated_at=now,
         )
@@ -342,6 +342,9 @@ class Sessions:
         return self._paused
 
     def _enqueue(self, run: Run) -> None:
+        if self._paused:  # on disk, and taken up after the next start
+            run.let_go()
+            return
         lane = self._lanes.setdefault(run.session_key, _Lane())
         lane.waiting.append(run)
         if lane.task is None:
@@ -367,7 +370,7 @@ class Sessions:
         try:
             reply = await commands.obey(self, run.session_key, command, self._compact)
             outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
-        except (Failed, InvalidArgs) as error:
+        except ToolError as error:
             outcome = RunOutcome(
                 run.id, run.session_key, RunState.FAILED, error=RunFailure(error.kind.value, error.message)
             )

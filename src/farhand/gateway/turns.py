@@ -184,8 +184,8 @@ class _Turn:
         prompt = asyncio.ensure_future(self._prompt())
         try:
             entries = await self._sessions.conversation(self._record)
-            if run.record.state is RunState.RUNNING:
-                if (outcome := await self._take_up(entries)) is not None:
+            if run.record.state is RunState.RUNNING or unanswered([_message(entry) for entry in entries]):
+                if (outcome := await self._take_up(model, entries)) is not None:
                     return outcome
                 entries = await self._sessions.conversation(self._record)
             await prompt
@@ -231,7 +231,7 @@ class _Turn:
         reason = f"the gateway was ended {times} times while this run stood at the same place; it was given up"
         return self._ended(RunState.FAILED, error=RunFailure("failed", reason))
 
-    async def _take_up(self, entries: list[Entry]) -> RunOutcome | None:
+    async def _take_up(self, model: Model, entries: list[Entry]) -> RunOutcome | None:
         """Answer the calls that a stop of the gateway left open; the outcome, where the reply was there already."""
         messages = [_message(entry) for entry in entries]
         last = next((index for index in range(len(entries) - 1, -1, -1) if messages[index].role == "assistant"), None)
@@ -241,8 +241,9 @@ class _Turn:
             return self._ended(RunState.OK, messages[last].text)
         uses = unanswered(messages)
         if uses:
-            self._asked = (entries[last].seq, messages[last].tool_calls)
-            call = self._caller(None)
+            if entries[last].run_id == self._run.id:  # of another run that broke down, they stay unanswered
+                self._asked = (entries[last].seq, messages[last].tool_calls)
+            call = self._caller(model)
             tasks = [asyncio.ensure_future(self._again(call, use)) for use in uses]
             try:
                 outcomes = await self._unless_stopped(tasks)
@@ -314,7 +315,8 @@ class _Turn:
                     self._positions = await _keep_summary(
                         self._sessions, self._record, run.id, self._positions, event.compaction, model.name
                     )
-                run.happened(event)
+                if not isinstance(event, Appended):  # it repeats what was told before
+                    run.happened(event)
                 last = event
         assert last is not None
         return last
@@ -326,7 +328,7 @@ class _Turn:
         call = self._caller(model)
         return ToolList(self._specs(), call) if self._is_child else ToolShelf(self._specs, call)
 
-    def _caller(self, model: Model | None) -> Call:
+    def _caller(self, model: Model) -> Call:
         """Calls of a recording that is repeated are answered from it; all others pass the gate."""
         if isinstance(model, ReplayModel):
             return recording.replaying(model.recording)
