@@ -209,6 +209,23 @@ def test_a_client_that_hangs_up_stops_the_run(house: House, client: openai.OpenA
     wait_until(lambda: session.show()["state"] == "idle")
 
 
+def test_a_client_that_hangs_up_while_it_waits_leaves_nothing_behind(house: House, client: openai.OpenAI) -> None:
+    gate = threading.Event()
+    session = house.session(text("first", gate=gate), text("after"))
+    first = session.send("first", wait=0)["run_id"]
+    wait_until(session.asked)
+    stream = client.chat.completions.create(
+        model="farhand", messages=[{"role": "user", "content": "second"}], user=session.key, stream=True
+    )
+    next(iter(stream))
+    assert session.show()["waiting"] == 1
+    stream.close()
+    wait_until(lambda: session.show()["waiting"] == 0)
+    gate.set()
+    session.outcome(first)
+    assert roles(session.history()) == ["user", "assistant"]
+
+
 def test_without_a_model_a_chat_says_what_to_set(tmp_path: Path) -> None:
     nothing = {"OPENAI_API_KEY": None, "OPENAI_BASE_URL": None, "FARHAND_MODEL": None}
     with GatewayProcess(tmp_path / "home", env=nothing) as gateway:

@@ -24,7 +24,7 @@ from farhand.gateway.turns import Turns
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.store.database import StoreError
-from farhand.store.sessions import Entry, SessionRecord
+from farhand.store.sessions import LISTED, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0
 KEEP_ALIVE_SECONDS = 15.0
@@ -127,7 +127,7 @@ class SessionDoors:
     async def list(self, request: Request) -> Reply:
         limit = request.query_int("limit", 50, 1, 1000)
         offset = request.query_int("offset", 0, 0, 2**31)
-        kinds = ("chat", "child", "once") if request.query("all") in ("1", "true") else ("chat", "child")
+        kinds = (*LISTED, ONCE) if request.query("all") in ("1", "true") else LISTED
         found, count = await self._sessions.listed(limit, offset, kinds=kinds)
         return json_reply({"sessions": [self._view(record) for record in found], "count": count})
 

@@ -76,6 +76,7 @@ class Sessions:
         self._lanes: dict[str, _Lane] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
+        self._endings: set[asyncio.Task[None]] = set()
         self._started = asyncio.Event()
         self._paused = False
 
@@ -186,9 +187,17 @@ class Sessions:
         return ended
 
     def ask_to_stop(self, run: Run, state: RunState, reason: str) -> None:
-        if run.stopping is None and not run.over:
-            run.stopping = (state, reason)
-            run.stop.set()
+        """End a run soon: one that is under way with all it started, one that still waits before it begins."""
+        if run.stopping is not None or run.over:
+            return
+        run.stopping = (state, reason)
+        run.stop.set()
+        lane = self._lanes.get(run.session_key)
+        if lane is not None and run in lane.waiting:
+            lane.waiting.remove(run)
+            ending = asyncio.get_running_loop().create_task(self.end(run, _stopped(run, reason, state)))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -387,8 +396,9 @@ def _entry(session: SessionRecord, run_id: str | None, at: int, message: Message
     )
 
 
-def _stopped(run: Run, reason: str) -> RunOutcome:
-    return RunOutcome(run.id, run.session_key, RunState.STOPPED, error=RunFailure("cancelled", reason))
+def _stopped(run: Run, reason: str, state: RunState = RunState.STOPPED) -> RunOutcome:
+    kind = "timeout" if state is RunState.TIMEOUT else "cancelled"
+    return RunOutcome(run.id, run.session_key, state, error=RunFailure(kind, reason))
 
 
 def _failed(run: Run, reason: str) -> RunOutcome:

@@ -26,6 +26,8 @@ class RunState(StrEnum):
     TIMEOUT = "timeout"
 
 
+LISTED: Final = ("chat", "child", "cron")
+ONCE: Final = "once"
 OPEN_STATES: Final = (RunState.QUEUED, RunState.RUNNING, RunState.JOINED)
 
 
@@ -37,7 +39,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names the present conversation; a new beginning has another."""
     agent_id: str
     kind: str = "chat"
-    """`chat`, `child` (of a sub-agent) or `once` (a conversation that its client keeps, not we)."""
+    """`chat`, `child` (of a sub-agent), `cron` (of a scheduled task) or `once` (its client keeps the conversation)."""
     parent_key: str | None = None
     title: str = ""
     model: str | None = None
@@ -160,7 +162,7 @@ def list_sessions(
     limit: int,
     offset: int = 0,
     oldest_first: bool = False,
-    kinds: tuple[str, ...] = ("chat", "child"),
+    kinds: tuple[str, ...] = LISTED,
     parent_key: str | None = None,
 ) -> tuple[list[SessionRecord], int]:
     """A page of sessions by their last activity, or by their age, and how many there are."""
