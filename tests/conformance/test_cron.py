@@ -336,6 +336,8 @@ def test_a_task_begins_with_a_clean_session_each_time(house: House, cron: Cron) 
         assert [message["role"] for message in request.messages if message["role"] != "system"] == ["user"]
     main = json.dumps(house.gateway.get("/v1/sessions/main/history?limit=1000")["messages"])
     assert word not in main
+    listed = house.gateway.get("/v1/sessions?limit=100")["sessions"]
+    assert f"agent:main:cron:{job['id']}" in [session["key"] for session in listed]
 
 
 def test_a_tasks_model_and_thinking_are_its_own(house: House, cron: Cron) -> None:

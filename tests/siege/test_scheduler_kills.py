@@ -15,8 +15,10 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.harness import wait_until
+from tests.harness import GatewayProcess, wait_until
+from tests.model_server import ModelServer, Reply, text
 
+GATEWAY_KILLS = 100 if os.environ.get("FARHAND_SIEGE") == "long" else 10
 KILLS = 300 if os.environ.get("FARHAND_SIEGE") == "long" else 40
 SCHEDULERS = 4
 FINAL = {"ok", "missed", "skipped", "unknown"}
@@ -172,3 +174,49 @@ def test_no_slot_runs_twice_and_none_is_lost(tmp_path: Path) -> None:
     # An unknown one costs a kill in the middle of a run, and there were not many of those.
     assert statuses["ok"] > 5 * KILLS and statuses["missed"] > 0
     assert fleet.query("PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.mark.siege
+@pytest.mark.timeout(300 if GATEWAY_KILLS == 10 else 3600)
+def test_a_gateway_under_kills_gives_each_slot_one_turn(tmp_path: Path) -> None:
+    """With sessions that outlive their gateway nothing stays unknown: the turn of a slot is taken up, not repeated."""
+
+    def answer(_request: Any) -> Reply:
+        return text("done", delay=random.random() * 0.3)
+
+    with ModelServer(answer=answer) as model:
+        gateway = GatewayProcess(tmp_path / "home", env=dict(model.environment))
+        gateway.start()
+        try:
+            spec = {"mode": "task", "message": "do it"}
+            job = {"name": "siege", "schedule": {"kind": "every", "everyMs": 700}, "spec": spec, "missed": "all"}
+            added = gateway.request("POST", "/v1/cron", job).json()["job"]
+            runs = f"/v1/cron/{added['id']}/runs?limit=2000"
+            for _ in range(GATEWAY_KILLS):
+                before = gateway.get(runs)["count"]
+                wait_until(lambda before=before: gateway.get(runs)["count"] > before, 60, "a slot's end")
+                time.sleep(random.random() * 0.7)
+                gateway.kill()
+                gateway.start()
+            gateway.request("PATCH", f"/v1/cron/{added['id']}", {"schedule": {"kind": "cron", "expr": "0 0 1 1 *"}})
+            last = time.time() * 1000
+
+            def settled() -> bool:
+                slots = gateway.get(f"/v1/cron/{added['id']}")["job"]["state"]
+                known = [run["slotAtMs"] for run in gateway.get(runs)["runs"]]
+                return "runningAtMs" not in slots and bool(known) and max(known) + 2 * 700 > last
+
+            wait_until(settled, 120, "the end of every slot")
+            found = gateway.get(runs)["runs"]
+            key = f"agent:main:cron:{added['id']}"
+            history = gateway.get(f"/v1/sessions/{key}/history?limit=1000&conversation=all")["messages"]
+        finally:
+            gateway.stop()
+    slots = sorted(run["slotAtMs"] for run in found)
+    assert slots == list(range(added["createdAtMs"] + 700, slots[-1] + 1, 700))
+    statuses = Counter(run["status"] for run in found)
+    told = sum(message["role"] == "user" for message in history)
+    print(f"\n{GATEWAY_KILLS} kills: {len(found)} slots, {dict(statuses)}, {told} messages to the agent")
+    assert set(statuses) <= {"ok", "error"}  # an error: its turn was killed too often
+    assert statuses["ok"] >= len(found) - GATEWAY_KILLS // 3
+    assert told == len(found)

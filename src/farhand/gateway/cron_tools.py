@@ -88,7 +88,7 @@ _NATIVE: Final[dict[str, Any]] = {
         "limit": {"type": "number"},
         "offset": {"type": "number"},
         "job": {"type": "object", "properties": _JOB, "required": ["name", "schedule", "spec"]},
-        "patch": {"type": "object", "properties": _JOB, "description": "For update: the fields to change."},
+        "patch": {"type": "object", "description": "For update: the fields of a job to change."},
         "jobId": {"type": "string", "description": "Filter for runs."},
         "waitSeconds": {"type": "number", "description": "For run: how long to wait for the end. Default: 60."},
     },

@@ -60,7 +60,6 @@ class AgentTurns:
                     text,
                     origin=f"cron:{job.id}",
                     options=RunOptions(model=model, thinking=cast(Thinking | None, thinking), fresh=fresh),
-                    kind="cron" if fresh else "chat",
                     title=job.name if fresh else "",
                     run_id=run_id,
                     commands_too=False,
