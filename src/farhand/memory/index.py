@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -29,8 +30,9 @@ log = logging.getLogger("farhand.memory")
 
 VERSION: Final = 1
 CANDIDATES: Final = 50
-COMMON: Final = 0.2
-"""A word in more chunks than this share finds nothing that rarer words of the query do not rank better."""
+MOST_VISITED: Final = 10_000
+"""How many places of a query's words are ranked, the rarest words first. The commonest find nothing that the others do
+not, and the ranking costs about a microsecond for each place."""
 COVERAGE_WEIGHT: Final = 0.9
 
 P = ParamSpec("P")
@@ -59,6 +61,15 @@ CREATE TABLE vectors (
 CREATE TABLE centres (embedder TEXT PRIMARY KEY, centre BLOB NOT NULL, counted INTEGER NOT NULL);
 PRAGMA user_version = {VERSION};
 """
+
+
+# CROSS JOIN: first the words in their order, then a look whose chunk it is.
+_MATCHING = """
+SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid
+WHERE words MATCH ? AND chunks.space IN (SELECT value FROM json_each(?)) """
+_RANKED = _MATCHING + "ORDER BY rank LIMIT ?"
+_LATEST = _MATCHING + "ORDER BY words.rowid DESC LIMIT ?"
+"""For words that are everywhere: none of the chunks is better than the others, and to rank them all takes long."""
 
 
 class IndexDamaged(FarhandError):
@@ -204,20 +215,18 @@ class Index:
     @_guarded
     def by_keyword(self, spaces: Sequence[str], query: str) -> list[int]:
         """The chunks that share the most telling words with a query, best first."""
-        terms = query_terms(query)
-        known = [term for term in terms if self._frequency(term)]
-        rare = [term for term in known if self._frequency(term) <= COMMON * self._count]
-        # The ranking function visits every chunk that has any of the words.
-        wanted = rare if rare and self._count > 1000 else known
+        wanted: list[Term] = []
+        visited = 0
+        for term in sorted(filter(self._frequency, query_terms(query)), key=self._frequency):
+            visited += self._frequency(term)
+            if wanted and visited > MOST_VISITED:
+                break
+            wanted.append(term)
         if not wanted:
             return []
         match = " OR ".join(f'"{term.text}"{" *" if term.prefix else ""}' for term in wanted)
-        rows = self._rows(
-            # CROSS JOIN: first the words in the order of their rank, then a look whose chunk it is.
-            "SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid"
-            " WHERE words MATCH ? AND chunks.space IN (SELECT value FROM json_each(?)) ORDER BY rank LIMIT ?",
-            (match, _listed(spaces), CANDIDATES),
-        )
+        everywhere = self._frequency(wanted[0]) > MOST_VISITED
+        rows = self._rows(_LATEST if everywhere else _RANKED, (match, _listed(spaces), CANDIDATES))
         return [chunk_id for (chunk_id,) in rows]
 
     @_guarded
@@ -235,14 +244,14 @@ class Index:
         scores = {}
         for entry in entries:
             tokens = self._tokens(_searchable(entry.path, entry.headings, entry.text))
-            counted = {token: tokens.count(token) for token in set(tokens)}
+            counted = Counter(tokens)
             held = 0.0
             dense = 0.0
             for term in terms:
                 if term.prefix:
                     times = sum(count for token, count in counted.items() if token.startswith(term.text))
                 else:
-                    times = min((counted.get(stem, 0) for stem in stems[term]), default=0)
+                    times = min((counted[stem] for stem in stems[term]), default=0)
                 if times:
                     held += weights[term]
                     dense += weights[term] * times / (times + 1 + len(tokens) / 100)
@@ -285,8 +294,8 @@ class Index:
     @_guarded
     def entries(self, ids: Collection[int]) -> list[Entry]:
         rows = self._rows(
-            "SELECT id, space, path, start_line, end_line, headings, text, hash FROM chunks"
-            " WHERE id IN (SELECT value FROM json_each(?))",
+            "SELECT chunks.id, space, chunks.path, start_line, end_line, headings, text, hash"
+            " FROM json_each(?) AS wanted CROSS JOIN chunks ON chunks.id = wanted.value",
             (_listed(ids),),
         )
         return [Entry(*row) for row in rows]
@@ -351,7 +360,7 @@ class Index:
     def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
         """The sign bits of every vector, to be kept in memory and looked through."""
         rows = self._rows(
-            "SELECT chunks.id, vectors.bits FROM chunks JOIN vectors"
+            "SELECT chunks.id, vectors.bits FROM chunks CROSS JOIN vectors"
             " ON vectors.hash = chunks.hash AND vectors.embedder = ? WHERE space IN (SELECT value FROM json_each(?))",
             (embedder, _listed(spaces)),
         )
@@ -361,10 +370,11 @@ class Index:
     @_guarded
     def vectors(self, embedder: str, ids: Collection[int]) -> list[tuple[int, Vector]]:
         rows = self._rows(
-            "SELECT chunks.id, vectors.vector FROM chunks JOIN vectors"
-            " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-            " WHERE chunks.id IN (SELECT value FROM json_each(?))",
-            (embedder, _listed(ids)),
+            # CROSS JOIN: from the few that are asked for to their vectors, whatever the planner thinks.
+            "SELECT chunks.id, vectors.vector FROM json_each(?) AS wanted"
+            " CROSS JOIN chunks ON chunks.id = wanted.value"
+            " CROSS JOIN vectors ON vectors.embedder = ? AND vectors.hash = chunks.hash",
+            (_listed(ids), embedder),
         )
         return [(chunk_id, vector_of(data)) for chunk_id, data in rows]
 

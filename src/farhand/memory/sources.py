@@ -71,17 +71,23 @@ class FolderSource:
         return await asyncio.to_thread(self._read, path)
 
     def _listing(self) -> dict[str, str]:
+        # Done at every search, perhaps for thousands of files.
         found: dict[str, str] = {}
-        now = time.time_ns()
+        latest = time.time_ns() - _SETTLING_NS
         with contextlib.suppress(OSError):
-            found[MAIN_FILE] = _stamp((self.folder / MAIN_FILE).lstat(), now)
+            found[MAIN_FILE] = _stamp((self.folder / MAIN_FILE).lstat(), latest)
         inner = self.folder / FOLDER
+        linked = inner.is_symlink()
         with contextlib.suppress(OSError), os.scandir(inner) as entries:
             for entry in entries:
-                path = f"{FOLDER}/{entry.name}"
-                if is_memory_path(path) and shown(path) == path:
-                    found[path] = UNSETTLED if inner.is_symlink() else _stamp(entry.stat(follow_symlinks=False), now)
-        return {path: stamp for path, stamp in sorted(found.items()) if stamp or self._is_readable(path)}
+                name = entry.name
+                if name.endswith(".md") and name[0] != "." and (name.isascii() or shown(name) == name):
+                    stamp = UNSETTLED if linked else _stamp(entry.stat(follow_symlinks=False), latest)
+                    found[f"{FOLDER}/{name}"] = stamp
+        for path in [path for path, stamp in found.items() if not stamp]:
+            if not self._is_readable(path):
+                del found[path]
+        return found
 
     def _is_readable(self, path: str) -> bool:
         """Asked where a stamp tells nothing: links, and what was changed just now."""
@@ -104,7 +110,9 @@ class FolderSource:
         return files.open(place.real)
 
 
-def _stamp(status: os.stat_result, now: int) -> str:
-    if not stat.S_ISREG(status.st_mode) or now - status.st_ctime_ns < _SETTLING_NS:
+def _stamp(status: os.stat_result, latest: int) -> str:
+    """The time of change, which nobody can set back, tells more than the time of modification."""
+    changed = status.st_ctime_ns
+    if changed > latest or not stat.S_ISREG(status.st_mode):
         return UNSETTLED
-    return f"{status.st_mtime_ns}.{status.st_ctime_ns}.{status.st_size}.{status.st_ino}"
+    return f"{changed}.{status.st_size}.{status.st_ino}"

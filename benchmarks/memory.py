@@ -1,0 +1,152 @@
+"""How long a search of the memory takes, by keyword and by vectors, for 100 to 100,000 chunks.
+
+    python -m benchmarks.memory [--chunks N,N,…] [--rounds N] [--dimensions N]
+
+Measured is `Memory.search` as the tool calls it: the look at the files, the index, the ranking, the threads between.
+The vectors are made up (a mixture of directions, as texts have subjects), and the query's is at hand, so that the time
+of an embedding model is not counted. The limits, at 10,000 chunks: 30 ms by keyword and 60 ms hybrid, at the median.
+`CPU` is the processor time of the median search, which other work on the machine disturbs less.
+`recall` is the share of the ten nearest by exact comparison that the search compares at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import random
+import resource
+import statistics
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from farhand.memory.index import Index
+from farhand.memory.memory import Memory, Waits
+from farhand.memory.sources import FolderSource
+from farhand.memory.vectors import Vector, similarity, unit_vector
+
+CHUNKS_A_FILE = 20
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--chunks", default="100,1000,10000,100000")
+    options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("--dimensions", type=int, default=384)
+    given = options.parse_args()
+    print(f"{'chunks':>8}{'':10}{'first':>10}{'p50':>10}{'p95':>10}{'CPU':>10}{'recall':>9}{'memory':>10}")
+    for count in map(int, given.chunks.split(",")):
+        asyncio.run(measure(count, given.rounds, given.dimensions))
+
+
+async def measure(count: int, rounds: int, dimensions: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="farhand-memory-") as place:
+        workspace = Path(place) / "work"
+        chance = random.Random(7)
+        words = vocabulary(chance)
+        grow(workspace, count, chance, words)
+        queries = [ask(chance, words) for _ in range(rounds)]
+        for embedder in (None, Subjects(dimensions)):
+            memory = Memory(
+                Path(place) / "memory.db",
+                lambda _: [FolderSource(workspace)],
+                embedder,
+                waits=Waits(patience=3600),
+            )
+            began = time.perf_counter()
+            await memory.search("begin", agent="main")
+            first = time.perf_counter() - began
+            times, work = [], []
+            for query in queries:
+                began, busy = time.perf_counter(), time.process_time()
+                found = await memory.search(query, agent="main", min_score=0)
+                times.append(time.perf_counter() - began)
+                work.append(time.process_time() - busy)
+                assert found.index == ("hybrid" if embedder else "keyword"), found.note
+            share = recall(memory, embedder, queries[:10]) if embedder else None
+            show(count, "hybrid" if embedder else "keyword", first, times, work, share)
+            await memory.close()
+
+
+def show(
+    count: int, kind: str, first: float, times: Sequence[float], work: Sequence[float], share: float | None
+) -> None:
+    p50 = statistics.median(times) * 1000
+    p95 = sorted(times)[int(len(times) * 0.95)] * 1000
+    cpu = statistics.median(work) * 1000
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    shown = f"{share:9.3f}" if share is not None else " " * 9
+    print(f"{count:8}{kind:>10}{first:8.2f} s{p50:7.1f} ms{p95:7.1f} ms{cpu:7.1f} ms{shown}{size:7.0f} MB", flush=True)
+
+
+def recall(memory: Memory, embedder: Subjects, queries: Sequence[str]) -> float:
+    index: Index = memory._index
+    space = next(iter(memory._sketches))
+    sketch = memory._sketches[space][1]
+    everything = index.vectors(embedder.name, sketch.ids)
+    found = 0
+    for query in queries:
+        wanted = embedder.vector(query)
+        nearest = heapq.nlargest(10, everything, key=lambda item: similarity(wanted, item[1]))
+        found += len({chunk for chunk, _ in nearest} & set(sketch.nearest(wanted)))
+    return found / (10 * len(queries))
+
+
+class Subjects:
+    """Texts about a subject lie around that subject's direction; all of them off the middle, as real models' do."""
+
+    batch = 512
+    threshold = 0.25
+    label = "made up"
+
+    def __init__(self, dimensions: int) -> None:
+        self.name = f"made up {dimensions}"
+        self._dimensions = dimensions
+        chance = random.Random(11)
+        self._shift = [chance.gauss(0, 0.6) for _ in range(dimensions)]
+        self._subjects = [[chance.gauss(0, 1) for _ in range(dimensions)] for _ in range(200)]
+
+    def vector(self, text: str) -> Vector:
+        chance = random.Random(text)
+        subject = self._subjects[chance.randrange(len(self._subjects))]
+        noise = array("f", [chance.random() * 3 - 1.5 for _ in range(self._dimensions)])
+        return unit_vector([a + b + c for a, b, c in zip(self._shift, subject, noise, strict=True)])
+
+    async def embed(self, texts: Sequence[str], seconds: float) -> list[Vector]:
+        if len(texts) == 1:
+            return [self.vector(texts[0])]
+        return await asyncio.to_thread(lambda: [self.vector(text) for text in texts])
+
+    async def close(self) -> None:
+        pass
+
+
+def vocabulary(chance: random.Random) -> list[str]:
+    return ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(3, 9))) for _ in range(8000)]
+
+
+def word(chance: random.Random, words: Sequence[str]) -> str:
+    # Some words are in nearly every text, most are rare.
+    return words[min(int(chance.paretovariate(0.6)) - 1, len(words) - 1)]
+
+
+def ask(chance: random.Random, words: Sequence[str]) -> str:
+    return " ".join(word(chance, words) for _ in range(chance.randint(2, 8)))
+
+
+def grow(workspace: Path, count: int, chance: random.Random, words: Sequence[str]) -> None:
+    """Notes of about 300 characters under headings of their own, 20 a file."""
+    (workspace / "memory").mkdir(parents=True)
+    for number in range(0, count, CHUNKS_A_FILE):
+        notes = [
+            f"## {word(chance, words)} {number + place}\n" + " ".join(word(chance, words) for _ in range(45))
+            for place in range(min(CHUNKS_A_FILE, count - number))
+        ]
+        (workspace / "memory" / f"{number}.md").write_text("\n\n".join(notes) + "\n")
+
+
+if __name__ == "__main__":
+    main()
