@@ -32,6 +32,7 @@ KEYWORD_FLOOR: Final = 0.5
 """What a chunk with every word of the query scores at least, whatever its vector says."""
 BATCH_FILES: Final = 200
 BATCH_BYTES: Final = 8 * 1024 * 1024
+BATCH_TEXTS: Final = 2048
 MOST_PASSAGE: Final = 50 * 1024
 
 _CITED = re.compile(r"(.+\.md):(\d{1,9})(?:-(\d{1,9}))?")
@@ -377,10 +378,12 @@ class Memory:
     async def _make_vectors(self, embedder: Embedder, spaces: tuple[str, ...]) -> None:
         index = self._index
         try:
-            while batch := await asyncio.to_thread(index.without_vector, spaces, embedder.name, embedder.batch):
-                vectors = await embedder.embed([text for _, text in batch], self._waits.fill)
-                pairs = [(digest, vector) for (digest, _), vector in zip(batch, vectors, strict=True)]
-                await asyncio.to_thread(index.keep_vectors, embedder.name, pairs)
+            while found := await asyncio.to_thread(index.without_vector, spaces, embedder.name, BATCH_TEXTS):
+                for start in range(0, len(found), embedder.batch):
+                    batch = found[start : start + embedder.batch]
+                    vectors = await embedder.embed([text for _, text in batch], self._waits.fill)
+                    pairs = [(digest, vector) for (digest, _), vector in zip(batch, vectors, strict=True)]
+                    await asyncio.to_thread(index.keep_vectors, embedder.name, pairs)
         except EmbeddingError as error:
             self._failed(error)
             raise
