@@ -68,6 +68,7 @@ from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.node.questions import Questions
+from farhand.messaging import Messaging
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
@@ -124,6 +125,7 @@ class Gateway:
         self._sessions: Sessions | None = None
         self._chats: ChatSessions | None = None
         self._scheduler: Scheduler | None = None
+        self._messaging: Messaging | None = None
         self.url = ""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
@@ -134,11 +136,13 @@ class Gateway:
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     await self._furnish(hub, stack, environ)
+                    await self.messaging.open()
                     await hub.start()
                     await self.chats.start()
                     stack.push_async_callback(self.chats.pause)
                     assert self._scheduler is not None
                     await stack.enter_async_context(self._scheduler)
+                    await self.messaging.start()
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -172,9 +176,14 @@ class Gateway:
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         await self._employ(hub, stack, environ, jobs, skills, objects)
         self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
-        self._scheduler, book = await open_schedule(hub, self._config, environ, objects, self.chats)
+        messaging = self._messaging = Messaging(hub, self.chats, workspace, self._config, environ)
+        stack.push_async_callback(messaging.close)
+        hub.catalog.serve(messaging.tools())
+        self._scheduler, book = await open_schedule(
+            hub, self._config, environ, objects, self.chats, courier=messaging.messages
+        )
         hub.catalog.serve(cron_tools(book))
-        self._routes += cron_routes(hub, book)
+        self._routes += [*messaging.routes(), *cron_routes(hub, book)]
 
     async def _employ(
         self,
@@ -234,6 +243,11 @@ class Gateway:
     def hub(self) -> Hub:
         assert self._hub is not None, "the gateway is not running"
         return self._hub
+
+    @property
+    def messaging(self) -> Messaging:
+        assert self._messaging is not None, "the gateway is not running"
+        return self._messaging
 
     @property
     def chats(self) -> ChatSessions:

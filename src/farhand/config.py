@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from farhand.gateway.agents import AgentSettings
+from farhand.gateway.hooks import HookSettings
+from farhand.gateway.reception import Binding
 from farhand.gateway.session_keys import DmScope
 from farhand.gateway.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
@@ -153,6 +155,10 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)
     heartbeat: HeartbeatSection = msgspec.field(default_factory=HeartbeatSection)
+    channels: dict[str, dict[str, Any]] = {}
+    """By name; each adapter knows its own keys and checks them when the gateway starts."""
+    hooks: dict[str, HookSettings] = {}
+    bindings: list[Binding] = []
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -182,7 +188,7 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     for section in msgspec.structs.fields(Config):
-        if get_origin(section.type) is dict:
+        if get_origin(section.type) in (dict, list):
             continue
         for key in msgspec.structs.fields(section.type):
             name = f"FARHAND_{section.name}_{key.name}".upper()

@@ -34,6 +34,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),
     "memory": ("farhand.cli.memory:memory", "Search and read what the agents remember."),
     "cron": ("farhand.cli.cron:cron", "Schedule work for the agent, and see what became of it."),
+    "message": ("farhand.cli.message:message", "Send a message to somebody; show what was sent."),
+    "channels": ("farhand.cli.channels:channels", "List the channels; let people in; manage hooks."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "host-wrapper": ("farhand.cli.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),

@@ -220,4 +220,86 @@ CREATE INDEX cron_open ON cron_slots (slot) WHERE status IN ('waiting', 'running
 CREATE INDEX cron_ended ON cron_slots (job, ended_at) WHERE ended_at IS NOT NULL;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS, CRON)
+MESSAGES = """
+CREATE TABLE outbox (
+    seq         INTEGER PRIMARY KEY,
+    id          TEXT NOT NULL,
+    channel     TEXT NOT NULL,
+    account     TEXT NOT NULL,
+    peer        TEXT NOT NULL,
+    peer_kind   TEXT NOT NULL,
+    parts       BLOB NOT NULL,
+    media       BLOB NOT NULL,
+    reply_to    TEXT,
+    agent_id    TEXT NOT NULL,
+    origin      TEXT NOT NULL,
+    state       TEXT NOT NULL,
+    parts_sent  INTEGER NOT NULL,
+    attempts    INTEGER NOT NULL,
+    next_at     INTEGER NOT NULL,
+    error       TEXT,
+    remote_id   TEXT,
+    created_at  INTEGER NOT NULL,
+    ended_at    INTEGER,
+    UNIQUE (channel, account, peer, id)
+) STRICT;
+CREATE INDEX outbox_open ON outbox (seq) WHERE ended_at IS NULL;
+CREATE INDEX outbox_by_id ON outbox (id);
+
+CREATE TABLE awaited_replies (
+    run_id     TEXT PRIMARY KEY,
+    channel    TEXT NOT NULL,
+    account    TEXT NOT NULL,
+    peer       TEXT NOT NULL,
+    peer_kind  TEXT NOT NULL,
+    reply_to   TEXT,
+    agent_id   TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    ended_at   INTEGER
+) STRICT;
+CREATE INDEX awaited_replies_open ON awaited_replies (created_at) WHERE ended_at IS NULL;
+
+CREATE TABLE last_active (
+    agent_id  TEXT PRIMARY KEY,
+    channel   TEXT NOT NULL,
+    account   TEXT NOT NULL,
+    peer      TEXT NOT NULL,
+    peer_kind TEXT NOT NULL,
+    at        INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE pairings (
+    channel      TEXT NOT NULL,
+    account      TEXT NOT NULL,
+    sender       TEXT NOT NULL,
+    name         TEXT NOT NULL,
+    code         TEXT NOT NULL,
+    state        TEXT NOT NULL,
+    peer         TEXT NOT NULL,
+    first_text   TEXT NOT NULL,
+    requested_at INTEGER NOT NULL,
+    decided_at   INTEGER,
+    PRIMARY KEY (channel, account, sender)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE hooks (
+    id         TEXT PRIMARY KEY,
+    settings   BLOB NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE hook_posts (
+    seq      INTEGER PRIMARY KEY,
+    hook     TEXT NOT NULL,
+    delivery TEXT,
+    body     BLOB NOT NULL,
+    at       INTEGER NOT NULL,
+    run_id   TEXT,
+    error    TEXT,
+    ended_at INTEGER,
+    UNIQUE (hook, delivery)
+) STRICT;
+CREATE INDEX hook_posts_open ON hook_posts (seq) WHERE ended_at IS NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS, CRON, MESSAGES)

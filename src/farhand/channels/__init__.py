@@ -1,0 +1,1 @@
+"""Channels: one file per chat service."""

@@ -1,0 +1,31 @@
+"""The gateway's own page: whoever looks at its messages has them. Nothing has to be carried anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+from farhand.gateway.channel import ChannelSettings, Outgoing, Take
+from farhand.store.outbox import Place
+
+
+class ConsoleChannel:
+    """Its messages are in the outbox and said in the journal; `farhand message list --channel console` shows them."""
+
+    longest_text = 1_000_000
+    repeatable = True
+
+    def __init__(self) -> None:
+        self.settings = ChannelSettings(kind="console", account="default", policy="allowlist")
+
+    async def run(self, take: Take) -> None:  # noqa: ARG002
+        """People at the console talk to sessions directly."""
+        await asyncio.Event().wait()
+
+    async def send(self, message: Outgoing) -> str | None:  # noqa: ARG002
+        return None
+
+    async def typing(self, place: Place) -> None:  # noqa: ARG002
+        return None
+
+    async def close(self) -> None:
+        return None

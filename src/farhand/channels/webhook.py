@@ -1,0 +1,139 @@
+"""A program of your own as a channel: it posts what people say to `/hooks/NAME`, and is posted what the agent says.
+
+Both ways carry `X-Webhook-Signature: sha256=<hex>`, the HMAC of the body with the shared secret. What the agent says is
+posted until it is answered with 2xx, with the same `id` each time: the receiver drops what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.channels.service import Service
+from farhand.gateway.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater
+from farhand.gateway.hooks import SIGNATURE, Door, check_signature, signature
+from farhand.gateway.session_keys import PeerKind
+from farhand.protocol.errors import Failed, InvalidArgs
+from farhand.store.outbox import Place
+
+
+class WebhookSettings(ChannelSettings, kw_only=True):
+    secret: str
+    """Signs both ways."""
+    url: str = ""
+    """Where the agent's messages are posted."""
+
+
+class PostedFile(msgspec.Struct):
+    name: str
+    data: str
+    """base64"""
+    content_type: str = msgspec.field(default="application/octet-stream", name="contentType")
+
+
+class Posted(msgspec.Struct):
+    """What your program posts."""
+
+    id: str
+    sender: str
+    text: str
+    peer: str = ""
+    """Where the answer goes; by default the sender."""
+    peer_kind: PeerKind = msgspec.field(default="dm", name="peerKind")
+    sender_name: str = msgspec.field(default="", name="senderName")
+    mentioned: bool = True
+    media: list[PostedFile] = []
+
+
+class WebhookChannel:
+    longest_text = 100_000
+    repeatable = True
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        self.settings = settings
+        self._service = Service(settings.url)
+        self._take: Take | None = None
+        self._order = asyncio.Lock()
+
+    async def run(self, take: Take) -> None:
+        self._take = take
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._take = None
+
+    def door(self) -> Door:
+        return Door(self.receive)
+
+    async def receive(self, headers: Mapping[bytes, bytes], body: bytes) -> None:
+        """Take a post; posts are taken in the order in which they came. Raises Unsigned, InvalidArgs, Failed."""
+        check_signature(self.settings.secret, headers.get(SIGNATURE), body)
+        try:
+            posted = msgspec.json.decode(body, type=Posted)
+            files = tuple(
+                Attachment(file.name, file.content_type, base64.b64decode(file.data, validate=True))
+                for file in posted.media
+            )
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+            raise InvalidArgs(f"the body is no message: {str(error).replace('`', chr(39))}") from None
+        async with self._order:
+            if self._take is None:
+                raise Failed("the channel does not listen yet; post again")
+            await self._take(
+                Incoming(
+                    id=posted.id,
+                    peer=posted.peer or posted.sender,
+                    peer_kind=posted.peer_kind,
+                    sender=posted.sender,
+                    sender_name=posted.sender_name,
+                    text=posted.text,
+                    attachments=files,
+                    mentioned=posted.mentioned,
+                )
+            )
+
+    async def send(self, message: Outgoing) -> str | None:
+        if not self.settings.url:
+            raise Refused(f"[channels] {self.settings.account}: there is no url to post to")
+        place = message.place
+        body = msgspec.json.encode(
+            {
+                "id": message.id,
+                "channel": place.channel,
+                "accountId": place.account,
+                "to": place.peer,
+                "peerKind": place.peer_kind,
+                "text": message.text,
+                "replyToId": message.reply_to,
+                "media": [
+                    {
+                        "name": file.name,
+                        "contentType": file.content_type,
+                        "data": base64.b64encode(file.data).decode(),
+                    }
+                    for file in message.attachments
+                ],
+            }
+        )
+        headers = {
+            "Content-Type": "application/json",
+            "X-Webhook-Signature": signature(self.settings.secret, body),
+            "X-Webhook-Id": message.id,
+            "Idempotency-Key": message.id,
+        }
+        try:
+            answer: Any = await self._service.call("POST", self.settings.url, content=body, headers=headers)
+        except Refused as error:  # the receiver may be set right; only time ends this
+            raise TryLater(str(error)) from None
+        remote = answer.get("id") if isinstance(answer, dict) else None
+        return remote if isinstance(remote, str) else None
+
+    async def typing(self, place: Place) -> None:  # noqa: ARG002
+        return None
+
+    async def close(self) -> None:
+        await self._service.close()

@@ -1,0 +1,252 @@
+"""Hooks: addresses other programs post to. A post is on disk before its 202; posts reach the hook's session in order.
+
+Which session that is stands in the hook's settings and nowhere else: a payload can never choose it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from farhand.gateway import session_keys
+from farhand.gateway.channel import Tools
+from farhand.gateway.credentials import Credential
+from farhand.gateway.messages import Messages
+from farhand.gateway.reception import Reception, tool_scopes
+from farhand.gateway.runs import Run
+from farhand.gateway.session_keys import MAIN
+from farhand.gateway.sessions import Sessions
+from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.store import hooks
+from farhand.store.database import Database
+from farhand.store.hooks import HookPost
+from farhand.store.outbox import Place
+
+log = logging.getLogger("farhand.hooks")
+
+SIGNATURE: Final = b"x-webhook-signature"
+MAX_POST_BYTES: Final = 1024 * 1024
+BUSY_SECONDS: Final = 0.5
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class HookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table `[hooks.ID]`, or what `farhand channels hook add` made."""
+
+    secret: str = ""
+    """Posts must be signed with it: `X-Webhook-Signature: sha256=<hex>` of the body."""
+    agent: str = MAIN
+    session: str = ""
+    """The session its posts go to; by default one of its own."""
+    format: Literal["text", "json"] = "text"
+    """`json`: the body must be JSON, and is shown to the agent indented."""
+    tools: Tools | None = None
+    """What the agent may do because of a post. By default `read` with a secret, `none` without."""
+    deliver: str = ""
+    """Where the agent's answers go: `telegram:123`. By default nowhere but into the transcript."""
+
+
+class Unsigned(NotAllowed):
+    """A post that is not signed as its hook demands."""
+
+
+Receive = Callable[[Mapping[bytes, bytes], bytes], Awaitable[None]]
+"""A channel's own door: it checks the post by its service's rules, and keeps it. Raises Unsigned, InvalidArgs."""
+
+
+class Door(msgspec.Struct, frozen=True):
+    """A channel that is posted to at `/hooks/{name}`."""
+
+    receive: Receive
+    challenge: Callable[[Mapping[str, str]], str | None] | None = None
+    """Answers the service's question whether this address is the right one; None when it is not."""
+
+
+class Hooks:
+    """`start` after the sessions have started; whoever made it calls `close`."""
+
+    def __init__(
+        self,
+        database: Database,
+        sessions: Sessions,
+        messages: Messages,
+        reception: Reception,
+        configured: Mapping[str, HookSettings],
+        *,
+        clock: Callable[[], int],
+    ) -> None:
+        self._database = database
+        self._sessions = sessions
+        self._messages = messages
+        self._reception = reception
+        self._clock = clock
+        self._configured = configured
+        self._made = {
+            name: msgspec.json.decode(settings, type=HookSettings)
+            for name, settings in database.query(hooks.all_hooks).items()
+        }
+        self._doors: dict[str, Door] = {}
+        self._waiting: dict[str, deque[HookPost]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- which there are --------------------------------------------------------------------------------
+
+    def open_door(self, name: str, door: Door) -> None:
+        """Let a channel be posted to."""
+        self._doors[name] = door
+
+    def door(self, hook_id: str) -> Door | None:
+        return self._doors.get(hook_id)
+
+    @property
+    def known(self) -> dict[str, HookSettings]:
+        return {**self._made, **self._configured}
+
+    def find(self, hook_id: str) -> HookSettings:
+        """Raises NotFound."""
+        found = self.known.get(hook_id)
+        if found is None:
+            raise NotFound(f"there is no hook {hook_id[:64]!r}")
+        return found
+
+    async def make(self, hook_id: str, settings: HookSettings) -> None:
+        """Raises InvalidArgs for an id that is none, or that the settings file or a channel has."""
+        if not _ID.fullmatch(hook_id):
+            raise InvalidArgs(f"{hook_id[:80]!r} is no id for a hook: letters, digits, _ and -, at most 64")
+        if hook_id in self._configured or hook_id in self._doors:
+            raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; change it there")
+        self.session_of(hook_id, settings)
+        encoded = msgspec.json.encode(settings)
+        await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, self._clock()))
+        self._made[hook_id] = settings
+
+    async def remove(self, hook_id: str) -> None:
+        """Raises NotFound, InvalidArgs for one of the settings file."""
+        if hook_id in self._configured:
+            raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; remove it there")
+        self.find(hook_id)
+        await self._database.write(lambda store: hooks.remove_hook(store, hook_id, self._clock()))
+        self._made.pop(hook_id, None)
+
+    def session_of(self, hook_id: str, settings: HookSettings) -> str:
+        return self._sessions.canonical(
+            settings.session or f"agent:{session_keys.agent_id(settings.agent)}:hook:{session_keys.token(hook_id)}"
+        )
+
+    # -- posts ------------------------------------------------------------------------------------------
+
+    async def post(self, hook_id: str, headers: Mapping[bytes, bytes], body: bytes, delivery: str | None) -> None:
+        """Take a post; returns once it is on disk. Raises NotFound, Unsigned, InvalidArgs."""
+        settings = self.find(hook_id)
+        if settings.secret:
+            check_signature(settings.secret, headers.get(SIGNATURE), body)
+        if len(body) > MAX_POST_BYTES:
+            raise InvalidArgs(f"a post has at most {MAX_POST_BYTES} bytes, this one has {len(body)}")
+        if settings.format == "json":
+            try:
+                msgspec.json.decode(body)
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise InvalidArgs(f"the body is not JSON: {error}") from None
+        post = HookPost(hook=hook_id, delivery=delivery, body=body, at=self._clock())
+        kept = await self._database.write(lambda store: hooks.add_post(store, post))
+        if kept is not None:
+            self._enqueue(kept)
+
+    async def start(self) -> None:
+        """Go on with the posts that were not given to their sessions yet."""
+        for post in await self._database.read(hooks.open_posts):
+            self._enqueue(post)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _enqueue(self, post: HookPost) -> None:
+        waiting = self._waiting.get(post.hook)
+        if waiting is not None:
+            waiting.append(post)
+            return
+        self._waiting[post.hook] = deque([post])
+        task = asyncio.get_running_loop().create_task(self._serve(post.hook))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, hook_id: str) -> None:
+        waiting = self._waiting[hook_id]
+        try:
+            while waiting:
+                await self._give(waiting[0])
+                waiting.popleft()
+        finally:
+            del self._waiting[hook_id]
+
+    async def _give(self, post: HookPost) -> None:
+        """Give a post to its session, however long that has to be waited for."""
+        while True:
+            try:
+                settings = self.find(post.hook)
+                run = await self._send(post, settings)
+            except (NotFound, InvalidArgs) as error:  # the hook is gone, or the session takes no such text
+                await self._end(post, None, error.message)
+                return
+            except ToolError as error:  # too many wait in the session
+                if self._sessions.paused:
+                    raise asyncio.CancelledError from None
+                log.debug("hook %s waits: %s", post.hook, error.message)
+                await asyncio.sleep(BUSY_SECONDS)
+                continue
+            await self._end(post, run.id, None)
+            return
+
+    async def _end(self, post: HookPost, run_id: str | None, error: str | None) -> None:
+        now = self._clock()
+        await self._database.write(lambda store: hooks.end_post(store, post.seq, now, run_id=run_id, error=error))
+
+    async def _send(self, post: HookPost, settings: HookSettings) -> Run:
+        text = post.body.decode("utf-8", "replace")
+        if settings.format == "json":
+            text = msgspec.json.format(post.body, indent=2).decode()
+        tools: Tools = settings.tools or ("read" if settings.secret else "none")
+        run_id = f"hook-{post.hook}-{post.seq}"
+        with contextlib.suppress(NotFound):
+            return await self._sessions.run(run_id)  # given before the gateway stopped, and not noted any more
+        answer = None
+        if settings.deliver:
+            channel, _, peer = settings.deliver.partition(":")
+            place = Place(*self._messages.resolve(channel), peer)
+            answer = await self._reception.promise(run_id, place, session_keys.agent_id(settings.agent))
+        run = await self._sessions.send(
+            self.session_of(post.hook, settings),
+            f"[webhook:{post.hook}] {text}",
+            origin=f"hook:{post.hook}",
+            credential=Credential(f"hook:{post.hook}", tool_scopes(tools)),
+            title=f"hook {post.hook}",
+            run_id=run_id,
+            commands_too=False,
+        )
+        if answer is not None:
+            self._reception.keep(run, answer)
+        return run
+
+
+def check_signature(secret: str, given: bytes | None, body: bytes) -> None:
+    """Raises Unsigned unless the body was signed by somebody who knows the secret."""
+    if given is None:
+        raise Unsigned("X-Webhook-Signature is missing")
+    wanted = signature(secret, body).encode()
+    if not hmac.compare_digest(given.strip().lower(), wanted):
+        raise Unsigned("X-Webhook-Signature does not fit the body")
+
+
+def signature(secret: str, body: bytes) -> str:
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()

@@ -1,0 +1,414 @@
+"""Messages that people write on channels: who may, which session they reach, and how their answer gets back.
+
+A message is taken in once, whatever the service repeats. Its answer is owed from the moment it is taken: the debt is on
+disk before the run is, and is paid into the outbox after any number of restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway import commands, session_keys
+from farhand.gateway.channel import Attachment, Channel, Incoming, Tools
+from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.gate import IdempotencyConflict
+from farhand.gateway.messages import Messages
+from farhand.gateway.runs import Run
+from farhand.gateway.session_keys import MAIN, DmScope, PeerKind
+from farhand.gateway.sessions import Sessions
+from farhand.gateway.workspace import Workspace
+from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
+from farhand.store import outbox, pairings
+from farhand.store.database import Database
+from farhand.store.outbox import AwaitedReply, Place
+from farhand.store.pairings import Pairing, PairingState
+from farhand.store.sessions import RunState
+
+log = logging.getLogger("farhand.channels")
+
+MAX_PENDING: Final = 20
+"""Strangers that wait for the owner's word, per account: a crowd must not fill the store."""
+TYPING_SECONDS: Final = 4.0
+RESTART_SECONDS: Final = 5.0
+_UNSAFE: Final = re.compile(r"[^\w.+-]")
+_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
+    "none": frozenset(),
+    "read": frozenset({Scope.TOOLS_READ.value}),
+    "write": frozenset({Scope.TOOLS_WRITE.value}),
+    "all": frozenset({Scope.TOOLS_EXEC.value}),
+}
+
+
+class Binding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table `[[bindings]]`: which agent answers whom. What is left out fits anything; the first that fits counts."""
+
+    agent: str
+    channel: str = ""
+    account: str = ""
+    peer_kind: PeerKind | None = None
+    peer: str = ""
+
+    def fits(self, place: Place) -> bool:
+        return (
+            self.channel in ("", place.channel)
+            and self.account in ("", place.account)
+            and self.peer_kind in (None, place.peer_kind)
+            and (not self.peer or address(self.peer) == address(place.peer))
+        )
+
+
+class Reception:
+    """`start` after the sessions have started; whoever made it calls `close`."""
+
+    def __init__(
+        self,
+        database: Database,
+        messages: Messages,
+        sessions: Sessions,
+        workspace: Workspace,
+        *,
+        clock: Callable[[], int],
+        bindings: Sequence[Binding] = (),
+        dm_scope: DmScope = "main",
+        identity_links: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._database = database
+        self._messages = messages
+        self._sessions = sessions
+        self._workspace = workspace
+        self._clock = clock
+        self._bindings = bindings
+        self._dm_scope = dm_scope
+        self._links = identity_links or {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.troubles: dict[str, str] = {}
+        """Why a channel does not listen at the moment, by the name of its table."""
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen on all channels, and go on with the answers that were owed when the gateway stopped."""
+        for awaited in await self._database.read(outbox.open_awaited):
+            try:
+                run = await self._sessions.run(awaited.run_id)
+            except NotFound:  # the message was never taken: its sender is told nothing, and the service asks again
+                await self._forget_awaited(awaited.run_id)
+                continue
+            self.keep(run, awaited)
+        for name, channel in self._messages.channels.items():
+            self._begin(self._listen(name, channel))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._messages.channels.values():
+            with contextlib.suppress(Exception):
+                await channel.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, name: str, channel: Channel) -> None:
+        async def take(incoming: Incoming) -> None:
+            self.troubles.pop(name, None)
+            await self.take(channel, incoming)
+
+        while True:
+            try:
+                await channel.run(take)
+                return
+            except Exception as error:
+                self.troubles[name] = f"{type(error).__name__}: {error}"
+                log.exception("channel %s stopped listening; it begins again in %g s", name, RESTART_SECONDS)
+                await asyncio.sleep(RESTART_SECONDS)
+
+    # -- taking in --------------------------------------------------------------------------------------
+
+    async def take(self, channel: Channel, incoming: Incoming) -> Run | None:
+        """Give a message to the session it belongs to; None when its sender may not talk here, or need not be heard.
+
+        Raises ToolError when the message cannot be kept now: the service has to bring it again.
+        """
+        settings = channel.settings
+        place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
+        if not incoming.text.strip() and not incoming.attachments:
+            return None
+        if incoming.peer_kind != "dm" and (
+            settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)
+        ):
+            return None
+        if not await self._admitted(channel, incoming, place):
+            return None
+        agent = self.agent_of(place)
+        key = session_keys.peer_key(
+            agent,
+            place.channel,
+            place.peer_kind,
+            place.peer,
+            account=place.account,
+            scope=self._dm_scope,
+            links=self._links,
+        )
+        text = incoming.text
+        if commands.read(text) is None:
+            text = await self._envelope(agent, channel, incoming)
+        return await self._send(channel, incoming, place, agent, key, text)
+
+    async def _send(
+        self, channel: Channel, incoming: Incoming, place: Place, agent: str, key: str, text: str
+    ) -> Run | None:
+        now = self._clock()
+        run_id = self._sessions.new_id()
+        reply_to = incoming.id if incoming.peer_kind != "dm" else None
+        awaited = await self.promise(run_id, place, agent, reply_to)
+        sent = False
+        try:
+            run = await self._sessions.send(
+                key,
+                text,
+                origin=place.channel,
+                credential=credential_of(channel, incoming),
+                channel=msgspec.to_builtins(place),
+                title=incoming.sender_name or incoming.sender,
+                run_id=run_id,
+                idempotency_key=_message_key(place, incoming),
+            )
+            sent = run.id == run_id
+        except IdempotencyConflict:  # the service brought it again, in other words
+            return None
+        finally:
+            if not sent:
+                await self._forget_awaited(run_id)
+        if not sent:
+            return run  # the service brought it twice
+        await self._database.write(lambda store: outbox.note_active(store, agent, place, now))
+        self.keep(run, awaited)
+        return run
+
+    async def promise(self, run_id: str, place: Place, agent: str, reply_to: str | None = None) -> AwaitedReply:
+        """Write down who is to hear what comes of a run that is about to begin; `keep` follows."""
+        awaited = AwaitedReply(
+            run_id=run_id,
+            channel=place.channel,
+            account=place.account,
+            peer=place.peer,
+            peer_kind=place.peer_kind,
+            reply_to=reply_to,
+            agent_id=agent,
+            created_at=self._clock(),
+        )
+        await self._database.write(lambda store: outbox.await_reply(store, awaited))
+        return awaited
+
+    async def _forget_awaited(self, run_id: str) -> None:
+        await self._database.write(lambda store: outbox.forget_awaited(store, run_id))
+
+    def keep(self, run: Run, awaited: AwaitedReply) -> None:
+        """Answer when the run is over, now or after a restart."""
+        self._begin(self._answer(run, awaited))
+
+    def agent_of(self, place: Place) -> str:
+        """The agent that answers at a place."""
+        return next((binding.agent for binding in self._bindings if binding.fits(place)), MAIN)
+
+    async def _envelope(self, agent: str, channel: Channel, incoming: Incoming) -> str:
+        """What the model is shown: where from, who, the text, and where the files are."""
+        who = " ".join(re.sub(r"[\[\]·]", " ", incoming.sender_name or incoming.sender).split())[:80]
+        lines = [f"[{channel.settings.kind} · {who}] {incoming.text}".rstrip()]
+        for attachment in incoming.attachments:
+            path = await self._keep(agent, incoming, attachment)
+            lines.append(f"[attached: {path} ({attachment.content_type}, {len(attachment.data)} bytes)]")
+        return "\n".join(lines)
+
+    async def _keep(self, agent: str, incoming: Incoming, attachment: Attachment) -> str:
+        """Put a file into the agent's workspace; the path it has there. The same message has the same paths."""
+        day = datetime.fromtimestamp(self._clock() / 1000, UTC).strftime("%Y-%m-%d")
+        name = _UNSAFE.sub("_", attachment.name.rpartition("/")[2]).lstrip(".")[-80:] or "file"
+        mark = hashlib.sha256(f"{incoming.peer}\0{incoming.id}\0{attachment.name}".encode()).hexdigest()[:10]
+        path = f"media/{day}/{mark}-{name}"
+        await self._workspace.objects.put(
+            self._workspace.key(agent, path), attachment.data, content_type=attachment.content_type
+        )
+        return path
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    async def _answer(self, run: Run, awaited: AwaitedReply) -> None:
+        typing = asyncio.get_running_loop().create_task(self._type(awaited.place))
+        try:
+            outcome = await run.reply()
+        except ToolError:
+            return  # the gateway stops; the debt stands
+        finally:
+            typing.cancel()
+        joined = run.joined.id if run.joined is not None else run.record.joined_to
+        told = outcome.text.strip()
+        if told and outcome.state is not RunState.STOPPED and not await self._told_already(awaited, joined):
+            try:
+                await self._messages.accept(
+                    awaited.place,
+                    told,
+                    message_id=f"reply:{run.id}",
+                    origin=f"run:{run.id}",
+                    agent_id=awaited.agent_id,
+                    reply_to=awaited.reply_to,
+                )
+            except ToolError as error:
+                log.error("the reply of run %s has no way to %s: %s", run.id, awaited.place, error.message)
+        await self._database.write(lambda store: outbox.end_awaited(store, run.id, self._clock()))
+
+    async def _told_already(self, awaited: AwaitedReply, joined: str | None) -> bool:
+        """A message that joined another's run has the same answer; the same person hears it once."""
+        if joined is None:
+            return False
+        other = await self._database.read(lambda store: outbox.find_awaited(store, joined))
+        return other is not None and other.place == awaited.place
+
+    async def _type(self, place: Place) -> None:
+        channel = next(
+            (
+                one
+                for one in self._messages.channels.values()
+                if (one.settings.kind, one.settings.account) == (place.channel, place.account)
+            ),
+            None,
+        )
+        while channel is not None:
+            try:
+                await channel.typing(place)
+            except Exception as error:
+                log.debug("typing on %s: %s", place, error)
+                return
+            await asyncio.sleep(TYPING_SECONDS)
+
+    # -- who may talk -----------------------------------------------------------------------------------
+
+    async def _admitted(self, channel: Channel, incoming: Incoming, place: Place) -> bool:
+        settings = channel.settings
+        if settings.policy == "open" or allowed(settings.allow, incoming):
+            return True
+        if settings.policy == "allowlist":
+            log.info("a message on %s from %s was not taken: not in the allow list", place.channel, incoming.sender)
+            return False
+        sender = address(incoming.sender)
+        known = await self._database.read(
+            lambda store: pairings.find_pairing(store, place.channel, place.account, sender)
+        )
+        if known is not None and known.state is PairingState.APPROVED:
+            return True
+        if known is None and incoming.peer_kind == "dm":
+            await self._ask(incoming, place, sender)
+        return False
+
+    async def _ask(self, incoming: Incoming, place: Place, sender: str) -> None:
+        """Tell a stranger, once, how to be let in."""
+        everybody = await self._database.read(pairings.list_pairings)
+        pending = [
+            one
+            for one in everybody
+            if one.state is PairingState.PENDING and (one.channel, one.account) == (place.channel, place.account)
+        ]
+        if len(pending) >= MAX_PENDING:
+            log.warning("%d people wait to be paired on %s; %s was not noted", len(pending), place.channel, sender)
+            return
+        pairing = Pairing(
+            channel=place.channel,
+            account=place.account,
+            sender=sender,
+            name=incoming.sender_name[:100],
+            code="".join(secrets.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(8)),
+            peer=place.peer,
+            first_text=incoming.text[:200],
+            requested_at=self._clock(),
+        )
+        await self._database.write(lambda store: pairings.save_pairing(store, pairing))
+        text = (
+            "I do not know you yet. Ask my owner to let you in:\n"
+            f"farhand channels pair approve {pairing.code}\nThen write again."
+        )
+        await self._messages.accept(place, text, message_id=f"pairing:{pairing.code}", origin="pairing")
+
+    async def pairings(self) -> list[Pairing]:
+        return await self._database.read(pairings.list_pairings)
+
+    async def decide(self, code_or_sender: str, approve: bool, channel: str | None = None) -> Pairing:
+        """Let somebody in, or not. Raises NotFound, InvalidArgs when several have that address."""
+        wanted = code_or_sender.strip()
+        found = [
+            one
+            for one in await self.pairings()
+            if (one.code == wanted.upper() or one.sender == address(wanted)) and channel in (None, one.channel)
+        ]
+        if not found:
+            raise NotFound(
+                f"nobody with the code or address {wanted!r} asked to be let in; `farhand channels pair` lists"
+            )
+        if len(found) > 1:
+            raise InvalidArgs(f"{wanted!r} wrote on {', '.join(one.channel for one in found)}; name the channel")
+        state = PairingState.APPROVED if approve else PairingState.REJECTED
+        decided = msgspec.structs.replace(found[0], state=state, decided_at=self._clock())
+        await self._database.write(lambda store: pairings.save_pairing(store, decided))
+        if approve and found[0].state is not PairingState.APPROVED:
+            with contextlib.suppress(ToolError):
+                await self._messages.accept(
+                    Place(decided.channel, decided.account, decided.peer),
+                    "You can talk to me now.",
+                    message_id=f"paired:{decided.code}",
+                    origin="pairing",
+                )
+        return decided
+
+    async def forget(self, code_or_sender: str, channel: str | None = None) -> Pairing:
+        """Take back what was decided: whoever it is has to ask again. Raises NotFound, InvalidArgs."""
+        decided = await self.decide(code_or_sender, False, channel)
+        await self._database.write(lambda store: pairings.forget_pairing(store, decided))
+        return decided
+
+
+def credential_of(channel: Channel, incoming: Incoming) -> Credential:
+    """What the agent may do for whoever wrote: rights of the channel's settings, never those of the owner by chance."""
+    settings = channel.settings
+    tools: Tools = settings.tools or ("none" if settings.policy == "open" else "all")
+    return Credential(f"channel:{settings.kind}", _SCOPES[tools] if incoming.trusted else frozenset())
+
+
+def tool_scopes(tools: Tools) -> frozenset[str]:
+    return _SCOPES[tools]
+
+
+def allowed(allow: Sequence[str], incoming: Incoming) -> bool:
+    """By the sender's address, or the group's."""
+    known = {address(one) for one in allow}
+    return (
+        "*" in known
+        or address(incoming.sender) in known
+        or (incoming.peer_kind != "dm" and address(incoming.peer) in known)
+    )
+
+
+def address(text: str) -> str:
+    """One form of an address that is written in several: `+49 170 …`, `0049…` and case do not matter."""
+    plain = text.strip().lower()
+    if re.fullmatch(r"\+?[\d\s()./-]{10,}", plain) and not plain.startswith("-"):
+        digits = re.sub(r"\D", "", plain)
+        return "+" + (digits.removeprefix("00") if plain.startswith("00") else digits)
+    return plain
+
+
+def _message_key(place: Place, incoming: Incoming) -> str:
+    """Names a message of a service within the bounds of an idempotency key."""
+    whole = "\0".join((place.channel, place.account, place.peer, incoming.id))
+    return f"in:{hashlib.sha256(whole.encode()).hexdigest()}"

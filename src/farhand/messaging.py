@@ -1,0 +1,68 @@
+"""Puts the parts of messages and channels together: outbox, reception, hooks, their tools and doors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farhand.api.channels import channel_routes
+from farhand.api.router import Route
+from farhand.channels.choice import ChannelError, make_channels
+from farhand.channels.webhook import WebhookChannel
+from farhand.config import Config
+from farhand.gateway.hooks import Hooks
+from farhand.gateway.hub import Hub
+from farhand.gateway.message_tools import MessageTools
+from farhand.gateway.messages import Messages
+from farhand.gateway.reception import Reception
+from farhand.gateway.sessions import Sessions
+from farhand.gateway.workspace import Workspace
+from farhand.tools.tool import Tool
+
+
+class Messaging:
+    """`open` before the calls of the last start are taken up, `start` after the sessions; then `close`."""
+
+    def __init__(
+        self, hub: Hub, sessions: Sessions, workspace: Workspace, config: Config, environ: Mapping[str, str]
+    ) -> None:
+        """Raises ChannelError for settings that cannot be meant."""
+        clock = hub.roster.clock
+        self.messages = Messages(hub.database, workspace, clock=clock)
+        self.reception = Reception(
+            hub.database,
+            self.messages,
+            sessions,
+            workspace,
+            clock=clock,
+            bindings=config.bindings,
+            dm_scope=config.sessions.dm_scope,
+            identity_links=config.sessions.identity_links,
+        )
+        self.hooks = Hooks(hub.database, sessions, self.messages, self.reception, config.hooks, clock=clock)
+        for name, channel in make_channels(config.channels, environ).items():
+            self.messages.connect(name, channel)
+            if isinstance(channel, WebhookChannel):
+                if name in config.hooks:
+                    raise ChannelError(f"[hooks.{name}] and [channels.{name}] have the same address; rename one")
+                self.hooks.open_door(name, channel.door())
+        self._message_tools = MessageTools(self.messages, sessions)
+
+    def tools(self) -> list[Tool]:
+        return self._message_tools.tools()
+
+    def routes(self) -> list[Route]:
+        return channel_routes(self.messages, self.reception, self.hooks)
+
+    async def open(self) -> None:
+        """Deliver what was accepted before."""
+        await self.messages.start()
+
+    async def start(self) -> None:
+        """Listen, answer what was asked before, and give the hooks' posts to their sessions."""
+        await self.reception.start()
+        await self.hooks.start()
+
+    async def close(self) -> None:
+        await self.hooks.close()
+        await self.reception.close()
+        await self.messages.close()

@@ -1,0 +1,83 @@
+"""Hooks that were made while the gateway ran, and the posts that came to any hook."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.store.events import append_event
+
+
+class HookPost(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody posted to a hook."""
+
+    seq: int = 0
+    hook: str
+    delivery: str | None = None
+    """What the sender calls it: the same twice is one post."""
+    body: bytes
+    at: int
+    run_id: str | None = None
+    error: str | None = None
+    ended_at: int | None = None
+
+
+_COLUMNS: Final = HookPost.__struct_fields__
+
+
+def save_hook(connection: apsw.Connection, hook_id: str, settings: bytes, now: int) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO hooks (id, settings, created_at) VALUES (?, ?, ?)", (hook_id, settings, now)
+    )
+    append_event(connection, now, "hook.saved", hook_id, {})
+
+
+def remove_hook(connection: apsw.Connection, hook_id: str, now: int) -> bool:
+    connection.execute("DELETE FROM hooks WHERE id = ?", (hook_id,))
+    if not connection.changes():
+        return False
+    append_event(connection, now, "hook.removed", hook_id, {})
+    return True
+
+
+def all_hooks(connection: apsw.Connection) -> dict[str, bytes]:
+    return {str(name): _bytes(settings) for name, settings in connection.execute("SELECT id, settings FROM hooks")}
+
+
+def add_post(connection: apsw.Connection, post: HookPost) -> HookPost | None:
+    """The post as it is kept; None when the sender has posted it before."""
+    rows = connection.execute(
+        "INSERT INTO hook_posts (hook, delivery, body, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq",
+        (post.hook, post.delivery, post.body, post.at),
+    ).fetchall()
+    if not rows:
+        return None
+    ((seq,),) = rows
+    append_event(connection, post.at, "hook.posted", post.hook, {"bytes": len(post.body)})
+    return msgspec.structs.replace(post, seq=_number(seq))
+
+
+def open_posts(connection: apsw.Connection) -> list[HookPost]:
+    """In the order in which they came."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM hook_posts WHERE ended_at IS NULL ORDER BY seq"  # noqa: S608
+    )
+    return [HookPost(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+
+def end_post(connection: apsw.Connection, seq: int, now: int, *, run_id: str | None, error: str | None = None) -> None:
+    """The post was given to a session, or cannot be. What it said is in the transcript from now on."""
+    connection.execute(
+        "UPDATE hook_posts SET run_id = ?, error = ?, ended_at = ?, body = x'' WHERE seq = ? AND ended_at IS NULL",
+        (run_id, error, now, seq),
+    )
+
+
+def _number(value: Any) -> int:
+    return int(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return bytes(value)
