@@ -37,12 +37,7 @@ class HookRequest(msgspec.Struct):
     deliver: str = ""
 
 
-class RetryRequest(msgspec.Struct):
-    id: str
-
-
 _hook_decoder = msgspec.json.Decoder(HookRequest)
-_retry_decoder = msgspec.json.Decoder(RetryRequest)
 MESSAGES = (
     Query("limit", "At most so many, 1 to 1000; 50 if not said.", int),
     Query("channel", "To this channel."),
@@ -132,19 +127,17 @@ def channel_routes(messages: Messages, reception: Reception, hooks: Hooks) -> li
         ),
         Route(
             "GET",
-            "/v1/messages/{message_id...}",
+            "/v1/messages/{message_id}",
             Scope.READ,
             doors.message,
             about=About("One message, and why it waits."),
         ),
         Route(
             "POST",
-            "/v1/messages/retry",
+            "/v1/messages/{message_id}/retry",
             Scope.TOOLS_EXEC,
             doors.retry,
-            about=About(
-                "Send a message again that failed or is unknown.", body=RetryRequest, status=202, errors=(503,)
-            ),
+            about=About("Send a message again that failed or is unknown.", status=202, errors=(503,)),
         ),
     ]
 
@@ -270,9 +263,8 @@ class ChannelDoors:
             return json_reply(_message_view(await self._messages.find(0, request.params["message_id"])))
 
     async def retry(self, request: Request) -> Reply:
-        wanted: RetryRequest = await request.json(_retry_decoder)
         with _problems():
-            return json_reply(_message_view(await self._messages.retry(wanted.id)), 202)
+            return json_reply(_message_view(await self._messages.retry(request.params["message_id"])), 202)
 
 
 def _message_view(record: OutboxRecord) -> dict[str, Any]:

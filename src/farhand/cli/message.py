@@ -113,7 +113,7 @@ def _row(one: dict[str, Any]) -> list[str]:
 @client_command
 def show(message_id: str, client: Client, as_json: bool) -> None:
     """Show one message, and why it waits."""
-    answer = client.get(f"/v1/messages/{quote(message_id)}")
+    answer = client.get(f"/v1/messages/{quote(message_id, safe='')}")
     if as_json:
         show_answer(answer)
         return
@@ -137,7 +137,7 @@ def show(message_id: str, client: Client, as_json: bool) -> None:
 @client_command
 def retry(message_id: str, client: Client, as_json: bool) -> None:
     """Send a message again that failed, or of which nobody knows whether it arrived."""
-    answer = client.request("POST", "/v1/messages/retry", {"id": message_id})
+    answer = client.request("POST", f"/v1/messages/{quote(message_id, safe='')}/retry")
     if as_json:
         show_answer(answer)
     else:
