@@ -67,8 +67,8 @@ from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
-from farhand.node.questions import Questions
 from farhand.messaging import Messaging
+from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
