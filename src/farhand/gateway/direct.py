@@ -174,9 +174,7 @@ class Direct:
         now = self._clock()
         chat_id = new_call_id()
         return self._database.write(
-            lambda store: chats.hear(store, turn.chat, chat_id, turn.messages, now),
-            durable=False,
-            at_once=self._gate.quiet,
+            lambda store: chats.hear(store, turn.chat, chat_id, turn.messages, now), durable=False
         )
 
     def _say(self, said: Said | None, text: str) -> None:
@@ -190,7 +188,7 @@ class Direct:
             self._write_behind(lambda store: chats.take_back(store, said))
 
     def _write_behind(self, operation: Any) -> None:
-        self._database.write(operation, durable=False).add_done_callback(_not_kept)
+        self._database.write_behind(operation, _not_kept)
 
     async def _start_afresh(self, turn: Turn) -> None:
         if not turn.credential.may(Scope.CHAT):
@@ -286,8 +284,7 @@ def _worded(text: str) -> str:
     return f"biz_params.tool{place}: {reason[:1].lower()}{reason[1:]}"
 
 
-def _not_kept(written: asyncio.Future[Any]) -> None:
-    error = None if written.cancelled() else written.exception()
+def _not_kept(_value: Any, error: Exception | None) -> None:
     # A chat that was started afresh meanwhile has no place for what belonged to the old one.
     if error is not None and not isinstance(error, apsw.ConstraintError):
         log.error("a message of a chat could not be kept: %s", error)

@@ -371,7 +371,8 @@ class Gate:
             return
         if opened.own is not None:
             opened.sent = True
-            opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
+            if not self._ran_at_once(opened, opened.own):
+                opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
         connection = opened.node.connection if opened.node else None
         if connection is None or connection.boot != opened.record.node_boot:
@@ -390,6 +391,19 @@ class Gate:
             return
         opened.sent = True
         connection.link.send(opened.request)
+
+    def _ran_at_once(self, opened: OpenCall, tool: Tool) -> bool:
+        if tool.at_once is None:
+            return False
+        try:
+            arguments = read_arguments(opened.record.args)
+            value = tool.at_once(arguments) if isinstance(arguments, dict) else None
+        except ToolError:
+            return False
+        if value is None:
+            return False
+        self._end(opened, CallState.OK, ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value))))
+        return True
 
     async def _run(self, opened: OpenCall, tool: Tool) -> None:
         """Run a tool of the gateway's own. Once the call is stopping, what counts is that it has stopped."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from farhand.machine.root import Root, sync_folder
+from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 
@@ -61,7 +61,8 @@ class Files:
         self._roots = roots if callable(roots) else lambda: fixed
         self.read_only = read_only
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
-        self._exposed = tuple(os.path.realpath(path) for path in exposed)
+        self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
+        self._exposed = tuple(os.path.realpath(path).rstrip("/") + "/" for path in exposed)
         self._upward = upward
         self.settling = threading.Lock()
         """Held from the last look at a file to its replacement."""
@@ -94,15 +95,48 @@ class Files:
 
     def is_hidden(self, real: str) -> bool:
         """Whether a real path is hidden, or beneath something that is, and not exposed."""
-        return any(_within(real, hidden) for hidden in self.hidden) and not any(
-            _within(real, exposed) for exposed in self._exposed
-        )
+        # With a slash at the end a path begins with every folder it is in, and with itself.
+        path = real + "/"
+        return path.startswith(self._hidden) and not path.startswith(self._exposed)
 
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
         place = self.place(path)
         with told("read", place.path), folder_of(place) as (folder, name):
             return open_regular(folder, name)
+
+    def peek(self, path: str, most: int) -> bytes | None:
+        """The content of a regular file of at most `most` bytes, if it can be had without waiting for anything.
+
+        None where the kernel would have to fetch something, where a link is on the way, and whatever else is not plain:
+        `open` does it then, or says why not. On the gateway's loop this saves the way to a thread and back, which takes
+        several times as long as such a read.
+        """
+        try:
+            spelled = self.resolve(path)
+        except ToolError:
+            return None
+        if self.is_hidden(spelled) or not any(root.contains(spelled) for root in self.roots):
+            return None
+        named = open_at_hand(spelled)
+        if named is None:
+            return None
+        try:
+            status = os.fstat(named)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+                return None
+            # The file itself, whatever its name leads to by now.
+            descriptor = os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                content = bytearray(status.st_size + 1)
+                size = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(named)
+        return bytes(content[:size]) if size == status.st_size else None
 
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""
@@ -235,10 +269,6 @@ class Files:
 # As a path separates its parts, and as an address or another system would.
 _SLASH = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
 _UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.IGNORECASE)
-
-
-def _within(path: str, folder: str) -> bool:
-    return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/")
 
 
 def shown(path: str) -> str:

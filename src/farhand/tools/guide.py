@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -51,13 +51,15 @@ class GuideTools:
         with self._files.open(path) as file, told("read", name):
             data = file.read(MOST_READ)
             size = max(os.fstat(file.fileno()).st_size, len(data))
-        truncated = size > len(data)
-        # The last character of a cut text may be cut as well; it is left out.
-        content = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not truncated)
-        text = content
-        if truncated:
-            text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
-        return {"ok": True, "path": name, "size": size, "truncated": truncated, "content": content, "text": text}
+        return _shown_file(name, data, size)
+
+    def read_at_once(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        """As `read_file`, for a small file that the kernel has in memory; None for any other."""
+        path = arguments.get("path")
+        if not isinstance(path, str) or not path.strip():
+            return None
+        data = self._files.peek(path, MOST_READ)
+        return None if data is None else _shown_file(_named(path), data, len(data))
 
     def create_file(self, *, path: FilePath, content: Content) -> dict[str, Any]:
         """Create a file that does not exist yet, with its folders."""
@@ -149,11 +151,21 @@ class GuideTools:
 def guide_tools(files: Files, jobs: Jobs, sandbox: Sandbox | None = None) -> list[Tool]:
     tools = GuideTools(files, jobs, sandbox)
     return [
-        tool(tools.read_file, read_only=True, capability="filesystem.read"),
+        tool(tools.read_file, read_only=True, capability="filesystem.read", at_once=tools.read_at_once),
         tool(tools.create_file, capability="filesystem.write"),
         tool(tools.update_file, capability="filesystem.write"),
         tool(tools.shell, capability="shell.exec", timeout_ms=(MOST_SECONDS + 10) * 1000, continues=True),
     ]
+
+
+def _shown_file(name: str, data: bytes, size: int) -> dict[str, Any]:
+    truncated = size > len(data)
+    # The last character of a cut text may be cut as well; it is left out.
+    content = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not truncated)
+    text = content
+    if truncated:
+        text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
+    return {"ok": True, "path": name, "size": size, "truncated": truncated, "content": content, "text": text}
 
 
 def _named(path: str) -> str:

@@ -34,6 +34,9 @@ class CallContext(msgspec.Struct, frozen=True):
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
 
 
+AtOnce = Callable[[Mapping[str, Any]], Any]
+
+
 class Tool(msgspec.Struct, frozen=True):
     """What callers are told of a tool, and what runs.
 
@@ -46,6 +49,8 @@ class Tool(msgspec.Struct, frozen=True):
     run: Run
     continues: bool = False
     """The same call again, after the gateway was restarted, takes up what the first one began."""
+    at_once: AtOnce | None = None
+    """What `run` would return, where that needs no waiting at all; None where it does, or something is wrong."""
 
     @property
     def name(self) -> str:
@@ -72,6 +77,7 @@ def tool(
     timeout_ms: int | None = None,
     timeout_parameter: str | None = None,
     continues: bool = False,
+    at_once: AtOnce | None = None,
 ) -> Tool:
     """The tool that a typed function is. Its parameters are the schema, its docstring is the description.
 
@@ -105,7 +111,7 @@ def tool(
         timeout_ms=timeout_ms,
         timeout_parameter=timeout_parameter,
     )
-    return Tool(spec, run, continues)
+    return Tool(spec, run, continues, at_once)
 
 
 def _without(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
