@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from farhand.config import FILE, ConfigError, LiveConfig, load
+from farhand.config import FILE, LOOK_SECONDS, ConfigError, LiveConfig, load
+from tests.harness import wait_until
 
 
 def write(home: Path, text: str) -> None:
@@ -20,13 +22,13 @@ def test_a_changed_file_holds_at_once(tmp_path: Path) -> None:
     live = LiveConfig(tmp_path, load(tmp_path, {}), {})
     assert live.now.tools.disabled == []
     write(tmp_path, '[tools]\ndisabled = ["shell"]')
-    assert live.now.tools.disabled == ["shell"]
+    wait_until(lambda: live.now.tools.disabled == ["shell"])
     (tmp_path / FILE).write_text("[tools]\ndisabled = []")
-    assert live.now.tools.disabled == []
+    wait_until(lambda: live.now.tools.disabled == [])
     write(tmp_path, '[tools]\nroots = ["/srv"]')
-    assert live.now.tools.roots == ["/srv"]
+    wait_until(lambda: live.now.tools.roots == ["/srv"])
     os.unlink(tmp_path / FILE)
-    assert live.now.tools.roots == []
+    wait_until(lambda: live.now.tools.roots == [])
 
 
 def test_settings_that_did_not_change_are_the_same_object(tmp_path: Path) -> None:
@@ -42,11 +44,12 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, text: str) -
     write(tmp_path, '[tools]\ndisabled = ["shell"]')
     live = LiveConfig(tmp_path, load(tmp_path, {}), {})
     write(tmp_path, text)
+    time.sleep(2 * LOOK_SECONDS)
     assert live.now.tools.disabled == ["shell"]
     with pytest.raises(ConfigError):
         load(tmp_path, {})
     write(tmp_path, "[tools]\ndisabled = []")
-    assert live.now.tools.disabled == []
+    wait_until(lambda: live.now.tools.disabled == [])
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from farhand.agent.skills import Skill
 from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.cron import cron_routes
-from farhand.api.direct import direct_routes
+from farhand.api.direct import DirectDoor, direct_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
@@ -119,6 +119,7 @@ class Gateway:
         self._section = section
         self.workspace = (workspace or home / AGENTS_FOLDER / "main").absolute()
         self._routes: list[Route] = []
+        self._direct: DirectDoor | None = None
         self._open = open
         self._hub: Hub | None = None
         self._server: _Server | None = None
@@ -175,7 +176,8 @@ class Gateway:
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         await self._employ(hub, stack, environ, jobs, skills, objects)
-        self._routes += direct_routes(hub, Direct(hub, guide, SessionAgent(self.chats)))
+        self._direct = DirectDoor(hub, Direct(hub, guide, SessionAgent(self.chats)))
+        self._routes += direct_routes(self._direct)
         messaging = self._messaging = Messaging(hub, self.chats, workspace, self._config, environ)
         stack.push_async_callback(messaging.close)
         hub.catalog.serve(messaging.tools())
@@ -267,11 +269,13 @@ class Gateway:
         described = openapi_routes(lambda: router.routes)
         router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions), *self._routes, *described])
         guard = Guard(router, hub.credentials, sessions, settings)
+        assert self._direct is not None, "the doors are made before they are opened"
+        lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, door=InvokeDoor(hub)),  # type: ignore[arg-type]
+                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes),  # type: ignore[arg-type]
                     ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -204,6 +205,9 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     return config
 
 
+LOOK_SECONDS = 0.001
+
+
 class LiveConfig:
     """The settings as the file has them at the moment; while it cannot be used, as they were before."""
 
@@ -213,11 +217,16 @@ class LiveConfig:
         self._file = home / FILE
         self._environ = environ
         self._config = config
+        self._looked = 0.0
         self._seen = self._look()
 
     @property
     def now(self) -> Config:
-        """Costs a look at the file's times, some microseconds, so that a change holds for the very next call."""
+        """A change holds for the very next call: it costs a look at the file's times, once in a millisecond."""
+        moment = time.monotonic()
+        if moment - self._looked < LOOK_SECONDS:
+            return self._config
+        self._looked = moment
         seen = self._look()
         if seen != self._seen:
             try:

@@ -570,6 +570,43 @@ def test_a_failure_before_the_first_event_is_the_answer(door: Door) -> None:
         assert (answer.status, answer.json()["error"]["code"]) == (status, code)
 
 
+# -- the same client again and again ------------------------------------------------------------------------
+
+
+def test_a_client_that_keeps_its_connection_gets_the_same_answers(door: Door, folder: Path) -> None:
+    """After the second request with one head the usual way is left out; nobody can tell."""
+    (folder / "a.txt").write_text("first")
+    (folder / "b.txt").symlink_to("a.txt")
+    (folder / "c.txt").symlink_to("/etc/passwd")
+    connection = http.client.HTTPConnection("127.0.0.1", door.gateway.port, timeout=20)
+    headers = {"Authorization": f"Bearer {door.gateway.token}", "Content-Type": "application/json"}
+
+    def ask(name: str) -> tuple[int, Any, str]:
+        tool = {"name": "read_file", "input": {"path": f"{folder.name}/{name}"}}
+        said = [{"content": [{"type": "text", "text": f"read {name}"}]}]
+        body = {"session_id": "s1", "user_id": "u1", "input": said, "biz_params": {"tool": tool}}
+        connection.request("POST", "/agent/process", json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()), str(response.getheader("x-request-id"))
+
+    whole = [ask("a.txt") for _ in range(5)]
+    assert {status for status, _, _ in whole} == {200} and all(body == whole[0][1] for _, body, _ in whole)
+    assert len({call for _, _, call in whole}) == 5
+    for _, _, call in whole:
+        assert door.gateway.get(f"/v1/calls/{call}")["result"]["content"] == "first"
+    assert door.said() == [("user", "read a.txt"), ("assistant", "first")] * 5
+    assert ask("b.txt")[1]["reply"] == "first"
+    for name, status, code in (("c.txt", 403, "tool_forbidden_path"), ("d.txt", 404, "tool_not_found")):
+        refused, body, call = ask(name)
+        assert (refused, body["error"]["code"]) == (status, code)
+        assert door.gateway.get(f"/v1/calls/{call}")["state"] == "error"
+    (folder / "a.txt").write_text("later")
+    assert ask("a.txt")[1]["reply"] == "later"
+    door.settings('[tools]\ndisabled = ["read_file"]\n')
+    wait_until(lambda: ask("a.txt")[1].get("error", {}).get("code") == "tool_disabled")
+    connection.close()
+
+
 # -- several at once ------------------------------------------------------------------------------------
 
 

@@ -223,3 +223,21 @@ def test_update_and_append_never_create(ground: Ground) -> None:
     ground.files.update("note.txt", b"one")
     assert ground.files.append("note.txt", b", two") == len("one, two")
     assert ground.read("note.txt") == "one, two"
+
+
+def test_a_peek_is_a_read_that_waits_for_nothing(ground: Ground) -> None:
+    """What it gives is what `open` gives; where there is any doubt it gives nothing."""
+    assert ground.files.peek("note.txt", 4) == b"main"
+    assert ground.files.peek(str(ground.workspace / "note.txt"), 100) == b"main"
+    (ground.workspace / "empty").touch()
+    (ground.workspace / "link").symlink_to("note.txt")
+    (ground.workspace / "folder").mkdir()
+    (ground.workspace / "way").symlink_to("folder")
+    (ground.workspace / "folder" / "x").write_text("x")
+    os.mkfifo(ground.workspace / "pipe")
+    assert ground.files.peek("empty", 100) == b""
+    for path in ("link", "way/x", "folder", "pipe", "none", "../main/note.txt", "a\0b", "x" * 300, "/etc/passwd"):
+        assert ground.files.peek(path, 100) is None
+    assert ground.files.peek("note.txt", 3) is None
+    for path in (ground.home / "token", ground.outside / "note.txt"):
+        assert ground.files.peek(str(path), 100) is None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
 from farhand.api.about import EVENTS, JSON, About, Query
-from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.http import Problem, Reply, Request, json_reply, read_json
 from farhand.api.router import Route
 from farhand.api.streams import ClientWatch, until_gone
 from farhand.gateway.catalog import SwitchedOff
-from farhand.gateway.credentials import Scope
-from farhand.gateway.direct import Direct, ItemFailed, NoModel, Turn
+from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.direct import Direct, ItemFailed, NoModel, Read, Turn
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, Denied, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.machine.files import AlreadyThere, ForbiddenPath
@@ -141,8 +141,7 @@ _decoder = msgspec.json.Decoder(ProcessRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def direct_routes(hub: Hub, direct: Direct) -> list[Route]:
-    door = DirectDoor(hub, direct)
+def direct_routes(door: DirectDoor) -> list[Route]:
     return [
         Route(
             "POST",
@@ -191,7 +190,7 @@ class DirectDoor:
 
     async def process(self, request: Request) -> Reply:
         wanted: ProcessRequest = await request.json(_decoder)
-        turn = _turn(wanted, request)
+        turn = _turn(wanted, request.credential, request.header(b"idempotency-key"))
         events = self._direct.answer(turn)
         if not wanted.stream:
             return await self._whole(request, events)
@@ -204,6 +203,23 @@ class DirectDoor:
         pieces = until_gone(request, _stream(first, events), self._hub.ending)
         headers = [(b"x-accel-buffering", b"no")]
         return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
+
+    def answer_at_once(
+        self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
+    ) -> Callable[[], None] | None:
+        """The answer to a request that only reads and wants no stream, as the lane wants it; see `lane.py`."""
+        try:
+            wanted: ProcessRequest = read_json(body, _decoder)
+            if wanted.stream:
+                return None
+            turn = _turn(wanted, credential)
+        except Problem:
+            return None
+        return self._direct.answer_at_once(
+            turn,
+            lambda read: reply(read.call.id, Reply(_encode(_read_answer(read)))),
+            lambda call_id, error: reply(call_id, _refusal(error).reply()),
+        )
 
     async def _whole(self, request: Request, events: AsyncGenerator[Event, None]) -> Reply:
         task = asyncio.current_task()
@@ -282,7 +298,30 @@ def problem(error: FarhandError) -> Problem:
     return Problem(500, "internal", str(error))
 
 
-def _turn(wanted: ProcessRequest, request: Request) -> Turn:
+def _refusal(error: Exception) -> Problem:
+    return problem(error) if isinstance(error, FarhandError) else Problem(503, "not_recorded", str(error))
+
+
+def _read_answer(read: Read) -> ProcessAnswer:
+    """What the events of one call that went well come to."""
+    name, text = read.call.tool, read.text
+    return ProcessAnswer(
+        text,
+        [
+            StepStartedEvent(1),
+            ToolCallEvent(1, UseShown(name, read.call.args)),
+            ToolResultEvent(1, ResultShown(name, True, _summary(text)), ResultMeta(read.result)),
+            DeltaEvent(1, text),
+            CompletedEvent(1, text),
+        ],
+    )
+
+
+def _summary(text: str) -> str:
+    return text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
+
+
+def _turn(wanted: ProcessRequest, credential: Credential, key: str | None = None) -> Turn:
     """Raises Problem for a request that cannot be a turn of a chat."""
     channel = (wanted.channel or "").strip().lower() or "console"
     named = {"session_id": wanted.session_id, "user_id": wanted.user_id, "channel": channel}
@@ -291,14 +330,13 @@ def _turn(wanted: ProcessRequest, request: Request) -> Turn:
             raise Problem(400, "invalid_request", f"{name} is required")
         if len(value) > MOST_KEY_CHARACTERS:
             raise Problem(400, "invalid_request", f"{name} has at most {MOST_KEY_CHARACTERS} characters")
-    key = request.header(b"idempotency-key")
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
         raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
     tool = wanted.biz_params.tool if wanted.biz_params else NULL
     turn = Turn(
         ChatKey(**named),
         [(message.role, message.text) for message in wanted.input],
-        request.credential,
+        credential,
         None if bytes(tool) == b"null" else tool,
         key,
     )
@@ -347,8 +385,7 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
         case ToolEnded():
             outcome = event.outcome
             text = outcome.content if isinstance(outcome.content, str) else ""
-            summary = text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
-            result = ResultShown(event.use.name, not outcome.is_error, summary)
+            result = ResultShown(event.use.name, not outcome.is_error, _summary(text))
             return (ToolResultEvent(event.step, result, ResultMeta(outcome.result)),)
         case Completed():
             return (CompletedEvent(event.steps, event.reply),)

@@ -8,18 +8,29 @@ uvicorn. Measured: 160 µs of CPU a call before, see docs/performance.md for wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from farhand.api.cork import CorkedProtocol
 from farhand.api.guard import Admission, Guard
 from farhand.api.http import Reply
-from farhand.api.invoke import InvokeDoor
+from farhand.gateway.credentials import Credential
 
-REQUEST_LINE = b"POST /v1/tools/invoke HTTP/1.1\r\n"
+END_OF_LINE = b"\r\n"
 END_OF_HEAD = b"\r\n\r\n"
+
+
+class LaneDoor(Protocol):
+    """A route that can answer without a task."""
+
+    def answer_at_once(
+        self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
+    ) -> Callable[[], None] | None:
+        """Answer by `reply`, with the id of the answer, perhaps before this returns; what is returned is to be called
+        when the client hangs up before. None, with nothing done, for a request that takes the usual way."""
+        ...
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -28,13 +39,15 @@ class Pass(msgspec.Struct, frozen=True):
     head: bytes
     size: int
     admission: Admission
+    door: LaneDoor
 
 
 class LaneProtocol(CorkedProtocol):
-    def __init__(self, *, guard: Guard, door: InvokeDoor, **options: Any) -> None:
+    def __init__(self, *, guard: Guard, doors: Mapping[str, LaneDoor], **options: Any) -> None:
+        """`doors`: by their paths, which are those of POST routes."""
         super().__init__(**options)
         self._guard = guard
-        self._door = door
+        self._doors = {f"POST {path} HTTP/1.1".encode(): door for path, door in doors.items()}
         self._seen = b""
         self._pass: Pass | None = None
         self._busy = False
@@ -58,16 +71,17 @@ class LaneProtocol(CorkedProtocol):
             and self._guard.still_admits(known.admission)
         ):
             self._busy = True
-            hang_up = self._door.answer_at_once(data[len(known.head) :], known.admission.credential, self._answer)
+            hang_up = known.door.answer_at_once(data[len(known.head) :], known.admission.credential, self._answer)
             if hang_up is not None:
                 self._hang_up = hang_up if self._busy else None
                 return
             self._busy = False
         super().data_received(data)
-        if data.startswith(REQUEST_LINE):
-            self._learn(data)
+        door = self._doors.get(data[: data.find(END_OF_LINE)])
+        if door is not None:
+            self._learn(data, door)
 
-    def _learn(self, data: bytes) -> None:
+    def _learn(self, data: bytes, door: LaneDoor) -> None:
         """Remember a head that comes for the second time."""
         size = data.find(END_OF_HEAD) + len(END_OF_HEAD)
         head = data[:size]
@@ -75,7 +89,7 @@ class LaneProtocol(CorkedProtocol):
             self._seen = head
             return
         admission = self._guard.admission(dict(self.scope), len(data) - size)
-        self._pass = None if admission is None else Pass(head, len(data), admission)
+        self._pass = None if admission is None else Pass(head, len(data), admission, door)
 
     def _answer(self, call_id: str, reply: Reply) -> None:
         self._busy = False

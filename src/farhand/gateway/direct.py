@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -18,13 +18,14 @@ from farhand.agent.events import Completed, Event, StepStarted, TextDelta, ToolC
 from farhand.agent.outcome import Outcome
 from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
-from farhand.gateway.gate import Denied, IdempotencyConflict, new_call_id
+from farhand.gateway.gate import Denied, IdempotencyConflict, OpenCall, new_call_id
 from farhand.gateway.gate import Outcome as CallOutcome
 from farhand.gateway.hub import Hub
 from farhand.llm.messages import ToolUse, Usage
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.store import chats
+from farhand.store.calls import CallRecord
 from farhand.store.chats import Chat, ChatKey, ChatMessage, Said
 from farhand.tools.tool import Tool
 
@@ -77,6 +78,14 @@ class ItemFailed(FarhandError):
         self.item = item
         self.error = error
         self.done = tuple(done)
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What a tool that only reads gave: the call, its result, and the text of that."""
+
+    call: ToolCall
+    result: msgspec.Raw
+    text: str
 
 
 class _ToolWords(msgspec.Struct):
@@ -153,6 +162,56 @@ class Direct:
         yield TextDelta(1, reply)
         yield Completed(reply, NO_USAGE, 1)
 
+    def answer_at_once(
+        self, turn: Turn, then: Callable[[Read], None], failed: Callable[[str, Exception], None]
+    ) -> Callable[[], None] | None:
+        """`answer` without a task, for one input of a tool that only reads; None, with nothing done, for other turns.
+
+        `then` is given what was read, perhaps before this returns, `failed` the id of the call and why not. What is
+        returned is to be called by a caller who hangs up.
+        """
+        if turn.tool is None or turn.idempotency_key is not None or turn.text.lower() == NEW:
+            return None
+        try:
+            tool, inputs, several = self._read(turn.tool)
+        except ToolError:
+            return None
+        if several or tool.at_once is None or not turn.credential.may(Scope.TOOLS_READ):
+            return None
+        call = ToolCall(new_call_id(), tool.name, inputs[0], turn.chat.session_id)
+        opened: OpenCall | None = None
+        said: Said | None = None
+        left = False
+
+        def heard(value: Said, error: Exception | None) -> None:
+            nonlocal opened, said
+            said = value
+            if error is not None:
+                failed(call.id, error)
+            elif not left:
+                opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool)
+
+        def ended(record: CallRecord) -> None:
+            if record.result is None:
+                raised = opened.raised if opened is not None else None
+                failed(call.id, raised or ToolError.of(record.error_kind or "", record.error_message or ""))
+                return
+            text = _told(record.result)
+            self._say(said, text, behind=True)
+            then(Read(call, record.result, text))
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            if opened is not None:
+                self._gate.abandon(opened)
+
+        now = self._clock()
+        self._database.write_then(
+            lambda store: chats.hear(store, turn.chat, turn.messages, now, new_call_id), heard, durable=False
+        )
+        return leave
+
     # -- chats ------------------------------------------------------------------------------------------
 
     async def chats(self, filters: dict[str, str], limit: int) -> list[Chat]:
@@ -172,23 +231,27 @@ class Direct:
 
     def _hear(self, turn: Turn) -> asyncio.Future[Said]:
         now = self._clock()
-        chat_id = new_call_id()
         return self._database.write(
-            lambda store: chats.hear(store, turn.chat, chat_id, turn.messages, now), durable=False
+            lambda store: chats.hear(store, turn.chat, turn.messages, now, new_call_id), durable=False
         )
 
-    def _say(self, said: Said | None, text: str) -> None:
+    def _say(self, said: Said | None, text: str, *, behind: bool = False) -> None:
+        """Keep an answer; unless `behind`, it is kept when this returns."""
         if said is not None:
             now = self._clock()
-            self._write_behind(lambda store: chats.say(store, said.chat, "assistant", text, now))
+
+            def say(store: apsw.Connection) -> int:
+                return chats.say(store, said.chat, "assistant", text, now)
+
+            if behind:
+                self._database.write_behind(say, _not_kept)
+            else:
+                self._database.write_then(say, _not_kept, durable=False, at_once=True)
 
     def _take_back(self, said: Said | None) -> None:
         """A request that came again was heard the first time."""
         if said is not None:
-            self._write_behind(lambda store: chats.take_back(store, said))
-
-    def _write_behind(self, operation: Any) -> None:
-        self._database.write_behind(operation, _not_kept)
+            self._database.write_behind(lambda store: chats.take_back(store, said), _not_kept)
 
     async def _start_afresh(self, turn: Turn) -> None:
         if not turn.credential.may(Scope.CHAT):

@@ -193,13 +193,14 @@ class Gate:
         credential: Credential,
         then: Callable[[CallRecord], None],
         lost: Callable[[Exception], None],
+        own: Tool | None = None,
     ) -> OpenCall | None:
         """`begin` and `wait` without a task, for a call in the foreground with no key: the shortest way there is.
 
         `then` is told the end, `lost` that the call could not be written down and did not run. Returns the call while
         it is open, for a caller who hangs up.
         """
-        record, opened, _ = self._examine(call, credential)
+        record, opened, _ = self._examine(call, credential, own=own)
         if opened is not None:
             opened.listeners.append(then)
             if opened.read_only:
@@ -347,6 +348,10 @@ class Gate:
         self._open[opened.record.id] = opened
         if opened.node is not None:
             opened.node.running += 1
+        if opened.own is None or opened.own.at_once is None:  # else it may be over before a timer could be set
+            self._set_deadline(opened, seconds)
+
+    def _set_deadline(self, opened: OpenCall, seconds: float) -> None:
         opened.deadline = asyncio.get_running_loop().call_later(seconds, self._expire, opened)
 
     def _refuse_when_busy(self, node: Node | None) -> None:
@@ -372,6 +377,8 @@ class Gate:
         if opened.own is not None:
             opened.sent = True
             if not self._ran_at_once(opened, opened.own):
+                if opened.deadline is None:
+                    self._set_deadline(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
                 opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
         connection = opened.node.connection if opened.node else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import apsw
@@ -56,13 +56,15 @@ class Said(msgspec.Struct, frozen=True):
     messages: tuple[int, ...]
 
 
-def hear(store: apsw.Connection, key: ChatKey, chat_id: str, messages: Sequence[tuple[str, str]], now: int) -> Said:
-    """Append messages (role and text); a chat that is not there yet begins with them, as `chat_id`."""
+def hear(
+    store: apsw.Connection, key: ChatKey, messages: Sequence[tuple[str, str]], now: int, new_id: Callable[[], str]
+) -> Said:
+    """Append messages (role and text); a chat that is not there yet begins with them, as `new_id` says."""
     where = (key.session_id, key.user_id, key.channel)
     found = store.execute(FIND, where).fetchone()
     if found is None:
         first = next((text.strip() for _, text in messages if text.strip()), "")
-        store.execute(ADD, (chat_id, *where, first[:NAME_CHARACTERS] or "New Chat", now))
+        store.execute(ADD, (new_id(), *where, first[:NAME_CHARACTERS] or "New Chat", now))
         chat = store.last_insert_rowid()
     else:
         chat = found[0]
