@@ -51,7 +51,7 @@ from farhand.gateway.native_files import NativeFiles
 from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
-from farhand.gateway.prompting import Prompts, files_in
+from farhand.gateway.prompting import Prompts, StoredFiles, files_in
 from farhand.gateway.schedule import Scheduler
 from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.session_keys import MAIN
@@ -207,9 +207,13 @@ class Gateway:
         agents = Agents(config.agents)
         folders = self._home / AGENTS_FOLDER
 
+        stored = None if isinstance(objects, FolderObjects) else StoredFiles(objects)
+
         async def files(agent: str) -> Mapping[str, str]:
+            # Plain files are read as such; with --workspace, what the agent's own folder lacks is taken from there.
             workspace = [self.workspace] if agent == MAIN else []
-            return await files_in([folders / agent, *workspace])
+            found = await files_in([*([folders / agent] if stored is None else []), *workspace])
+            return found if stored is None else {**found, **await stored.of(agent)}
 
         async def skills(agent: str) -> tuple[Skill, ...]:
             return tuple(Skill(skill.name, skill.description, skill.path) for skill in await known.eligible(agent))

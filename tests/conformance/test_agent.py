@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -383,3 +384,61 @@ def test_compact_puts_a_summary_in_place_and_keeps_the_originals(house: House) -
     assert_valid([message for message in history if not message.get("summary")])
     assert "the oldest words" in history[0]["content"] and session.show()["compactions"] == 1
     assert sum(bool(message.get("summary")) for message in history) == 1
+
+
+# -- what the model sees --------------------------------------------------------------------------------------
+
+
+def test_mistakes_of_the_model_go_back_to_it(house: House) -> None:
+    session = house.session(
+        calls(("read", "{not json"), ("no_such_tool", {}), ("read", {}), ("read", {"path": "/etc/shadow"})),
+        text("sorry"),
+    )
+    assert session.send()["reply"] == "sorry"
+    results = [message["content"] for message in session.history() if message["role"] == "tool"]
+    assert_valid(session.history())
+    for words in ("not valid JSON", "tool not found: no_such_tool", "parameter path is required", "shadow"):
+        assert any(words in result for result in results), results
+
+
+def test_a_picture_that_a_tool_read_is_shown_to_the_model(house: House, laptop: NodeProcess) -> None:
+    picture = b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
+    (laptop.workspace / "dot.png").write_bytes(picture)
+    session = house.session(calls(("laptop__Read", {"path": "dot.png"})), text("a red dot"))
+    assert session.send()["reply"] == "a red dot"
+    assert f"data:image/png;base64,{b64encode(picture).decode()}".encode() in session.asked()[1].body
+
+
+def test_the_beginning_of_the_prompt_stays_the_same(house: House, laptop: NodeProcess) -> None:
+    session = house.session(calls(("agents_list", {})), text("one"), text("two"))
+    session.send()
+    session.send()
+    first, *others = session.asked()
+    for request in others:
+        assert (
+            request.json["tools"] == first.json["tools"] and request.messages[: len(first.messages)] == first.messages
+        )
+
+
+def test_hello_is_cheap_with_all_tools_and_two_machines(house: House, laptop: NodeProcess, tmp_path: Path) -> None:
+    session = house.session(text("hello"))
+    with NodeProcess(house.gateway, tmp_path, "server"):
+        session.send()
+        cost = house.gateway.get("/v1/tools/cost")
+    request = session.asked()[0]
+    assert {"read", "exec", "sessions_spawn", "memory_search", "cron", "tool_search"} <= set(request.tools)
+    assert "laptop" in request.messages[0]["content"] and "server" in request.messages[0]["content"]
+    assert cost["total_tokens"] < 4000
+    # Four bytes to a token is a rough rule that errs upwards for JSON schemas of this kind.
+    assert len(json.dumps(request.json["tools"])) + len(request.messages[0]["content"]) < 4 * 4000
+
+
+def test_tools_that_are_not_listed_are_found_and_called(house: House, laptop: NodeProcess) -> None:
+    session = house.session(
+        calls(("tool_search", {"query": "laptop Bash"})), calls(("laptop__Bash", {"command": "echo here"})), text("ok")
+    )
+    session.send()
+    assert "laptop__Bash" not in session.asked()[0].tools and "laptop__Bash" in session.asked()[1].tools
+    assert "here" in session.history()[4]["content"]

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from tests.conformance.test_agent import House, Session, assert_valid, open_house, roles
-from tests.harness import NodeProcess, wait_until
+from tests.harness import NodeProcess, marked, wait_until
 from tests.model_server import calls, text
 
 
@@ -92,6 +93,26 @@ def test_messages_that_waited_are_answered_after_the_restart(house: House) -> No
     assert [session.outcome(run_id)["reply"] for run_id in runs] == ["one", "two", "three"]
 
 
+def test_stop_after_a_restart_ends_what_was_started_before(house: House, tmp_path: Path) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "laptop"):
+        session = house.session(
+            calls(
+                ("laptop__Bash", {"command": "exec sleep 2234567", "background": True}),
+                ("exec", {"command": "exec sleep 2234568", "background": True}),
+            ),
+            text("lost", gate=threading.Event()),
+            text("lost", gate=threading.Event()),
+        )
+        session.send(wait=0)
+        wait_until(lambda: len(session.asked()) == 2)
+        assert len(marked("sleep\0002234567\0")) == len(marked("sleep\0002234568\0")) == 1
+        killed(house)
+        wait_until(lambda: len(session.asked()) == 3)
+        house.gateway.wait_for_node("laptop")
+        session.stop()
+        assert marked("sleep\0002234567\0") == marked("sleep\0002234568\0") == []
+
+
 def test_a_sub_agents_result_is_not_lost(house: House) -> None:
     session, word = house.session(), uuid.uuid4().hex
     house.script(session.key, calls(("sessions_spawn", {"prompt": word})), text("reported"))
@@ -105,14 +126,20 @@ def test_a_sub_agents_result_is_not_lost(house: House) -> None:
 
 
 def test_a_run_that_ends_the_gateway_each_time_is_given_up(house: House) -> None:
-    session = house.session(*[text("x", gate=threading.Event()) for _ in range(4)], text("the next"))
+    session = house.session(calls(("agents_list", {})), *[text("x", gate=threading.Event()) for _ in range(2)])
     run_id = session.send(wait=0)["run_id"]
-    for round_ in range(1, 4):
-        wait_until(lambda round_=round_: len(session.asked()) == round_)
-        killed(house)
+    wait_until(lambda: len(session.asked()) == 2)
+    killed(house)
+    wait_until(lambda: len(session.asked()) == 3)
+    house.gateway.kill()
+    with apsw.Connection(str(house.gateway.home / "farhand.db")) as store:
+        assert store.execute("SELECT attempts FROM runs WHERE id = ?", (run_id,)).fetchall() == [(2,)]
+        store.execute("UPDATE runs SET attempts = 10")  # eight more times of the same
+    house.gateway.start()
     outcome = session.outcome(run_id)
-    assert outcome["state"] == "failed" and "3 times" in outcome["error"]["message"]
+    assert outcome["state"] == "failed" and "10 times" in outcome["error"]["message"]
     assert len(session.asked()) == 3
+    assert_valid(session.history())
 
 
 def test_a_key_stands_for_its_message_after_a_restart(house: House) -> None:

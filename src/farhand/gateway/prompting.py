@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +15,12 @@ from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.roster import Roster
 from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import ToolError
 from farhand.protocol.names import SEPARATOR
+from farhand.store.objects import AGENTS, Objects
 from farhand.store.sessions import SessionRecord
+
+log = logging.getLogger("farhand.prompt")
 
 LARGEST_FILE = 1024 * 1024
 
@@ -46,7 +51,7 @@ class Prompts:
             workspace=str(self._workspace),
             files=await self._files(agent),
             private=record.key == session_keys.main_key(agent),
-            skills=() if minimal else tuple(await self._skills(agent)),
+            skills=() if minimal else await self._skills_of(agent),
             machines=self._machines({spec.name for spec in tools}),
             further_tools=overview([spec for spec in tools if not spec.name.startswith(elsewhere)]),
             date=f"{datetime.now().astimezone():%Y-%m-%d (%Z)}",
@@ -54,6 +59,13 @@ class Prompts:
         prompt = system_prompt(parts)
         more = self._agents.of(agent).instructions
         return f"{prompt}\n\n{more}" if more and not minimal else prompt
+
+    async def _skills_of(self, agent: str) -> tuple[Skill, ...]:
+        try:
+            return tuple(await self._skills(agent))
+        except ToolError as error:  # an agent without its skills is better than none
+            log.warning("the skills of %s are left out of the prompt: %s", agent, error)
+            return ()
 
     def _machines(self, callable_: set[str]) -> tuple[Machine, ...]:
         machines = []
@@ -69,6 +81,34 @@ class Prompts:
             described = [*([system] if isinstance(system, str) else []), *node.card.tags]
             machines.append(Machine(node_id, ", ".join(described), names))
         return tuple(machines)
+
+
+class StoredFiles:
+    """The prompt's files among an agent's objects; read again when their etag has changed."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._known: dict[str, tuple[str, str]] = {}
+
+    async def of(self, agent: str) -> dict[str, str]:
+        keys = {name: f"{AGENTS}/{agent}/{name}" for name in FILES}
+        texts = await asyncio.gather(*(self._text(key) for key in keys.values()))
+        return {name: text for name, text in zip(keys, texts, strict=True) if text is not None}
+
+    async def _text(self, key: str) -> str | None:
+        try:
+            info = await self._objects.head(key)
+            if info is None or info.size > LARGEST_FILE:
+                return None
+            etag, text = self._known.get(key, ("", ""))
+            if etag != info.etag:
+                found, data = await self._objects.get(key)
+                text = data.decode(errors="replace")
+                self._known[key] = (found.etag, text)
+        except ToolError as error:
+            log.warning("%s is left out of the prompt: %s", key, error)
+            return None
+        return text
 
 
 async def files_in(folders: Sequence[Path]) -> dict[str, str]:

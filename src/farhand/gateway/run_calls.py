@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +55,10 @@ class RunCalls:
         self._end_jobs = end_jobs
         self._made: dict[str, str] = {}
         self._stopped = stopped
+
+    def made(self, calls: Mapping[str, str]) -> None:
+        """Calls of this run that an earlier life of the gateway made: what they left running is its own too."""
+        self._made.update(calls)
 
     async def call(self, use: ToolUse, key: str) -> Outcome:
         """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""

@@ -35,11 +35,12 @@ from farhand.llm.replay import RecordingModel, ReplayModel
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.store import sessions as transcript
+from farhand.store.calls import claimed_below
 from farhand.store.sessions import Entry, RunState, SessionRecord
 from farhand.tools.agent_family import SUB_AGENT
 
 TITLE_LENGTH = 60
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 10
 
 Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
 """The system prompt of a session whose agent may call these tools."""
@@ -181,10 +182,19 @@ class _Turn:
             model = self._model()
         except ModelError as error:
             return self._ended(RunState.FAILED, error=RunFailure("not_configured", error.message))
+        ending = asyncio.ensure_future(self._end_when_stopped())
+        try:
+            return await self._answer(model)
+        finally:
+            if run.stopping is None:
+                ending.cancel()
+            await asyncio.wait({ending})
+
+    async def _answer(self, model: Model) -> RunOutcome:
         prompt = asyncio.ensure_future(self._prompt())
         try:
             entries = await self._sessions.conversation(self._record)
-            if run.record.state is RunState.RUNNING or unanswered([_message(entry) for entry in entries]):
+            if self._run.record.state is RunState.RUNNING or unanswered([_message(entry) for entry in entries]):
                 if (outcome := await self._take_up(model, entries)) is not None:
                     return outcome
                 entries = await self._sessions.conversation(self._record)
@@ -193,14 +203,7 @@ class _Turn:
             prompt.cancel()
         self._positions = [entry.seq for entry in entries]
         messages = [Message("system", prompt.result()), *mend([_message(entry) for entry in entries])]
-        ending = asyncio.ensure_future(self._end_when_stopped())
-        try:
-            last = await self._think(model, messages)
-        finally:
-            if run.stopping is None:
-                ending.cancel()
-            await asyncio.wait({ending})
-        return self._outcome(last)
+        return self._outcome(await self._think(model, messages))
 
     # -- beginning --------------------------------------------------------------------------------------
 
@@ -213,6 +216,7 @@ class _Turn:
             record = self._record
             transcript.start_run(store, run.id, now)
             if again:
+                self._calls.made(claimed_below(store, self._credential.id, self._key("")))
                 return record
             if run.options.fresh and record.messages:
                 record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
@@ -338,7 +342,10 @@ class _Turn:
         seq, uses = self._asked
         # Its place in the transcript, so that the same call after a restart is known for the same.
         place = uses.index(use) if use in uses else use.id
-        return await self._calls.call(use, f"run:{self._run.id}:{seq}:{place}")
+        return await self._calls.call(use, self._key(f"{seq}:{place}"))
+
+    def _key(self, place: str) -> str:
+        return f"run:{self._run.id}:{place}"
 
     def _recorded(self, line: bytes) -> None:
         self._run.happened(Recorded(line.decode()))

@@ -66,6 +66,9 @@ CLAIM: Final = """
     WHERE created_at < excluded.created_at - ?
     RETURNING call_id"""
 CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ? AND created_at >= ?"
+CLAIMED_BELOW: Final = """
+    SELECT calls.id, calls.tool FROM idempotency JOIN calls ON calls.id = idempotency.call_id
+    WHERE idempotency.credential = ? AND key >= ? AND key < ?"""
 FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 
 
@@ -83,6 +86,12 @@ def claimed(
     """As `claim`, without claiming."""
     held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
     return held[0] if held else (call_id, body_hash)
+
+
+def claimed_below(connection: apsw.Connection, credential: str, beginning: str) -> dict[str, str]:
+    """The calls that a credential made under keys with this beginning: their ids, and the tool of each."""
+    rows: list[Any] = connection.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
+    return dict(rows)
 
 
 def forget_keys(connection: apsw.Connection, now: int) -> None:
