@@ -241,7 +241,7 @@ class Gateway:
             describe_model=turns.model_name,
             check_model=turns.check_model,
         )
-        tools = SessionTools(chats, agents, model_of=turns.agent_model)
+        tools = SessionTools(chats, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds)
         hub.catalog.serve([*tools.tools(), *tools.native_tools()])
         self._routes += [*session_routes(chats, turns, hub.ending), *chat_routes(chats, agents, hub.ending)]
 

@@ -63,6 +63,8 @@ class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
     """How much of a conversation the model is sent; 0: what the model takes."""
     max_rounds: int = 100
     """Rounds of tool calls after which a run ends."""
+    sub_agent_seconds: float = 300.0
+    """How long a sub-agent may take."""
 
 
 class MountSetting(msgspec.Struct, forbid_unknown_fields=True):

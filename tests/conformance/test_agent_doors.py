@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -455,3 +456,13 @@ def test_a_failing_sub_agent_is_a_failed_call(house: House) -> None:
     kind, message = failure(house, "sessions_spawn", {"prompt": word})
     assert kind == "failed" and "no key" in message and "agent:main:sub:" in message
     assert failure(house, "sessions_spawn", {"prompt": " "})[0] == "invalid_args"
+
+
+def test_a_sub_agent_has_its_time_and_no_more(tmp_path: Path) -> None:
+    with contextlib.contextmanager(open_house)(tmp_path / "home", FARHAND_AGENT_SUB_AGENT_SECONDS="1") as house:
+        house.script("slowly", calls(("ls", {"path": "."})), text("never", gate=threading.Event()))
+        kind, message = failure(house, "sessions_spawn", {"prompt": "slowly"})
+        assert kind == "timeout" and "1 s" in message
+        key = message.rpartition(" ")[2]
+        assert_valid(house.gateway.get(f"/v1/sessions/{key}/history")["messages"])
+        assert content(house, "subagents") == ""

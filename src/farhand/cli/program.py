@@ -20,8 +20,8 @@ def set_up_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=number, handlers=[handler], force=True)
-    # Both libraries put whole addresses, a token in the query included, into their lines.
-    for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows"):
+    # They put whole addresses, a token in the query included, into their lines.
+    for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
 
 

@@ -20,7 +20,6 @@ from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, Ti
 from farhand.store.sessions import Entry, RunState, SessionRecord
 from farhand.tools.tool import CallContext, Tool, tool
 
-SPAWN_SECONDS = 300.0
 GRACE_MS = 20_000
 DEFAULT_HISTORY = 50
 MAX_HISTORY = 1000
@@ -38,7 +37,7 @@ class SessionTools:
         agents: Agents,
         *,
         model_of: Callable[[str], str],
-        spawn_seconds: float = SPAWN_SECONDS,
+        spawn_seconds: float,
     ) -> None:
         """`model_of` names the model of an agent."""
         self._sessions = sessions
