@@ -11,7 +11,8 @@ import msgspec
 
 from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import OWNER, Credential
-from farhand.gateway.gate import Gate, OpenCall, Outcome, new_call_id
+from farhand.gateway.gate import Gate
+from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.roster import Connection, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.messages import (

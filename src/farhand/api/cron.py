@@ -11,8 +11,9 @@ from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
 from farhand.gateway.cron import MAX_PREVIEW, MAX_WAIT_SECONDS, CronBook
-from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict, Outcome, new_call_id
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.open_call import Outcome, new_call_id
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ErrorKind, ToolError
 from farhand.store.database import StoreError

@@ -13,10 +13,11 @@ from farhand.api.about import EVENTS, JSON, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply, read_json
 from farhand.api.router import Route
 from farhand.api.streams import ClientWatch, until_gone
+from farhand.gateway.admission import Denied
 from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.direct import Direct, ItemFailed, NoModel, Read, Turn
-from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, Denied, IdempotencyConflict
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.machine.files import AlreadyThere, ForbiddenPath
 from farhand.protocol.calls import NULL

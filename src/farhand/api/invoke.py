@@ -9,16 +9,11 @@ from msgspec import UNSET, UnsetType
 
 from farhand.api.http import Problem, Reply, Request, read_json
 from farhand.api.streams import ClientWatch
+from farhand.gateway.admission import MAX_TIMEOUT_MS
 from farhand.gateway.credentials import Credential
-from farhand.gateway.gate import (
-    MAX_IDEMPOTENCY_KEY,
-    MAX_TIMEOUT_MS,
-    IdempotencyConflict,
-    OpenCall,
-    Outcome,
-    new_call_id,
-)
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError

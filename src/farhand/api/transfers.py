@@ -15,9 +15,10 @@ from farhand.api.about import About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
-from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict, new_call_id
+from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.native_transfer import transferred
+from farhand.gateway.open_call import new_call_id
 from farhand.gateway.own_ends import OwnReceiver, OwnSender
 from farhand.gateway.stream import Role
 from farhand.gateway.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd

@@ -16,11 +16,13 @@ import msgspec
 
 from farhand.agent.events import Completed, Event, StepStarted, TextDelta, ToolCalled, ToolEnded
 from farhand.agent.outcome import Outcome
+from farhand.gateway.admission import Denied
 from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
-from farhand.gateway.gate import Denied, IdempotencyConflict, OpenCall, new_call_id
-from farhand.gateway.gate import Outcome as CallOutcome
+from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.open_call import OpenCall, new_call_id
+from farhand.gateway.open_call import Outcome as CallOutcome
 from farhand.llm.messages import ToolUse, Usage
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import random
 import time
 from collections.abc import Callable
 
@@ -20,12 +18,14 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
+from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
-from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.credentials import Credential
+from farhand.gateway.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, Outcome, ended, failed, stopped, unknown
 from farhand.gateway.roster import Connection, Node, Roster
-from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult, ToolSpec
-from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
-from farhand.protocol.messages import ToolAck, ToolCancel, ToolRequest, ToolResponse, encode
+from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
@@ -33,9 +33,6 @@ from farhand.tools.tool import LEAVING, CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
 
-DEFAULT_TIMEOUT_MS = 300_000
-MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
-OWN_LIMIT_GRACE_MS = 10_000
 MAX_RUNNING_PER_NODE = 256
 MAX_OPEN_CALLS = 10_000
 CONFIRM_SECONDS = 3.0
@@ -48,98 +45,9 @@ MOST_ACKS = 64
 WRITE_AGAIN_SECONDS = 5.0
 MAX_IDEMPOTENCY_KEY = 256
 
-UNKNOWN = "outcome unknown:"
-NO_ERROR_GIVEN = "unknown node error"
-
-
-class Denied(NotAllowed):
-    """The caller's credential does not reach this tool."""
-
 
 class IdempotencyConflict(FarhandError):
     """An idempotency key came back with another request."""
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What the caller of a call is told."""
-
-    record: CallRecord
-    repeated: bool = False
-    """True when an earlier request with the same idempotency key made this call."""
-    raised: ToolError | None = None
-    """What the gate or a tool of the gateway's own raised just now; it may tell more than its kind."""
-
-    @property
-    def result(self) -> ToolResult:
-        record = self.record
-        if record.state is CallState.OK:
-            return ToolResult(ok=True, result=NULL if record.result is None else record.result)
-        return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
-
-
-class OpenCall:
-    """A call that has not ended."""
-
-    __slots__ = (
-        "deadline",
-        "listeners",
-        "node",
-        "over",
-        "own",
-        "raised",
-        "read_only",
-        "record",
-        "request",
-        "sent",
-        "started",
-        "stopping",
-        "task",
-        "told",
-        "waiters",
-    )
-
-    def __init__(
-        self, record: CallRecord, node: Node | None, request: bytes, read_only: bool, own: Tool | None = None
-    ) -> None:
-        self.record = record
-        self.node = node
-        self.own = own
-        """The gateway's own tool that runs it, where no node does."""
-        self.raised: ToolError | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.request = request
-        self.read_only = read_only
-        self.listeners: list[Callable[[CallRecord], None]] = []
-        self.told: CallRecord | None = None
-        """What whoever waits is told once the call is over."""
-        self.deadline: asyncio.TimerHandle | None = None
-        self.sent = False
-        self.over = False
-        """It has ended; its record says so once that is written down."""
-        self.started = time.perf_counter()
-        self.stopping: tuple[CallState, str] | None = None
-        self.waiters = 0
-
-    def ended(self) -> asyncio.Future[CallRecord]:
-        """A future of the caller's own: whoever cancels it takes it from nobody else."""
-        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
-        if self.told is not None:
-            future.set_result(self.told)
-        else:
-            self.listeners.append(lambda record: None if future.done() else future.set_result(record))
-        return future
-
-    def tell(self, record: CallRecord) -> None:
-        """Let everybody go who waits; the first word counts."""
-        if self.told is None:
-            self.told = record
-            for listener in self.listeners:
-                listener(record)
-
-    @property
-    def wanted(self) -> bool:
-        """Somebody waits for it, or was promised it."""
-        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None
 
 
 class Gate:
@@ -238,11 +146,11 @@ class Gate:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
             target = self._catalog.find(call.tool, own)
-            _allow(target, credential)
+            allow(target, credential)
             self._catalog.check(target, call)
-            timeout_ms = _timeout(call, target)
+            timeout_ms = time_limit(call, target)
             self._refuse_when_busy(target.node)
-            request = b"" if target.node is None else _request(call, target, target.node, timeout_ms)
+            request = b"" if target.node is None else request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
         refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff) else CallState.ERROR
@@ -265,7 +173,7 @@ class Gate:
             deadline_at=now + timeout_ms,
         )
         if refusal is not None:
-            record = _ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
+            record = ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
@@ -383,7 +291,7 @@ class Gate:
             return
         connection = opened.node.connection if opened.node else None
         if connection is None or connection.boot != opened.record.node_boot:
-            self._end(opened, CallState.ERROR, _failed("the node left before the call was sent; it did not run"))
+            self._end(opened, CallState.ERROR, failed("the node left before the call was sent; it did not run"))
             return
         if len(opened.request) > connection.max_request_bytes:
             self._end(
@@ -432,19 +340,19 @@ class Gate:
         except asyncio.CancelledError:
             if opened.stopping is None:
                 return  # the gateway itself is stopping: the call stays open in the record
-            result = _failed("stopped")
+            result = failed("stopped")
         except ToolError as error:
             opened.raised = error
             said = error.message
             result = ToolResult(ok=False, error=ToolFailure.of(error))
         except Exception as error:
             log.exception("tool %s failed on call %s", record.tool, record.id)
-            result = _failed(f"{record.tool} failed: {type(error).__name__}: {error}")
+            result = failed(f"{record.tool} failed: {type(error).__name__}: {error}")
         if result.ok:
             self._end(opened, CallState.OK, result)
         elif opened.stopping is not None:
             state, reason = opened.stopping
-            self._end(opened, state, _stopped(state, f"{reason}; {said}" if said else reason))
+            self._end(opened, state, stopped(state, f"{reason}; {said}" if said else reason))
         else:
             unknown = result.error is not None and result.error.message.startswith(UNKNOWN)
             self._end(opened, CallState.UNKNOWN if unknown else CallState.ERROR, result)
@@ -468,7 +376,7 @@ class Gate:
         if opened.stopping is not None and error.kind == ErrorKind.CANCELLED:
             state, reason = opened.stopping
             said = "" if error.message in ("", reason) else f"; node: {error.message}"
-            self._end(opened, state, _stopped(state, f"{reason}{said}"), connection)
+            self._end(opened, state, stopped(state, f"{reason}{said}"), connection)
             return
         state = CallState.UNKNOWN if error.message.startswith(UNKNOWN) else CallState.ERROR
         self._end(opened, state, ToolResult(ok=False, error=error), connection)
@@ -480,7 +388,7 @@ class Gate:
         node = opened.node
         if opened.own is None and opened.sent and (node is None or not node.online):
             where = f"node {opened.record.node_id!r}"
-            self._end(opened, CallState.UNKNOWN, _unknown(f"{where} did not come back before the deadline"))
+            self._end(opened, CallState.UNKNOWN, unknown(f"{where} did not come back before the deadline"))
             return
         seconds = (opened.record.deadline_at - opened.record.created_at) / 1000
         self._stop(opened, CallState.TIMEOUT, f"the call did not end within {seconds:g} s")
@@ -492,14 +400,14 @@ class Gate:
         opened.stopping = (state, reason)
         connection = opened.node.connection if opened.node else None
         if not opened.sent:
-            self._end(opened, state, _stopped(state, f"{reason}; it did not run"))
+            self._end(opened, state, stopped(state, f"{reason}; it did not run"))
         elif opened.task is not None:
             opened.task.cancel()
             self._confirm(opened)
         elif connection is None:
-            self._end(opened, state, _stopped(state, f"{reason}; its node is offline and is told when it returns"))
+            self._end(opened, state, stopped(state, f"{reason}; its node is offline and is told when it returns"))
         elif not connection.can_cancel:
-            self._end(opened, state, _stopped(state, f"{reason}; its node cannot be told and may still finish it"))
+            self._end(opened, state, stopped(state, f"{reason}; its node cannot be told and may still finish it"))
         else:
             connection.link.send(encode(ToolCancel(opened.record.id, reason)))
             self._confirm(opened)
@@ -513,7 +421,7 @@ class Gate:
         if opened.stopping is not None:
             state, reason = opened.stopping
             who = "node" if opened.own is None else "tool"
-            self._end(opened, state, _stopped(state, f"{reason}; the {who} was told and has not confirmed"))
+            self._end(opened, state, stopped(state, f"{reason}; the {who} was told and has not confirmed"))
 
     # -- nodes come and go ------------------------------------------------------------------------------
 
@@ -523,7 +431,7 @@ class Gate:
             return
         for opened in self._of(connection.node_id):
             if opened.sent:
-                self._end(opened, CallState.UNKNOWN, _unknown(f"node {connection.node_id!r} disconnected"))
+                self._end(opened, CallState.UNKNOWN, unknown(f"node {connection.node_id!r} disconnected"))
 
     def node_joined(self, connection: Connection) -> None:
         """Settle with a node that is back: send what never reached it, stop what nobody waits for any more."""
@@ -540,18 +448,18 @@ class Gate:
                 self._end(
                     opened,
                     CallState.UNKNOWN,
-                    _unknown(f"node {connection.node_id!r} was restarted while the call was open"),
+                    unknown(f"node {connection.node_id!r} was restarted while the call was open"),
                 )
             elif opened.stopping is not None:
                 state, reason = opened.stopping
-                self._end(opened, state, _stopped(state, f"{reason}; it did not run"))
+                self._end(opened, state, stopped(state, f"{reason}; it did not run"))
             elif opened.wanted or opened.record.id in earlier:
                 self._send(opened)
             else:
                 self._end(
                     opened,
                     CallState.ERROR,
-                    _failed("the call never reached its node and nobody waits; it did not run"),
+                    failed("the call never reached its node and nobody waits; it did not run"),
                 )
         if resume:
             if settled := [call_id for call_id in resume.earlier if call_id not in self._open]:
@@ -566,7 +474,7 @@ class Gate:
         for record in await self._database.read(calls.open_calls):
             own = None if record.route == "node" else self._catalog.own(record.tool)
             node = self._roster.nodes.get(record.node_id or "")
-            opened = OpenCall(record, node, _resend(record), read_only=False, own=own)
+            opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
             opened.sent = True
             opened.started -= max(0, now - record.created_at) / 1000
             self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
@@ -574,7 +482,7 @@ class Gate:
                 self._send(opened)
             elif record.node_boot is None:
                 where = f"node {record.node_id!r}" if record.route == "node" else repr(record.tool)
-                self._end(opened, CallState.UNKNOWN, _unknown(f"the gateway stopped while {where} ran the call"))
+                self._end(opened, CallState.UNKNOWN, unknown(f"the gateway stopped while {where} ran the call"))
         return sum(not opened.over for opened in self._open.values())
 
     @property
@@ -597,8 +505,8 @@ class Gate:
             if opened.task is not None and opened.stopping is None:
                 opened.task.cancel(LEAVING)
             if not opened.over:
-                left = _unknown("the gateway stopped before the call ended; ask for it again by its id")
-                opened.tell(_ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
+                left = unknown("the gateway stopped before the call ended; ask for it again by its id")
+                opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
 
     def _of(self, node_id: str) -> list[OpenCall]:
         return [opened for opened in self._open.values() if opened.record.node_id == node_id]
@@ -618,7 +526,7 @@ class Gate:
         if opened.node is not None:
             opened.node.running -= 1
             opened.node = None
-        self._write_end(opened, _ended(opened.record, state, result, self._roster.clock(), duration), connection)
+        self._write_end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
 
     def _write_end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
         # A result that its node still holds cannot be lost by a crash here: it is acknowledged, and so forgotten there,
@@ -639,8 +547,8 @@ class Gate:
                     self._acknowledge(connection, record.id)
             else:
                 log.error("the end of call %s could not be written down, trying again: %s", record.id, error)
-                lost = _unknown(f"the call ended, but its end could not be written down: {error}")
-                told = _ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
+                lost = unknown(f"the call ended, but its end could not be written down: {error}")
+                told = ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
                 if not self._closing:
                     loop = asyncio.get_running_loop()
                     loop.call_later(WRITE_AGAIN_SECONDS, self._write_end, opened, record, connection)
@@ -675,102 +583,3 @@ class Gate:
 
         if connection.current:
             self._database.flush().add_done_callback(synced)
-
-
-# An id is a name, not a secret: a generator that need not ask the kernel each time will do.
-_random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
-
-
-def new_call_id() -> str:
-    """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
-    at = time.time_ns() // 1_000_000
-    tail = f"{_random_bits(80):020x}"
-    return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
-
-
-def scope_of(spec: ToolSpec | None) -> Scope:
-    """A tool that says it only reads needs less than one that writes files, and any other more."""
-    if spec is not None and spec.read_only:
-        return Scope.TOOLS_READ
-    if spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
-        return Scope.TOOLS_WRITE
-    return Scope.TOOLS_EXEC
-
-
-def _allow(target: Target, credential: Credential) -> None:
-    """Raises Denied."""
-    needed = scope_of(target.spec)
-    if not credential.may(needed):
-        raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
-
-
-def _timeout(call: ToolCall, target: Target) -> int:
-    wanted = call.timeout_ms
-    if wanted is None:
-        spec = target.spec
-        wanted = (spec.timeout_ms if spec else None) or DEFAULT_TIMEOUT_MS
-        if spec is not None and spec.timeout_parameter is not None:
-            wanted = _own_limit(call, spec.timeout_parameter, wanted)
-    if not 1 <= wanted <= MAX_TIMEOUT_MS:
-        raise InvalidArgs(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted}")
-    return wanted
-
-
-def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
-    """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
-    args = read_arguments(call.args)
-    limit = args.get(parameter, default) if isinstance(args, dict) else default
-    if not isinstance(limit, int | float) or limit < 0:
-        return default
-    return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
-
-
-def _request(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
-    connection = node.connection
-    return encode(
-        ToolRequest(
-            request_id=call.id,
-            tool=target.tool,
-            args=call.args,
-            session_key=UNSET if call.session_key is None else call.session_key,
-            timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
-        )
-    )
-
-
-def _resend(record: CallRecord) -> bytes:
-    """The request of a call that was open when the gateway stopped, for a node that never got it."""
-    _, separator, bare = record.tool.partition("__")
-    return encode(
-        ToolRequest(
-            request_id=record.id,
-            tool=bare if separator else record.tool,
-            args=record.args,
-            session_key=UNSET if record.session_key is None else record.session_key,
-            timeout_ms=record.deadline_at - record.created_at,
-        )
-    )
-
-
-def _ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration: float) -> CallRecord:
-    return msgspec.structs.replace(
-        record,
-        state=state,
-        ended_at=now,
-        duration_ms=round(duration, 3),
-        result=result.result if result.ok else None,
-        error_kind=result.error.kind if result.error else None,
-        error_message=result.error.message if result.error else None,
-    )
-
-
-def _failed(message: str) -> ToolResult:
-    return ToolResult.failed("failed", message)
-
-
-def _unknown(message: str) -> ToolResult:
-    return ToolResult.failed("failed", f"{UNKNOWN} {message}")
-
-
-def _stopped(state: CallState, message: str) -> ToolResult:
-    return ToolResult.failed("timeout" if state is CallState.TIMEOUT else "cancelled", message)

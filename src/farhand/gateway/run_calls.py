@@ -11,9 +11,10 @@ import msgspec
 
 from farhand.agent.outcome import Outcome
 from farhand.gateway.credentials import Credential
-from farhand.gateway.gate import IdempotencyConflict, OpenCall, new_call_id
-from farhand.gateway.gate import Outcome as Ended
+from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.open_call import OpenCall, new_call_id
+from farhand.gateway.open_call import Outcome as Ended
 from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.names import join_tool, split_tool

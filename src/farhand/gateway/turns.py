@@ -19,9 +19,9 @@ from farhand.agent.tokens import text_tokens
 from farhand.agent.tool_search import ToolCost, ToolShelf
 from farhand.agent.tools import Call, ToolList, Tools
 from farhand.agent.transcript import interrupted, mend, unanswered
+from farhand.gateway.admission import scope_of
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Credential, Scope
-from farhand.gateway.gate import scope_of
 from farhand.gateway.hub import Hub
 from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import Recorded, Run, RunFailure, RunOutcome

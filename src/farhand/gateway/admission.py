@@ -1,0 +1,85 @@
+"""Whether a call may be made, how long it may take, and the frame that carries it to its node."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from farhand.gateway.catalog import Target, read_arguments
+from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.roster import Node
+from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.errors import InvalidArgs, NotAllowed
+from farhand.protocol.messages import ToolRequest, encode
+from farhand.store.calls import CallRecord
+
+DEFAULT_TIMEOUT_MS = 300_000
+MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
+OWN_LIMIT_GRACE_MS = 10_000
+
+
+class Denied(NotAllowed):
+    """The caller's credential does not reach this tool."""
+
+
+def scope_of(spec: ToolSpec | None) -> Scope:
+    """A tool that says it only reads needs less than one that writes files, and any other more."""
+    if spec is not None and spec.read_only:
+        return Scope.TOOLS_READ
+    if spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
+        return Scope.TOOLS_WRITE
+    return Scope.TOOLS_EXEC
+
+
+def allow(target: Target, credential: Credential) -> None:
+    """Raises Denied."""
+    needed = scope_of(target.spec)
+    if not credential.may(needed):
+        raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
+
+
+def time_limit(call: ToolCall, target: Target) -> int:
+    wanted = call.timeout_ms
+    if wanted is None:
+        spec = target.spec
+        wanted = (spec.timeout_ms if spec else None) or DEFAULT_TIMEOUT_MS
+        if spec is not None and spec.timeout_parameter is not None:
+            wanted = _own_limit(call, spec.timeout_parameter, wanted)
+    if not 1 <= wanted <= MAX_TIMEOUT_MS:
+        raise InvalidArgs(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted}")
+    return wanted
+
+
+def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
+    """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
+    args = read_arguments(call.args)
+    limit = args.get(parameter, default) if isinstance(args, dict) else default
+    if not isinstance(limit, int | float) or limit < 0:
+        return default
+    return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
+
+
+def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
+    connection = node.connection
+    return encode(
+        ToolRequest(
+            request_id=call.id,
+            tool=target.tool,
+            args=call.args,
+            session_key=UNSET if call.session_key is None else call.session_key,
+            timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
+        )
+    )
+
+
+def repeated_frame(record: CallRecord) -> bytes:
+    """The request of a call that was open when the gateway stopped, for a node that never got it."""
+    _, separator, bare = record.tool.partition("__")
+    return encode(
+        ToolRequest(
+            request_id=record.id,
+            tool=bare if separator else record.tool,
+            args=record.args,
+            session_key=UNSET if record.session_key is None else record.session_key,
+            timeout_ms=record.deadline_at - record.created_at,
+        )
+    )

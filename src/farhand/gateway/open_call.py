@@ -1,0 +1,137 @@
+"""A call from the moment it is allowed until its one end, and how that end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from farhand.gateway.roster import Node
+from farhand.protocol.calls import NULL, ToolResult
+from farhand.protocol.errors import ToolError
+from farhand.store.calls import CallRecord, CallState
+from farhand.tools.tool import Tool
+
+UNKNOWN = "outcome unknown:"
+NO_ERROR_GIVEN = "unknown node error"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the caller of a call is told."""
+
+    record: CallRecord
+    repeated: bool = False
+    """True when an earlier request with the same idempotency key made this call."""
+    raised: ToolError | None = None
+    """What the gate or a tool of the gateway's own raised just now; it may tell more than its kind."""
+
+    @property
+    def result(self) -> ToolResult:
+        record = self.record
+        if record.state is CallState.OK:
+            return ToolResult(ok=True, result=NULL if record.result is None else record.result)
+        return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
+
+
+class OpenCall:
+    """A call that has not ended."""
+
+    __slots__ = (
+        "deadline",
+        "listeners",
+        "node",
+        "over",
+        "own",
+        "raised",
+        "read_only",
+        "record",
+        "request",
+        "sent",
+        "started",
+        "stopping",
+        "task",
+        "told",
+        "waiters",
+    )
+
+    def __init__(
+        self, record: CallRecord, node: Node | None, request: bytes, read_only: bool, own: Tool | None = None
+    ) -> None:
+        self.record = record
+        self.node = node
+        self.own = own
+        """The gateway's own tool that runs it, where no node does."""
+        self.raised: ToolError | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.request = request
+        self.read_only = read_only
+        self.listeners: list[Callable[[CallRecord], None]] = []
+        self.told: CallRecord | None = None
+        """What whoever waits is told once the call is over."""
+        self.deadline: asyncio.TimerHandle | None = None
+        self.sent = False
+        self.over = False
+        """It has ended; its record says so once that is written down."""
+        self.started = time.perf_counter()
+        self.stopping: tuple[CallState, str] | None = None
+        self.waiters = 0
+
+    def ended(self) -> asyncio.Future[CallRecord]:
+        """A future of the caller's own: whoever cancels it takes it from nobody else."""
+        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        if self.told is not None:
+            future.set_result(self.told)
+        else:
+            self.listeners.append(lambda record: None if future.done() else future.set_result(record))
+        return future
+
+    def tell(self, record: CallRecord) -> None:
+        """Let everybody go who waits; the first word counts."""
+        if self.told is None:
+            self.told = record
+            for listener in self.listeners:
+                listener(record)
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for it, or was promised it."""
+        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None
+
+
+def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration: float) -> CallRecord:
+    return msgspec.structs.replace(
+        record,
+        state=state,
+        ended_at=now,
+        duration_ms=round(duration, 3),
+        result=result.result if result.ok else None,
+        error_kind=result.error.kind if result.error else None,
+        error_message=result.error.message if result.error else None,
+    )
+
+
+def failed(message: str) -> ToolResult:
+    return ToolResult.failed("failed", message)
+
+
+def unknown(message: str) -> ToolResult:
+    return ToolResult.failed("failed", f"{UNKNOWN} {message}")
+
+
+def stopped(state: CallState, message: str) -> ToolResult:
+    return ToolResult.failed("timeout" if state is CallState.TIMEOUT else "cancelled", message)
+
+
+# An id is a name, not a secret: a generator that need not ask the kernel each time will do.
+_random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
+
+
+def new_call_id() -> str:
+    """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
+    at = time.time_ns() // 1_000_000
+    tail = f"{_random_bits(80):020x}"
+    return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
