@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.harness import Answer, GatewayProcess, wait_until
+from tests.model_server import ModelServer, Reply, Request
+from tests.model_server import text as says
 
 
 class Door:
@@ -781,3 +783,28 @@ def test_without_a_model_the_answer_says_what_to_set(door: Door, fields: dict[st
         error = answer.json()["error"]
         assert (answer.status, error["code"]) == (503, "model_not_configured")
         assert all(name in error["message"] for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "FARHAND_MODEL"))
+
+
+def test_with_a_model_the_agent_answers_in_a_session_of_the_chat(tmp_path: Path) -> None:
+    replies = [says("Hello."), says("You said hi."), says("Afresh.")]
+
+    def answer(_request: Request) -> Reply | None:
+        return replies.pop(0)
+
+    with ModelServer(answer=answer) as model, GatewayProcess(tmp_path / "home", env=model.environment) as gateway:
+        door = Door(gateway, tmp_path / "home" / "agents" / "main")
+        first = door.post("hi")
+        assert (first.status, first.json()["reply"]) == (200, "Hello."), first
+        events = events_of(door.post("what did I say?", stream=True))
+        assert events[-1]["type"] == "completed" and events[-1]["reply"] == "You said hi."
+        assert "".join(event["delta"] for event in events if event["type"] == "assistant_delta") == "You said hi."
+        assert door.said() == [
+            ("user", "hi"),
+            ("assistant", "Hello."),
+            ("user", "what did I say?"),
+            ("assistant", "You said hi."),
+        ]
+        assert b"Hello." in model.requests[-1].body
+        door.post("/new")
+        assert door.post("again").json()["reply"] == "Afresh."
+        assert b"Hello." not in model.requests[-1].body
