@@ -224,6 +224,23 @@ def test_while_a_run_is_under_way_its_job_starts_no_other(tmp_path: Path) -> Non
     run(tmp_path, test)
 
 
+def test_a_slot_that_waited_longer_than_its_window_is_let_go(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        await house.add("a", Every(10 * MINUTE, T0), missed="window", window_seconds=60)
+        house.gate.clear()
+        house.move(T0 + 10 * MINUTE)
+        await house.tick(wait=False)
+        house.move(T0 + 20 * MINUTE)
+        await house.tick(wait=False)
+        house.move(T0 + 22 * MINUTE)
+        house.gate.set()
+        await until(lambda: not house.scheduler._runs)
+        await house.tick()
+        assert [status for _, status in house.slots("a")] == ["ok", "skipped"]
+
+    run(tmp_path, test)
+
+
 def test_no_more_runs_at_once_than_the_settings_allow(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         for number in range(5):
@@ -443,6 +460,18 @@ def test_another_time_zone_of_the_user_holds_from_the_next_start(tmp_path: Path)
         assert (users.next_at - own.next_at) % (24 * HOUR) == 15 * HOUR
 
     run(tmp_path, test)
+
+
+def test_the_history_of_a_job_that_never_runs_is_bounded_too(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        house.away = {"laptop"}
+        await house.add("a", Every(MINUTE, T0), node="laptop")
+        for minute in range(1, 30):
+            house.move(T0 + minute * MINUTE)
+            await house.tick()
+        assert [status for _, status in house.slots("a")] == ["missed"] * 5 + ["waiting"]
+
+    run(tmp_path, test, keep_runs=5)
 
 
 # -- the clock --------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class AgentTurns:
                     text,
                     origin=f"cron:{job.id}",
                     options=RunOptions(model=model, thinking=cast(Thinking | None, thinking), fresh=fresh),
+                    kind="cron" if fresh else "chat",
                     title=job.name if fresh else "",
                     run_id=run_id,
                     commands_too=False,
@@ -82,6 +83,5 @@ class AgentTurns:
         if run.joined is not None:
             return  # it is part of somebody else's run by now, which is not ours to end
         self._sessions.ask_to_stop(run, RunState.STOPPED, "its scheduled job ended it")
-        if self._sessions.current(run.session_key) is run:
-            with contextlib.suppress(Failed):
-                await run.reply()
+        with contextlib.suppress(Failed):
+            await run.reply()

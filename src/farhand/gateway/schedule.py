@@ -30,9 +30,10 @@ from zoneinfo import ZoneInfo
 import apsw
 import msgspec
 
-from farhand.gateway.moments import DAY_MS, next_slot, slots_between
+from farhand.gateway.accounting import JUMP_MS, account, close_one_shot, take
+from farhand.gateway.moments import DAY_MS, next_slot
 from farhand.store import cron
-from farhand.store.cron import At, Job, Slot, SlotStatus
+from farhand.store.cron import Job, Slot, SlotStatus
 from farhand.store.database import Database, StoreError
 from farhand.store.events import append_event
 
@@ -42,12 +43,6 @@ T = TypeVar("T")
 
 POLL_SECONDS = 5.0
 """How often the clock and what other schedulers wrote is looked at, when nothing is due before."""
-GRACE_MS = 60_000
-"""How late a job that does not want its slots late may still start: a restart is no reason to lose one."""
-LATE_MS = 10_000
-JUMP_MS = 5_000
-MOST_ROWS = 100
-"""How many slots that passed are recorded one by one, newest first; one row stands for those before."""
 LEASE_SECONDS = 20.0
 """A holder that showed no life for so long is taken for dead."""
 KEEP_ORPHANS_MS = 30 * DAY_MS
@@ -237,106 +232,29 @@ class Scheduler:
         return await asyncio.shield(task)
 
     async def _advance(self, only: str | None) -> list[Run]:
-        now = clock()
-        if not await self._database.read(lambda store: cron.pressing(store, now, now + JUMP_MS)):
+        if not await self._database.read(lambda store: cron.pressing(store, clock(), clock() + JUMP_MS)):
             return []
 
         def record(store: apsw.Connection) -> list[tuple[Job, Slot]]:
+            now = clock()  # here, where nobody else writes: another one's cursor is never ahead of it
             begun: list[tuple[Job, Slot]] = []
             with store:  # all of it or nothing
                 for job in cron.due_jobs(store, now, now + JUMP_MS):
-                    self._account(store, job, now)
+                    account(store, job, now, self.zone, self.settings.keep_runs)
                 if not self._stopping:
-                    begun = self._take(store, now, only)
+                    begun = take(
+                        store,
+                        now,
+                        holder=self._holder,
+                        room=self.settings.max_concurrent - len(self._runs),
+                        since=self._started,
+                        only=only,
+                        reachable=self._reachable,
+                    )
             return begun
 
         begun = await self._database.write(record)
         return [self._begin(job, slot) for job, slot in begun]
-
-    # -- accounting -------------------------------------------------------------------------------------
-
-    def _account(self, store: apsw.Connection, job: Job, now: int) -> None:
-        """Give each slot between the job's cursor and now its row."""
-        # A clock that was days ahead was wrong: better run a slot's hour twice in years than nothing until then.
-        earliest = max(now, job.floor) if job.floor - now < DAY_MS else now
-        cursor = job.cursor
-        if cursor > earliest + JUMP_MS:
-            dropped = cron.forget_unrun(store, job.id, now)
-            append_event(store, now, "cron.rewound", job.id, {"from": cursor, "to": earliest, "dropped": dropped})
-            cursor = earliest
-        slots, more = slots_between(job.schedule, cursor, now, self.zone, MOST_ROWS)
-        slots = [slot for slot in slots if cron.find_slot(store, job.id, slot) is None]
-        open_slots = [slot for slot in cron.open_slots(store) if slot.job == job.id]
-        statuses = self._fates(job, slots, now, open_slots)
-        if more and slots:
-            # The row before the first one that has its own stands for all the others.
-            older = _row(job, slots[0] - 1, now, SlotStatus.MISSED, _PASSED)
-            cron.add_slot(store, msgspec.structs.replace(older, since=cursor))
-        for slot, (status, error) in zip(slots, statuses, strict=True):
-            cron.add_slot(store, _row(job, slot, now, status, error))
-        wanted = [slot for slot, (status, _) in zip(slots, statuses, strict=True) if status is SlotStatus.WAITING]
-        if wanted and job.missed in ("once", "window"):
-            for earlier in open_slots:
-                if earlier.status is SlotStatus.WAITING and earlier.cause == "schedule":
-                    cron.end_slot(store, earlier, SlotStatus.MISSED, now, error="a later slot took its place")
-        cron.move_cursor(store, job.id, max(now, cursor), next_slot(job.schedule, max(now, cursor), self.zone))
-        lost = len(slots) - len(wanted)
-        if lost or more:
-            data = {"name": job.name, "slots": lost, "more": more, "policy": job.missed}
-            append_event(store, now, "cron.missed", job.id, data)
-        if isinstance(job.schedule, At) and not wanted and not open_slots:
-            cron.disable_job(store, job.id)
-
-    def _fates(
-        self, job: Job, slots: list[int], now: int, open_slots: list[Slot]
-    ) -> list[tuple[SlotStatus, str | None]]:
-        """What becomes of slots whose time has come, by the job's own policy; oldest first."""
-        wait: tuple[SlotStatus, str | None] = (SlotStatus.WAITING, None)
-        missed = (SlotStatus.MISSED, _PASSED)
-        if not slots:
-            return []
-        if job.missed == "all":
-            surplus = min(len(slots), max(0, len(slots) + len(open_slots) - MOST_ROWS))
-            return [wait] * (len(slots) - surplus) + [(SlotStatus.MISSED, "too many slots wait already")] * surplus
-        newest = wait
-        if job.missed == "skip":
-            if open_slots:
-                newest = (SlotStatus.SKIPPED, "the run before it had not ended")
-            elif now - slots[-1] > GRACE_MS:
-                newest = missed
-        elif job.missed == "window" and now - slots[-1] > _window(job):
-            newest = (SlotStatus.MISSED, f"it is older than the job's window of {job.window_seconds:g} s")
-        return [missed] * (len(slots) - 1) + [newest]
-
-    def _take(self, store: apsw.Connection, now: int, only: str | None) -> list[tuple[Job, Slot]]:
-        """Claim the slots that can start now."""
-        opened = cron.open_slots(store)
-        busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}
-        room = self.settings.max_concurrent - len(self._runs)
-        begun: list[tuple[Job, Slot]] = []
-        for slot in opened:
-            if slot.status is not SlotStatus.WAITING or slot.job in busy or only not in (None, slot.job):
-                continue
-            job = cron.find_job(store, slot.job)
-            if job is None or not job.enabled:
-                _skip(store, slot, now, "job disabled")
-                continue
-            away = not self._reachable(job)
-            if away or room <= 0:
-                limit = {"skip": GRACE_MS, "window": _window(job)}.get(job.missed)
-                if limit is not None and now - slot.slot > limit:
-                    why = f"{_pinned(job)} was not connected" if away else "too many other runs were under way"
-                    _skip(store, slot, now, why)
-                continue
-            late = slot.slot < self._started or now - slot.slot > LATE_MS
-            if cron.take_slot(store, job.id, slot.slot, self._holder, now, late):
-                taken = cron.find_slot(store, job.id, slot.slot)
-                assert taken is not None
-                append_event(store, now, "cron.started", job.id, {"name": job.name, "slot": slot.slot, "late": late})
-                begun.append((job, taken))
-                busy.add(job.id)
-                room -= 1
-        return begun
 
     async def _take_up(self, slot: Slot) -> bool:
         """Go on with a slot whose holder is gone."""
@@ -467,7 +385,7 @@ class Scheduler:
                 append_event(store, now, "cron.failing", slot.job, data)
             elif failing and ended.status is SlotStatus.OK:
                 append_event(store, now, "cron.recovered", slot.job, data)
-            _close_one_shot(store, slot, ended.status)
+            close_one_shot(store, slot, ended.status)
             cron.prune_history(store, slot.job, keep)
             return job if failed and not failing else None
 
@@ -515,47 +433,5 @@ def clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-_PASSED = "its time passed while nothing could run it"
-
-
 def _vanished() -> Ended:
     return Ended(SlotStatus.UNKNOWN, "outcome unknown: the scheduler that ran it vanished; it is not run again")
-
-
-def _row(job: Job, slot: int, now: int, status: SlotStatus, error: str | None) -> Slot:
-    over = status is not SlotStatus.WAITING
-    return Slot(
-        job=job.id,
-        slot=slot,
-        name=job.name,
-        agent_id=job.agent_id,
-        status=status,
-        recorded_at=now,
-        late=status is SlotStatus.MISSED,
-        ended_at=now if over else None,
-        error=error,
-    )
-
-
-def _skip(store: apsw.Connection, slot: Slot, now: int, why: str) -> None:
-    cron.end_slot(store, slot, SlotStatus.SKIPPED, now, error=why)
-    append_event(store, now, "cron.missed", slot.job, {"name": slot.name, "slots": 1, "reason": why})
-    _close_one_shot(store, slot, SlotStatus.SKIPPED)
-
-
-def _close_one_shot(store: apsw.Connection, slot: Slot, status: SlotStatus) -> None:
-    job = cron.find_job(store, slot.job)
-    if job is None or not isinstance(job.schedule, At):
-        return
-    if status is SlotStatus.OK and job.delete_after_run:
-        cron.remove_job(store, job.id, history=False)
-    elif slot.cause == "schedule" and job.next_at is None:
-        cron.disable_job(store, job.id)
-
-
-def _window(job: Job) -> float:
-    return (job.window_seconds or 0) * 1000
-
-
-def _pinned(job: Job) -> str:
-    return f"node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"
