@@ -176,6 +176,12 @@ def test_without_an_agent_it_is_main(gateway: GatewayProcess) -> None:
     assert (gateway.home / "agents" / "main" / "m.md").read_text() == "x"
 
 
+def test_a_session_works_in_the_workspace_of_its_agent(gateway: GatewayProcess, files: Files) -> None:
+    args = {"path": "s.md", "content": "x"}
+    assert gateway.invoke("gsv__WriteFile", args, session_key=f"agent:{files.agent}:main")["ok"]
+    assert files.ok("ReadFile", path="s.md")["content"] == "x"
+
+
 @pytest.mark.parametrize("agent_id", ["..", "a/b", "../main", "", ".", "a\u0000b", "x" * 65, "-a", "a..b"])
 def test_an_agent_id_is_no_path(gateway: GatewayProcess, agent_id: str) -> None:
     answer = gateway.invoke("gsv__WriteFile", {"path": "x.md", "content": "x"}, agent_id=agent_id)
@@ -477,6 +483,7 @@ def test_the_full_config_is_masked(gateway: GatewayProcess) -> None:
         ("log", {"level": "info"}),
         ("skills.entries.forbidden.enabled", False),
         ("gateway.tlsKey", ""),
+        ("session.dmScope", "main"),
         ("gateway.hosts.7", None),
         ("gateway.nothing.at.all", None),
         ("nothing", None),
@@ -486,10 +493,16 @@ def test_config_by_path(gateway: GatewayProcess, path: str, value: Any) -> None:
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": value}
 
 
+@pytest.mark.parametrize("path", ["", " ", None])
+def test_no_path_is_the_full_config(gateway: GatewayProcess, path: str | None) -> None:
+    assert list(gateway.invoke("gsv__ConfigGet", {"path": path})["result"]) == ["config"]
+
+
 def test_the_config_command(gateway: GatewayProcess) -> None:
     assert json.loads(cli(gateway, "config", "--json"))["config"]["log"] == {"level": "info"}
     assert cli(gateway, "config", "get", "gateway.hosts.0").strip() == "farhand.example"
     assert json.loads(cli(gateway, "config", "get", "log", "--json")) == {"path": "log", "value": {"level": "info"}}
+    assert cli(gateway, "config", "get", "nothing", status=1) == ""
 
 
 def cli(gateway: GatewayProcess, *arguments: str, status: int = 0) -> str:

@@ -29,7 +29,9 @@ def test_texts(text: str, expected: str) -> None:
     assert masked_text(text) == expected
 
 
-@pytest.mark.parametrize("name", ["token", "apiKeys", "bot_token", "SMTP_PASSWORD", "secret", "access-token", "key"])
+@pytest.mark.parametrize(
+    "name", ["token", "apiKeys", "bot_token", "SMTP_PASSWORD", "secret", "access-token", "key", "X-Auth-Key"]
+)
 def test_names_of_secrets(name: str) -> None:
     assert names_a_secret(name)
 

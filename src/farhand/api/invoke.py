@@ -14,6 +14,7 @@ from farhand.gateway.credentials import Credential
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.session_keys import agent_id, agent_of
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError
@@ -124,9 +125,14 @@ def _call(wanted: InvokeRequest) -> ToolCall:
         tool=wanted.tool,
         args=wanted.args,
         session_key=wanted.session_key,
-        agent_id=wanted.agent_id,
+        agent_id=wanted.agent_id or _agent(wanted.session_key),
         timeout_ms=wanted.timeout_ms,
     )
+
+
+def _agent(session_key: str | None) -> str | None:
+    """Whose session it is, where the key says so: `agent:helper:main` works in helper's workspace."""
+    return agent_id(agent_of(session_key)) if session_key and session_key.startswith("agent:") else None
 
 
 def _not_recorded(error: Exception) -> Problem:

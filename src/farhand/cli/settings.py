@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from farhand.cli.client import Client, ClientError, client_command
-from farhand.cli.screen import json_text, plain_lines, show_json
+from farhand.cli.screen import json_text, plain_lines, remark, show_json
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
@@ -47,6 +47,8 @@ def get(path: str, client: Client, as_json: bool) -> int:
         show_json(result)
     elif value is not None:
         print(plain_lines(value) if isinstance(value, str) else json_text(value))
+    else:
+        remark(f"farhand: nothing is set at {path!r}; `farhand config` shows all settings")
     return 0 if value is not None else 1
 
 

@@ -31,7 +31,7 @@ class Settings:
     async def config_get(self, path: ConfigPath = None) -> dict[str, Any]:
         """Inspect the Gateway configuration. Sensitive values are masked."""
         shown = masked(self._values())
-        return {"config": shown} if path is None else {"path": path, "value": find(shown, path)}
+        return {"path": path, "value": find(shown, path)} if path and path.strip() else {"config": shown}
 
     def holds(self, path: str) -> bool:
         """Whether something is set at a dotted path."""
@@ -39,7 +39,7 @@ class Settings:
 
 
 def find(values: Any, path: str) -> Any:
-    """The value at a dotted path, or None. A name may have dots itself; `dmScope` finds `dm_scope`."""
+    """The value at a dotted path, or None. A name may have dots itself; `session.dmScope` finds `sessions.dm_scope`."""
     parts = [part for part in path.strip().split(".") if part]
     return _find(values, parts)
 
@@ -54,7 +54,7 @@ def _find(value: Any, parts: list[str]) -> Any:
     if isinstance(value, Mapping):
         for count in range(1, len(parts) + 1):
             name = ".".join(parts[:count])
-            for spelling in (name, snake_case(name)):
+            for spelling in (name, snake_case(name), f"{snake_case(name)}s"):
                 if spelling in value:
                     return _find(value[spelling], parts[count:])
     return None

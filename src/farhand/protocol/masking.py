@@ -22,7 +22,7 @@ _IN_TEXT: Final = re.compile(
 )
 _IN_URL: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(@)", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile(
-    r"(?:^|_)(?:tokens?|secrets?|passwords?|passwd|passphrase|(?:api|access|private|secret|signing|encryption)_?keys?"
+    r"(?:^|_)(?:tokens?|secrets?|passwords?|passwd|passphrase|(?:api|access|private|secret|signing|encryption|auth|subscription|account|shared|master)_?keys?"
     r"|apikeys?|credentials?|authorization|cookies?|dsn|webhook_url)$|^key$"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
