@@ -146,7 +146,7 @@ def test_a_folder_does_not_replace_a_file_nor_the_other_way_round(pair: Pair) ->
     (pair.left.workspace / "folder").mkdir()
     (pair.left.workspace / "folder" / "x").write_text("x")
     (pair.right.workspace / "afile").write_text("keep")
-    pair.fails("left:folder", "type:right:afile", "not_found")
+    pair.fails("left:folder", "type:right:afile", "failed")
     assert (pair.right.workspace / "afile").read_text() == "keep"
 
 
@@ -162,6 +162,7 @@ def test_a_folder_does_not_replace_a_file_nor_the_other_way_round(pair: Pair) ->
         ("gsv:a", "gsv:b", "invalid_args", "Cannot transfer from gsv to gsv"),
         ("left:missing.txt", "type:right:x", "not_found", "missing.txt"),
         ("left:/dev/zero", "type:right:x", "failed", "device"),
+        ("left:/proc/self/status", "type:right:x", "failed", "does not say how long it is"),
         ("left:small", "type:right:/proc/nothing/x", "not_found", ""),
     ],
 )

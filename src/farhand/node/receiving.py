@@ -138,7 +138,7 @@ class Arrival:
             self._manifest = self._kept_manifest(note)
             self._put_in_place()
             return
-        with told("write", place.path):
+        with told("write", place.path, missing=Failed):
             self._check_target()
         again = note is not None and note.manifest_digest == offer.manifest_digest
         # After a crash of the machine the end of what was written may be missing or blank: a file's digest tells in

@@ -49,8 +49,14 @@ class Parcel:
                 kept.write_bytes(self._manifest.encoded)
         else:
             with files.open(path) as file:
+                head = file.read(HEAD)
                 status = os.fstat(file.fileno())
-                mime = _mime(file.read(HEAD), self._place.path)
+                mime = _mime(head, self._place.path)
+            if head and not status.st_size:
+                raise Failed(
+                    f"Failed to read '{shown(self._place.path)}': the system does not say how long it is, as for files "
+                    "in /proc; write its content to a file of its own first"
+                )
             self._manifest = Manifest([_file_entry("", status)])
         self.offer = TransferOffer(
             name=shown(os.path.basename(self._place.path)) or "root",  # noqa: PTH119
