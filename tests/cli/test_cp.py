@@ -62,6 +62,30 @@ def test_folders_both_ways(node: NodeProcess, tmp_path: Path) -> None:
     assert (tmp_path / "tree" / "in" / "tree" / "in" / "x").read_text() == "x"
 
 
+def test_a_folder_goes_into_one_that_is_there_and_its_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "run").write_text("#!/bin/sh\n")
+    (tmp_path / "kit" / "run").chmod(0o755)
+    (node.workspace / "place").mkdir()
+    done(node, "kit", "box:place", cwd=tmp_path)
+    assert [path.name for path in (node.workspace / "place").iterdir()] == ["kit"]
+    assert os.access(node.workspace / "place" / "kit" / "run", os.X_OK)
+
+
+def test_what_a_folder_holds_that_is_not_copied_is_said(node: NodeProcess, tmp_path: Path) -> None:
+    (tmp_path / "odd" / "hollow").mkdir(parents=True)
+    (tmp_path / "odd" / "file").write_text("x")
+    (tmp_path / "odd" / "away").symlink_to("hollow")
+    os.mkfifo(tmp_path / "odd" / "pipe")
+    finished = cp(node, "odd", "box:odd", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert finished.stderr.splitlines()[:-1] == [
+        "left out: away is a link",
+        "left out: hollow is an empty folder",
+        "left out: pipe is not a file",
+    ]
+
+
 def test_what_is_said_without_json(node: NodeProcess) -> None:
     (node.workspace / "said").write_text("said")
     finished = cp(node, "box:said", "box:said-again")

@@ -53,17 +53,17 @@ class TransferRequest(msgspec.Struct):
 class UploadSender(OwnSender):
     """The body of a request. It comes once: when the other end goes away, the upload has failed."""
 
-    def __init__(self, name: str, size: int, body: AsyncIterator[bytes]) -> None:
+    def __init__(self, name: str, entry: Entry, body: AsyncIterator[bytes]) -> None:
         super().__init__()
         self._name = name
-        self._size = size
+        self._entry = entry
         self._body = body
         self._read = False
 
     async def describe(self) -> tuple[str, list[Entry], str | None]:
         if self._read:
             raise Failed("the destination went away during the upload; begin again")
-        return self._name, [Entry("", EntryKind.FILE, self._size)], mimetypes.guess_type(self._name)[0]
+        return self._name, [self._entry], mimetypes.guess_type(self._name)[0]
 
     async def content(self, _entry: Entry, _offset: int) -> AsyncIterator[bytes]:
         self._read = True
@@ -156,7 +156,11 @@ def transfer_routes(hub: Hub) -> list[Route]:
             about=About(
                 "The body becomes a file of a machine.",
                 takes="*/*",
-                query=(DESTINATION, Query("name", "What it is called where the destination is a folder.")),
+                query=(
+                    DESTINATION,
+                    Query("name", "What it is called where the destination is a folder."),
+                    Query("executable", "`1`: a new file may be run."),
+                ),
                 errors=(411, *FAILURES),
             ),
         ),
@@ -243,7 +247,8 @@ class TransferDoors:
         size = request.header(b"content-length")
         if size is None or not size.isdecimal():
             raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
-        sender = UploadSender(request.query("name") or "upload", int(size), request.stream())
+        entry = Entry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
+        sender = UploadSender(request.query("name") or "upload", entry, request.stream())
         begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})
         record = await self._hub.transfers.wait(begun)
         try:

@@ -94,16 +94,48 @@ def _put(
 ) -> dict[str, Any]:
     if not local.is_dir():
         return {**_put_file(client, local, destination, agent, show, 0, None), "source": source}
-    files = sorted(path for path in local.rglob("*") if path.is_file())
+    files = _files(local)
     total = sum(path.stat().st_size for path in files)
     if not files:
         raise ClientError("not_found", f"the folder {local} has no files")
-    base = f"{destination.rstrip('/')}/{local.resolve().name}" if destination.endswith("/") else destination
+    base = destination
+    if destination.endswith("/") or _is_folder(client, destination, agent):
+        base = f"{destination.rstrip('/')}/{local.resolve().name}"
     done = 0
     for path in files:
         inner = path.relative_to(local).as_posix()
         done += _put_file(client, path, f"{base}/{inner}", agent, show, done, total)["bytesTransferred"]
     return {"source": source, "destination": destination, "bytesTransferred": done, "files": len(files)}
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files beneath; what is none and holds none is left out, and that is said."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files.append(path)
+        elif path.is_symlink():
+            _left_out(path.relative_to(folder).as_posix(), "a link")
+        elif not path.is_dir():
+            _left_out(path.relative_to(folder).as_posix(), "not a file")
+        elif not any(path.iterdir()):
+            _left_out(path.relative_to(folder).as_posix(), "an empty folder")
+    return files
+
+
+def _left_out(path: str, what: str) -> None:
+    remark(f"left out: {plain_lines(path)} is {what}")
+
+
+def _is_folder(client: Client, endpoint: str, agent: str | None) -> bool:
+    try:
+        return bool(client.get(f"/v1/transfers/manifest?{_query(source=endpoint, agent=agent)}").value["folder"])
+    except ClientError as error:
+        if error.code == "failed":
+            return True  # it is there, and holds what cannot be listed
+        if error.code == "not_found":
+            return False
+        raise
 
 
 def _put_file(
@@ -115,7 +147,9 @@ def _put_file(
         code = "not_found" if isinstance(error, FileNotFoundError) else "failed"
         raise ClientError(code, f"{local} cannot be read: {error.strerror}") from None
     with file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
+        executable = "1" if status.st_mode & 0o100 else None
 
         def pieces() -> Iterator[bytes]:
             done = 0
@@ -124,7 +158,7 @@ def _put_file(
                 done += len(piece)
                 show(before + done, size if total is None else total)
 
-        query = _query(destination=destination, name=local.name, agent=agent)
+        query = _query(destination=destination, name=local.name, executable=executable, agent=agent)
         answer = client.request("PUT", f"/v1/transfers/content?{query}", Upload(size, pieces()), seconds=None)
     return dict(answer.value)
 
@@ -155,7 +189,7 @@ def _fetch(client: Client, source: str, destination: str, agent: str | None, sho
             if entry["executable"]:
                 target.chmod(target.stat().st_mode | 0o100)
         else:
-            remark(f"left out: {plain_lines(entry['path'])} is a link")
+            _left_out(entry["path"], "a link")
     return {"source": source, "destination": destination, "bytesTransferred": done, "files": found["files"]}
 
 

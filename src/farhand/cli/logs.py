@@ -34,7 +34,8 @@ def logs(node_id: str, lines: int, raw: bool, client: Client, as_json: bool) -> 
     for line in answer.value["lines"]:
         print(plain(line) if raw else _shown(line))
     if answer.value["truncated"]:
-        remark(f"only the newest {answer.value['count']} lines; --lines shows more")
+        count = answer.value["count"]
+        remark(f"only the newest {'line' if count == 1 else f'{count} lines'}; --lines shows more")
 
 
 def _shown(line: str) -> str:

@@ -64,7 +64,8 @@ def add(folder: Path, agent: str | None, client: Client, as_json: bool) -> None:
     if as_json:
         show_json({"name": name, "agent": agent, "files": len(files)})
     else:
-        print(f"added {plain(name)} ({len(files)} files) for {plain(agent) if agent else 'every agent'}")
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        print(f"added {plain(name)} ({count}) for {plain(agent) if agent else 'every agent'}")
 
 
 @skills.command()
