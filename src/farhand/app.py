@@ -43,6 +43,7 @@ from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.confinement import sandbox_of
 from farhand.gateway.agents import Agents
+from farhand.gateway.backups import Backups, BackupSettings
 from farhand.gateway.cron_tools import cron_tools
 from farhand.gateway.direct import Direct
 from farhand.gateway.hub import Hub
@@ -131,7 +132,7 @@ class Gateway:
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
         """Serve until SIGTERM or SIGINT. Calls `ready` once requests are answered. Raises FarhandError."""
-        with _only_one(self._home):
+        with only_one(self._home):
             listener = _listen(self._section.host, self._section.port)
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
             try:
@@ -144,6 +145,9 @@ class Gateway:
                     assert self._scheduler is not None
                     await stack.enter_async_context(self._scheduler)
                     await self.messaging.start()
+                    copies = self._config.backup
+                    settings = BackupSettings(copies.every_seconds, copies.keep)
+                    await stack.enter_async_context(Backups(hub, self._home, settings))
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -381,7 +385,7 @@ def open_objects(home: Path, section: ObjectsSection) -> Objects:
 
 
 @contextlib.contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def only_one(home: Path) -> Iterator[None]:
     """Hold the home folder. Raises FarhandError while another gateway does."""
     with (home / "lock").open("w") as file:
         try:

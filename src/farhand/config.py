@@ -111,6 +111,14 @@ class ObjectsSection(msgspec.Struct, forbid_unknown_fields=True):
     """Without the two, the usual AWS environment and profile count."""
 
 
+class BackupSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Copies of the store that the gateway keeps in the home."""
+
+    every_seconds: float = 3600.0
+    """0: none."""
+    keep: int = 24
+
+
 class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
     entries: dict[str, SkillEntry] = {}
     """By the skill's name: `enabled`, `always`, `requires`."""
@@ -147,6 +155,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    backup: BackupSection = msgspec.field(default_factory=BackupSection)
     agent: AgentSection = msgspec.field(default_factory=AgentSection)
     agents: dict[str, AgentSettings] = {}
     sessions: SessionsSection = msgspec.field(default_factory=SessionsSection)
@@ -204,6 +213,8 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     for root in config.tools.roots:
         if not root.startswith(("/", "~")):
             raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
+    if config.backup.every_seconds < 0 or config.backup.keep < 1:
+        raise ConfigError("[backup] every_seconds must not be negative, and keep at least 1")
     return config
 
 

@@ -25,8 +25,8 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     found = verdicts(command)
     assert found.pop("ok") is True
     assert set(found) == {
-        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "disk", "node tokens",
-        "gateway", "version", "nodes", "exposure",
+        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store", "disk",
+        "node tokens", "gateway", "version", "nodes", "exposure",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
 

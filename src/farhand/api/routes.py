@@ -228,6 +228,11 @@ class Doors:
                 "gateway_id": self._hub.gateway_id,
                 "nodes": {"known": len(nodes), "online": sum(node.online for node in nodes)},
                 "calls": {"open": len(self._hub.gate.open_records())},
+                "store": {
+                    "backup_at": self._hub.backup_at,
+                    "backup_failure": self._hub.backup_failure,
+                    "recovery": self._hub.recovery,
+                },
             }
         )
 

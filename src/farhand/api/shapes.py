@@ -11,6 +11,7 @@ from farhand.api.invoke import RouteTaken
 from farhand.gateway.catalog import Offer
 from farhand.protocol.calls import ToolFailure
 from farhand.store.calls import CallState
+from farhand.store.snapshots import Recovery
 
 
 class Alive(msgspec.Struct):
@@ -30,12 +31,21 @@ class CallCounts(msgspec.Struct):
     open: int
 
 
+class StoreHealth(msgspec.Struct):
+    """When the store was last copied, and what had to be done to it at this start, if anything."""
+
+    backup_at: int | None
+    backup_failure: str | None
+    recovery: Recovery | None
+
+
 class Health(msgspec.Struct):
     status: str
     version: str
     gateway_id: str
     nodes: NodeCounts
     calls: CallCounts
+    store: StoreHealth
 
 
 class NodeShown(msgspec.Struct):

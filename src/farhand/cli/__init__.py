@@ -37,6 +37,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "message": ("farhand.cli.message:message", "Send a message to somebody; show what was sent."),
     "channels": ("farhand.cli.channels:channels", "List the channels; let people in; manage hooks."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
+    "backup": ("farhand.cli.backup:backup", "Pack the home, its store included, into one file."),
+    "restore": ("farhand.cli.backup:restore", "Bring a backup back."),
     "host-wrapper": ("farhand.cli.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),
 }

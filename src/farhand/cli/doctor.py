@@ -17,9 +17,10 @@ import click
 
 from farhand import __version__, config
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
-from farhand.cli.screen import on_terminal, paint, plain, show_json, wrap
+from farhand.cli.screen import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.confinement import sandbox_of
 from farhand.protocol.errors import FarhandError
+from farhand.store.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, Snapshots
 
 PYTHON: Final = (3, 11)
 SQLITE: Final = (3, 51, 3)
@@ -93,6 +94,7 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     yield check
     if settings is not None:
         yield from _sandbox(settings, home)
+    yield _store(home)
     yield _disk(home)
     yield _node_token(environ)
     url, version, check = _gateway(client)
@@ -206,6 +208,22 @@ def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
             yield Check("host commands", "failed", str(error).removesuffix("; the command did not run"))
         else:
             yield Check("host commands", "ok", f"{', '.join(sorted(host.names))} over SSH to {host.host}:{host.port}")
+
+
+def _store(home: Path) -> Check:
+    """Whether there is something to look at, and something to fall back on. The gateway itself checks the bytes."""
+    damaged = sorted(str(path) for path in (home / DAMAGED_FOLDER).glob("*"))
+    if damaged:
+        return Check(
+            "store",
+            "warning",
+            f"a damaged store was set aside in {damaged[-1]}; what was written after the last copy is in there alone. "
+            "Remove the folder once you have looked",
+        )
+    newest = next(iter(Snapshots(home / BACKUPS_FOLDER)), None)
+    if newest is None:
+        return Check("store", "ok", "no copies yet; a running gateway makes them by itself")
+    return Check("store", "ok", f"last copied {ago(newest.taken_at)}")
 
 
 def _disk(home: Path) -> Check:

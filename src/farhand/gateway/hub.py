@@ -32,12 +32,14 @@ from farhand.store.calls import CallRecord
 from farhand.store.database import Database
 from farhand.store.events import Event, append_event, events_after, last_event
 from farhand.store.nodes import NodeCard, all_nodes, forget_node, node_seen, save_node
+from farhand.store.snapshots import Recovery, note_revoked, open_store, revoked_tokens
 from farhand.store.tokens import (
     Token,
     add_token,
     all_tokens,
     get_meta,
     revoke_token,
+    revoke_tokens,
     set_meta,
     token_hash,
 )
@@ -103,12 +105,21 @@ class Hub:
         self.transfers = Transfers(database, self.roster, self.queries)
         self.ending = asyncio.Event()
         """Set when the gateway stops: whoever follows something live is let go."""
+        self.recovery: Recovery | None = None
+        """What had to be done to the store at this start."""
+        self.backup_at: int | None = None
+        self.backup_failure: str | None = None
+        self._home: Path | None = None
 
     @classmethod
     async def open(cls, home: Path, environ: Mapping[str, str], *, open: bool = False) -> Hub:  # noqa: A002
-        """Raises StoreError when the store cannot be opened."""
+        """A damaged store is set aside for its last good copy. Raises StoreError when the store cannot be opened."""
         owner = owner_token(home)
-        hub = cls(Database.open(home / "farhand.db"), owner, NodeTokens.from_env(environ), open=open)
+        database, recovery = open_store(home, time.time_ns() // 1_000_000)
+        database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
+        hub = cls(database, owner, NodeTokens.from_env(environ), open=open)
+        hub.recovery = recovery
+        hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
         await hub._database.write(lambda store: calls.forget_keys(store, hub.roster.clock()))
         return hub
@@ -380,6 +391,8 @@ class Hub:
         if token is None:
             return False
         now = self.roster.clock()
+        if self._home is not None:
+            await asyncio.to_thread(note_revoked, self._home, token_id)
         await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
         node = self.roster.nodes.get(token.node_id or "")
         if node is not None and node.connection is not None and node.connection.token_id == token_id:

@@ -40,7 +40,8 @@ MAX_BYTES = 32 * MIB
 """A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
-SECRET_FILES = ("token", "farhand.db", "farhand.db-wal", "farhand.db-shm", "farhand.toml")
+SECRET_FILES = ("token", "farhand.db", "farhand.db-wal", "farhand.db-shm", "farhand.toml", "node-token.json")
+SECRET_FOLDERS = ("backups", "damaged", "replaced")
 
 
 ANOTHER_SECONDS = 5.0
@@ -93,7 +94,7 @@ async def _serve(
             files = Files(
                 workspace,
                 roots=roots,
-                hidden=[options.home / name for name in SECRET_FILES],
+                hidden=[options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)],
                 read_only=options.read_only,
             )
             shell = ShellTools(jobs, workspace, call_id=call_id.get)

@@ -48,6 +48,32 @@ class StoreError(FarhandError):
     """The store could not keep something; nothing of that write is there."""
 
 
+DAMAGE = (apsw.CorruptError, apsw.NotADBError)
+
+
+def damage_in(path: Path, seconds: float | None = None) -> str | None:
+    """What is damaged in a store, or None; with `seconds`, as far as that time allows to look."""
+    end = None if seconds is None else time.monotonic() + seconds
+    try:
+        connection = apsw.Connection(str(path))
+        try:
+            connection.set_busy_timeout(2000)
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+            if end is not None:
+                connection.set_progress_handler(lambda: time.monotonic() > end, 20_000)
+            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+        finally:
+            connection.close()
+    except apsw.InterruptError:
+        return None
+    except DAMAGE as error:
+        return str(error)
+    except apsw.Error as error:
+        log.warning("%s could not be looked through: %s", path, error)
+        return None
+    return None if found == ["ok"] else "; ".join(found)[:300]
+
+
 def sqlite_version() -> tuple[int, ...]:
     return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
 
@@ -166,6 +192,9 @@ class Database:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             failure = StoreError(f"the store could not be written: {error}")
+            if isinstance(error, DAMAGE):
+                self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
+                log.error("%s", self._broken)
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return

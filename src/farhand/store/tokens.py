@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Final
 
 import apsw
@@ -39,6 +40,11 @@ def add_token(connection: apsw.Connection, token: Token) -> None:
 def revoke_token(connection: apsw.Connection, token_id: str, at: int) -> bool:
     connection.execute(REVOKE, (at, token_id))
     return connection.changes() > 0
+
+
+def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str]) -> None:
+    """Those that are valid in spite of having been revoked: the store was brought back from before."""
+    connection.executemany(REVOKE, [(0, token_id) for token_id in token_ids])
 
 
 def all_tokens(connection: apsw.Connection) -> list[Token]:

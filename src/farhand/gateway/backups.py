@@ -1,0 +1,73 @@
+"""Copies of the store, taken by themselves while the gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from farhand.gateway.hub import Hub
+from farhand.store.database import StoreError
+from farhand.store.snapshots import BACKUPS_FOLDER, Snapshots
+
+log = logging.getLogger("farhand.backups")
+
+
+class BackupSettings(msgspec.Struct, frozen=True):
+    every_seconds: float = 3600.0
+    """0: never."""
+    keep: int = 24
+
+
+class Backups:
+    """Takes a copy now and then; a store in which nothing changed is not copied again. Use as a context manager."""
+
+    def __init__(self, hub: Hub, home: Path, settings: BackupSettings) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._snapshots = Snapshots(home / BACKUPS_FOLDER)
+        self._copied_at = -1
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        newest = next((snapshot.taken_at for snapshot in self._snapshots), None)
+        self._hub.backup_at = newest
+        if self._settings.every_seconds > 0:
+            self._task = asyncio.create_task(self._repeat(newest))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _repeat(self, newest: int | None) -> None:
+        every = self._settings.every_seconds
+        since = every if newest is None else (self._hub.roster.clock() - newest) / 1000
+        await asyncio.sleep(min(max(every - since, 0.0), every))
+        while True:
+            await self.take()
+            await asyncio.sleep(every)
+
+    async def take(self) -> None:
+        """One copy, unless nothing has changed since the last. A failure is told, and tried again next time."""
+        commits = self._hub.database.commits
+        if commits == self._copied_at:
+            return
+        try:
+            taken = await asyncio.to_thread(self._snapshots.take, self._hub.database.path)
+        except StoreError as error:
+            # Older copies stay: should the store itself be damaged, they are what is left.
+            log.error("the hourly copy of the store failed: %s", error)
+            self._hub.backup_failure = str(error)
+            self._hub.note("backup.failed", "store", {"reason": str(error)})
+            return
+        self._snapshots.rotate(self._settings.keep)
+        self._copied_at = commits
+        self._hub.backup_at, self._hub.backup_failure = taken.taken_at, None
+        log.info("the store was copied to %s (%d bytes)", taken.path, taken.size)
