@@ -181,6 +181,11 @@ def test_create_file_succeeds_only_where_nothing_is(door: Door, folder: Path) ->
     assert (folder / "a.txt").read_text() == "first"
 
 
+def test_create_file_makes_no_file_of_a_path_that_names_a_folder(door: Door, folder: Path) -> None:
+    door.refused("create_file", {"path": f"{folder.name}/new/", "content": "x"}, 400, "invalid_tool_input")
+    assert not (folder / "new").exists()
+
+
 def test_of_many_that_create_one_file_one_succeeds(door: Door, folder: Path) -> None:
     statuses: list[int] = []
 

@@ -147,6 +147,12 @@ def test_a_name_too_long_is_an_invalid_argument(files: Files) -> None:
         files.open("x" * 300)
 
 
+def test_an_error_does_not_repeat_a_path_that_nobody_could_use(files: Files) -> None:
+    with pytest.raises(InvalidArgs, match="File name too long") as caught:
+        files.open("/a" * 100_000)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_name_that_is_not_utf8_can_be_used_in_pythons_spelling(files: Files, tmp_path: Path) -> None:
     with open(os.fsencode(tmp_path) + b"/caf\xe9", "wb") as file:
         file.write(b"coffee")

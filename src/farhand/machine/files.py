@@ -20,6 +20,9 @@ from typing import BinaryIO
 from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
+MOST_SHOWN = 4096
+"""The longest path an error repeats whole, and the longest the system takes."""
+
 
 class ForbiddenPath(NotAllowed):
     """A path that leads to where nobody may go."""
@@ -292,7 +295,10 @@ def told(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterato
     try:
         yield
     except OSError as error:
-        message = f"Failed to {act} '{shown(path)}': {_reason(error)}"
+        name = shown(path)
+        if len(name) > MOST_SHOWN:
+            name = f"{name[:100]}…"
+        message = f"Failed to {act} '{name}': {_reason(error)}"
         kind = missing if error.errno in (errno.ENOENT, errno.ENOTDIR) else _KINDS.get(error.errno or 0, Failed)
         raise kind(message) from error
 

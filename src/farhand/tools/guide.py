@@ -64,6 +64,9 @@ class GuideTools:
     def create_file(self, *, path: FilePath, content: Content) -> dict[str, Any]:
         """Create a file that does not exist yet, with its folders."""
         name, data = _named(path), _encoded(content)
+        if path.endswith("/"):
+            self._files.place(path)  # a forbidden path is that first
+            raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, its folders are made")
         self._files.create(path, data)
         return {"ok": True, "path": name, "size": len(data), "text": f"created {name} ({len(data)} bytes)"}
 
