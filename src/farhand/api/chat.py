@@ -7,6 +7,7 @@ new in it. Without, the client keeps the conversation, as it would with any othe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -14,16 +15,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.agent.events import Completed, Failed, Retrying, Stopped, TextDelta, ToolCalled
+from farhand.agent.events import Completed, Event, Retrying, TextDelta, ToolCalled
 from farhand.api.about import EVENTS, JSON, About
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.api.session_routes import EVENT_STREAM, idempotency_key, problems
-from farhand.api.streams import ClientWatch, until_gone
+from farhand.api.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Scope
-from farhand.gateway.runs import Run, RunOptions, RunOutcome
+from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
 from farhand.gateway.sessions import Sessions
 from farhand.llm.messages import Block, Image, Message, Text, Usage
 from farhand.protocol.errors import FarhandError, InvalidArgs
@@ -127,7 +128,7 @@ class ChatDoors:
             return json_reply(_completion(run, outcome, wanted.model))
         include = wanted.stream_options is not None and wanted.stream_options.include_usage
         chunks = _Chunks(run, wanted.model, include_usage=include)
-        pieces = until_gone(request, self._stream(run, chunks), self._ending)
+        pieces = until_gone(request, with_pulse(self._stream(run, chunks)), self._ending)
         return Reply(content_type=EVENT_STREAM, pieces=pieces)
 
     async def _send(self, request: Request, wanted: ChatRequest) -> Run:
@@ -189,8 +190,9 @@ class ChatDoors:
     async def _stream(self, run: Run, chunks: _Chunks) -> AsyncGenerator[bytes, None]:
         try:
             yield chunks.first()
-            async for piece in chunks.pieces():
-                yield piece
+            async with contextlib.aclosing(chunks.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             if not run.over:
                 self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP)
@@ -208,32 +210,19 @@ class _Chunks:
             "created": int(time.time()),
             "model": model,
         }
-        self._said = ""
-        """Of the present step."""
+        self._said = False
+        """Something in the present step."""
 
     def first(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         sent = False
-        async for event in self._run.follow():
-            match event:
-                case TextDelta():
-                    self._said += event.text
+        async with contextlib.aclosing(self._run.follow()) as events:
+            async for event in events:
+                if content := self._told(event):
                     sent = True
-                    yield self._chunk({"content": event.text})
-                case Retrying(void=True) if self._said:
-                    self._said = ""
-                    yield self._chunk({"content": STARTED_OVER})
-                case ToolCalled() if self._said:
-                    # What it says before and after its tools are two paragraphs.
-                    self._said = ""
-                    yield self._chunk({"content": "\n\n"})
-                case Completed(reply=reply) if reply and not self._said:
-                    sent = True
-                    yield self._chunk({"content": reply})
-                case Completed() | Stopped() | Failed():
-                    pass
+                    yield self._chunk({"content": content})
         try:
             outcome = await self._run.reply()
         except FarhandError as error:
@@ -252,6 +241,22 @@ class _Chunks:
         if self._include_usage:
             yield _data({**self._head, "choices": [], "usage": _usage(outcome.usage)})
         yield b"data: [DONE]\n\n"
+
+    def _told(self, event: Event | Recorded) -> str:
+        """What an event adds to the text."""
+        match event:
+            case TextDelta():
+                self._said = True
+                return event.text
+            case Retrying(void=True) if self._said:
+                self._said = False
+                return STARTED_OVER
+            case ToolCalled() if self._said:
+                self._said = False
+                return "\n\n"  # what it says before and after its tools are two paragraphs
+            case Completed() if not self._said:
+                return event.reply
+        return ""
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         return _data({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})

@@ -13,7 +13,7 @@ from farhand.agent.events import Event
 from farhand.api.about import EVENTS, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
-from farhand.api.streams import until_gone
+from farhand.api.streams import until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.credentials import Scope
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
@@ -27,7 +27,6 @@ from farhand.store.database import StoreError
 from farhand.store.sessions import LISTED, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0
-KEEP_ALIVE_SECONDS = 15.0
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -204,7 +203,7 @@ class SessionDoors:
         """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""
         with problems():
             run = await self._sessions.run(request.params["run_id"])
-        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, _stream(run), self._ending))
+        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
 
     async def cost(self, request: Request) -> Reply:
         """What every request to an agent's model carries, in tokens."""
@@ -281,26 +280,11 @@ def run_view(outcome: RunOutcome) -> dict[str, Any]:
 
 
 async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
-    events = run.follow()
-    try:
-        following: asyncio.Future[Event | Recorded | None] | None = None
-        while True:
-            following = following or asyncio.ensure_future(anext(events, None))
-            done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
-            if not done:
-                yield b": still here\n\n"
-                continue
-            event, following = following.result(), None
-            if event is None:
-                break
+    async with contextlib.aclosing(run.follow()) as events:
+        async for event in events:
             yield _line(event)
-        with contextlib.suppress(FarhandError):
-            yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.wait({following})
-        await events.aclose()
+    with contextlib.suppress(FarhandError):
+        yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
 
 
 def _line(event: Event | Recorded) -> bytes:

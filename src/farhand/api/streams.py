@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from farhand.api.http import Request
 
+PULSE_SECONDS = 15.0
 WATCH_SECONDS = 0.05
 """Work that takes longer is raced against its client's leaving; a shorter one is not worth a task."""
 
@@ -50,6 +51,29 @@ async def until_gone(
     finally:
         for waiting in over:
             waiting.cancel()
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait({following})
+        await pieces.aclose()
+
+
+async def with_pulse(
+    pieces: AsyncGenerator[bytes, None], seconds: float = PULSE_SECONDS
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events; through a long silence, a comment now and then shows that the line is alive."""
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(pieces, None))
+            done, _ = await asyncio.wait({following}, timeout=seconds)
+            if not done:
+                yield b": still here\n\n"
+                continue
+            piece, following = following.result(), None
+            if piece is None:
+                return
+            yield piece
+    finally:
         if following is not None and not following.done():
             following.cancel()
             await asyncio.wait({following})
