@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 from tests.conformance.test_agent import House, Session, assert_valid, open_house, roles
-from tests.harness import NodeProcess, marked, wait_until
+from tests.harness import NodeProcess, Proxy, marked, wait_until
 from tests.model_server import calls, text
 
 
@@ -111,6 +111,23 @@ def test_stop_after_a_restart_ends_what_was_started_before(house: House, tmp_pat
         house.gateway.wait_for_node("laptop")
         session.stop()
         assert marked("sleep\0002234567\0") == marked("sleep\0002234568\0") == []
+
+
+def test_a_run_is_stopped_though_its_machine_does_not_answer(house: House, tmp_path: Path) -> None:
+    with Proxy(house.gateway.port) as proxy, NodeProcess(house.gateway, tmp_path, "far", url=proxy.url):
+        session = house.session(
+            calls(("far__Bash", {"command": "exec sleep 3234567", "background": True})),
+            calls(("far__Bash", {"command": "sleep 3234568"})),
+        )
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(lambda: marked("sleep\0003234568\0"))
+        proxy.freeze()
+        assert session.stop()["stopped"] == [run_id]
+        assert session.outcome(run_id)["state"] == "stopped"
+        assert_valid(session.history())
+        assert marked("sleep\0003234568\0") != []
+        proxy.thaw()
+        wait_until(lambda: not marked("sleep\0003234567\0") and not marked("sleep\0003234568\0"))
 
 
 def test_a_sub_agents_result_is_not_lost(house: House) -> None:

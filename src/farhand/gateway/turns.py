@@ -41,6 +41,7 @@ from farhand.tools.agent_family import SUB_AGENT
 
 TITLE_LENGTH = 60
 MAX_ATTEMPTS = 10
+STOP_SECONDS = 0.9
 
 Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
 """The system prompt of a session whose agent may call these tools."""
@@ -78,6 +79,8 @@ class Turns:
         self.limits = limits or Limits()
         self.compactor = compactor or Compactor()
         self.end_jobs = end_jobs
+        self.endings: set[asyncio.Task[None]] = set()
+        """Of stopped runs, on their way to end what these left running."""
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
         record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
@@ -188,7 +191,10 @@ class _Turn:
         finally:
             if run.stopping is None:
                 ending.cancel()
-            await asyncio.wait({ending})
+            # A machine that does not answer holds nobody up: it is told to end things as soon as it can be.
+            self._house.endings.add(ending)
+            ending.add_done_callback(self._house.endings.discard)
+            await asyncio.wait({ending}, timeout=STOP_SECONDS)
 
     async def _answer(self, model: Model) -> RunOutcome:
         prompt = asyncio.ensure_future(self._prompt())
