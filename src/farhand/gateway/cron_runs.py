@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -12,6 +13,8 @@ from farhand.gateway.schedule import Ended, clock
 from farhand.gateway.session_keys import cron_key, main_key
 from farhand.protocol.errors import ToolError
 from farhand.store.cron import Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
+
+log = logging.getLogger("farhand.schedule")
 
 SUMMARY_CHARACTERS = 500
 
@@ -71,12 +74,16 @@ class CronRuns:
         """Tell people that a job began to fail: where its replies go, else where the agent was last talked to."""
         if self._courier is None or job.hidden:
             return
-        spec = job.spec if isinstance(job.spec, Task) else None
         text = f"Scheduled job “{job.name}” failed ({ended.status.value}): {ended.error or 'no reason given'}"
         key = f"cron:{job.id}:{slot.slot}:failed"
-        await self._courier.deliver(
-            job.agent_id, text, channel=spec.channel if spec else None, to=spec.to if spec else None, key=key
-        )
+        named = (job.spec.channel, job.spec.to) if isinstance(job.spec, Task) else (None, None)
+        for channel, to in dict.fromkeys((named, (None, None))):
+            try:
+                await self._courier.deliver(job.agent_id, text, channel=channel, to=to, key=key)
+            except ToolError as error:
+                log.warning("the failure of job %s (%s) was not told: %s", job.id, job.name, error.message)
+            else:
+                return
 
     async def _deliver(self, job: Job, slot: Slot, spec: Task | None, reply: str) -> tuple[str | None, str | None]:
         """What went wrong, and where the reply goes."""
