@@ -716,6 +716,15 @@ def test_a_file_larger_than_a_request_may_be_is_streamed_in(files: Files) -> Non
     assert files.gateway.request("GET", url).body == data
 
 
+@pytest.mark.parametrize("path", ["there", "there/file/more"])
+def test_what_is_in_the_way_is_a_conflict(files: Files, path: str) -> None:
+    files.ok("WriteFile", path="there/file", content="x")
+    answer = files.gateway.request("PUT", f"/v1/workspace/{files.agent}/{path}", b"y")
+    assert answer.status == 409 and answer.json()["error"]["code"] == "conflict"
+    files.fails("WriteFile", "failed", path=path, content="y")
+    assert files.ok("ReadFile", path="there/file")["content"] == "x"
+
+
 def test_conditions(files: Files) -> None:
     url = f"/v1/workspace/{files.agent}/x.md"
     assert files.gateway.request("PUT", url, b"1", headers={"If-None-Match": "*"}).status == 200

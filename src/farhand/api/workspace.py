@@ -13,7 +13,7 @@ from farhand.gateway.hub import Hub
 from farhand.gateway.skills import Skills
 from farhand.gateway.workspace import Workspace, clean
 from farhand.protocol.errors import InvalidArgs, ToolError
-from farhand.store.objects import SKILLS, Conflict, ObjectInfo, ObjectReader, check_key
+from farhand.store.objects import SKILLS, Conflict, InTheWay, ObjectInfo, ObjectReader, check_key
 
 # A file of a workspace is an agent's, or a stranger's: opened in the browser, it must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
@@ -49,7 +49,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.TOOLS_WRITE,
             doors.write,
             streams=True,
-            about=About("Write a file of an agent.", takes="*/*", errors=(412, 500)),
+            about=About("Write a file of an agent.", takes="*/*", errors=(409, 412, 500)),
         ),
         Route(
             "DELETE", path, Scope.TOOLS_WRITE, doors.delete, about=About("Delete a file of an agent.", errors=(500,))
@@ -71,7 +71,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.ADMIN,
             doors.write_skill,
             streams=True,
-            about=About("Write a file of a global skill.", takes="*/*", errors=(412, 500)),
+            about=About("Write a file of a global skill.", takes="*/*", errors=(409, 412, 500)),
         ),
         Route(
             "DELETE",
@@ -181,6 +181,8 @@ class WorkspaceDoors:
                 info = await self._stream_in(request, key, kept)
         except Conflict as error:
             raise Problem(412, "precondition_failed", error.message) from None
+        except InTheWay as error:
+            raise Problem(409, "conflict", error.message) from None
         except ToolError as error:
             raise tool_problem(error) from None
         self._hub.note("object.written", key, {"size": info.size, "credential": request.credential.id})

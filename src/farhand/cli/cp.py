@@ -27,7 +27,7 @@ POLL_SECONDS = (0.02, 0.5)
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 @client_command
 def cp(source: str, destination: str, agent: str | None, quiet: bool, client: Client, as_json: bool) -> int:
-    """Copy a file or folder; it arrives whole, or not at all.
+    """Copy a file or folder; every file arrives whole, or not at all.
 
     SRC and DST are NODE:PATH, gsv:PATH for the agent's workspace, or a path on this machine. A path that is relative
     starts at the node's workspace. Into a folder that exists, or a DST that ends with /, it goes under its own name.

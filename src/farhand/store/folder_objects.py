@@ -25,13 +25,14 @@ import msgspec
 
 from farhand.machine.files import Files, told
 from farhand.machine.root import Root
-from farhand.protocol.errors import NotAllowed, NotFound
+from farhand.protocol.errors import Failed, NotAllowed, NotFound
 from farhand.store.objects import (
     AGENTS,
     CHUNK,
     PAGE,
     RESERVED,
     Conflict,
+    InTheWay,
     Listing,
     ObjectInfo,
     check_key,
@@ -293,7 +294,12 @@ class FolderWriter:
 
         with objects.shaping:
             self._files, self._path = objects.tree(key, make=True)
-            self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge))
+            try:
+                self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge))
+            except Failed as error:
+                if isinstance(error.__cause__, IsADirectoryError | NotADirectoryError):
+                    raise InTheWay(error.message) from None
+                raise
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         await asyncio.to_thread(self.write_now, data)

@@ -30,6 +30,10 @@ class Conflict(Failed):
     """A condition of a write or removal does not hold: somebody else was there first. Nothing was changed."""
 
 
+class InTheWay(Failed):
+    """A folder has the object's name, or a file that of one of its folders. Nothing was changed."""
+
+
 class ObjectInfo(msgspec.Struct, frozen=True):
     """What is known of an object without reading it."""
 
