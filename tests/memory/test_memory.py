@@ -336,6 +336,34 @@ def test_vectors_of_another_length_are_made_anew(folder: Path) -> None:
         remember(folder, work, HttpEmbedder(server.url, "test-model"))
 
 
+def test_new_text_with_vectors_of_another_length_replaces_the_old(folder: Path) -> None:
+    (folder / "memory" / "many.md").write_text("".join(f"# {number}\nnote {number}\n" for number in range(300)))
+    with EmbeddingServer() as server:
+
+        async def work(memory: Memory) -> None:
+            await memory.search("wifi", agent="main")
+            server.answer = lambda body: (200, {"data": [{"embedding": [1.0, 2.0, 3.0]} for _ in body["input"]]})
+            (folder / "memory" / "new.md").write_text("The zebra is striped.\n")
+            found = await memory.search("zebra", agent="main")
+            assert (found.index, found.note) == ("hybrid", None)
+            assert places(found)[0] == ("memory/new.md", 1, 1)
+            state = await memory.status("main")
+            assert state["embedded"] == state["chunks"] == 304
+
+        remember(folder, work, HttpEmbedder(server.url, "test-model"))
+
+
+def test_many_passages_are_compared_by_their_signs_first(folder: Path) -> None:
+    """More than are compared in full, with vectors that all lean to one side."""
+    kinds = ("wifi", "deploy", "cat", "birthday")
+    notes = [f"# {number}\nthe {kinds[number % 4]} note number {number}\n" for number in range(1500)]
+    (folder / "MEMORY.md").write_text("".join(notes) + "# Only\nthe kitten was born\n")
+    with EmbeddingServer() as server:
+        embedder = HttpEmbedder(server.url, "test-model")
+        found = remember(folder, lambda memory: memory.search("pet birthday", agent="main"), embedder)
+    assert found.hits[0].text == "# Only\nthe kitten was born"
+
+
 @pytest.mark.parametrize(
     ("status", "reply", "words"),
     [

@@ -28,7 +28,7 @@ from farhand.protocol.errors import Failed, FarhandError
 
 log = logging.getLogger("farhand.memory")
 
-VERSION: Final = 1
+VERSION: Final = 2
 CANDIDATES: Final = 50
 MOST_VISITED: Final = 10_000
 """How many places of a query's words are ranked, the rarest words first. The commonest find nothing that the others do
@@ -56,8 +56,9 @@ CREATE VIRTUAL TABLE words USING fts5(
 );
 CREATE VIRTUAL TABLE terms USING fts5vocab(words, row);
 CREATE TABLE vectors (
-    embedder TEXT NOT NULL, hash BLOB NOT NULL, vector BLOB NOT NULL, bits BLOB NOT NULL, PRIMARY KEY (embedder, hash)
-) WITHOUT ROWID;
+    id INTEGER PRIMARY KEY, embedder TEXT NOT NULL, hash BLOB NOT NULL, bits BLOB NOT NULL, UNIQUE (embedder, hash)
+);
+CREATE TABLE coordinates (id INTEGER PRIMARY KEY, vector BLOB NOT NULL); -- apart: most look-ups do not need them
 CREATE TABLE centres (embedder TEXT PRIMARY KEY, centre BLOB NOT NULL, counted INTEGER NOT NULL);
 PRAGMA user_version = {VERSION};
 """
@@ -140,6 +141,7 @@ class Index:
         self._lock = threading.RLock()
         self._frequencies: dict[Term, int] = {}
         self._count = 0
+        self._kept: dict[str, int] = {}
         try:
             self._connection = self._connect()
             self._count_chunks()
@@ -330,14 +332,24 @@ class Index:
         return int(count)
 
     @_guarded
-    def keep_vectors(self, embedder: str, vectors: Iterable[tuple[bytes, Vector]]) -> None:
+    def keep_vectors(self, embedder: str, vectors: Sequence[tuple[bytes, Vector]]) -> None:
+        """Vectors of another length than those that are there take their place: the model is another one now."""
         with self._connection:
-            centre = self._centre(embedder)
-            self._connection.executemany(
-                "INSERT OR REPLACE INTO vectors (embedder, hash, vector, bits) VALUES (?, ?, ?, ?)",
-                [(embedder, digest, vector.tobytes(), signs(vector, centre)) for digest, vector in vectors],
+            known = self._rows(
+                "SELECT length(vector) FROM vectors JOIN coordinates USING (id) WHERE embedder = ? LIMIT 1", (embedder,)
             )
-            self._recentre(embedder)
+            if known and vectors and known[0][0] != 4 * len(vectors[0][1]):
+                self.forget_vectors(embedder)
+            centre = self._centre(embedder)
+            kept = 0
+            for digest, vector in vectors:
+                for (vector_id,) in self._rows(
+                    "INSERT OR IGNORE INTO vectors (embedder, hash, bits) VALUES (?, ?, ?) RETURNING id",
+                    (embedder, digest, signs(vector, centre)),
+                ):
+                    self._rows("INSERT INTO coordinates VALUES (?, ?)", (vector_id, vector.tobytes()))
+                    kept += 1
+            self._recentre(embedder, kept)
         self.generation += 1
 
     @_guarded
@@ -345,6 +357,8 @@ class Index:
         with self._connection:
             self._rows("DELETE FROM vectors WHERE embedder = ?", (embedder,))
             self._rows("DELETE FROM centres WHERE embedder = ?", (embedder,))
+            self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
+        self._kept.clear()
         self.generation += 1
 
     @_guarded
@@ -355,6 +369,8 @@ class Index:
                 "DELETE FROM vectors WHERE embedder IS NOT ? OR hash NOT IN (SELECT hash FROM chunks)", (embedder,)
             )
             self._rows("DELETE FROM centres WHERE embedder IS NOT ?", (embedder,))
+            self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
+        self._kept.clear()
 
     @_guarded
     def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
@@ -371,9 +387,10 @@ class Index:
     def vectors(self, embedder: str, ids: Collection[int]) -> list[tuple[int, Vector]]:
         rows = self._rows(
             # CROSS JOIN: from the few that are asked for to their vectors, whatever the planner thinks.
-            "SELECT chunks.id, vectors.vector FROM json_each(?) AS wanted"
+            "SELECT chunks.id, coordinates.vector FROM json_each(?) AS wanted"
             " CROSS JOIN chunks ON chunks.id = wanted.value"
-            " CROSS JOIN vectors ON vectors.embedder = ? AND vectors.hash = chunks.hash",
+            " CROSS JOIN vectors ON vectors.embedder = ? AND vectors.hash = chunks.hash"
+            " CROSS JOIN coordinates ON coordinates.id = vectors.id",
             (_listed(ids), embedder),
         )
         return [(chunk_id, vector_of(data)) for chunk_id, data in rows]
@@ -382,19 +399,25 @@ class Index:
         row = self._rows("SELECT centre FROM centres WHERE embedder = ?", (embedder,))
         return vector_of(row[0][0]) if row else None
 
-    def _recentre(self, embedder: str) -> None:
+    def _recentre(self, embedder: str, kept: int) -> None:
         """Signs tell vectors apart only around their middle, which is taken anew when there are four times as many."""
-        ((count,),) = self._rows("SELECT count(*) FROM vectors WHERE embedder = ?", (embedder,))
+        if embedder in self._kept:
+            self._kept[embedder] += kept
+        else:
+            ((self._kept[embedder],),) = self._rows("SELECT count(*) FROM vectors WHERE embedder = ?", (embedder,))
+        count = self._kept[embedder]
         counted = self._rows("SELECT counted FROM centres WHERE embedder = ?", (embedder,))
         if count < COMPARED or (counted and count < 4 * counted[0][0]):
             return
-        sample = self._rows("SELECT vector FROM vectors WHERE embedder = ? LIMIT ?", (embedder, 4 * COMPARED))
-        centre = mean([vector_of(data) for (data,) in sample])
+        rows = self._rows(
+            "SELECT id, vector FROM vectors JOIN coordinates USING (id) WHERE embedder = ? ORDER BY id", (embedder,)
+        )
+        step = max(1, len(rows) // (4 * COMPARED))
+        centre = mean([vector_of(data) for _, data in rows[::step]])
         self._rows("INSERT OR REPLACE INTO centres VALUES (?, ?, ?)", (embedder, centre.tobytes(), count))
-        rows = self._rows("SELECT hash, vector FROM vectors WHERE embedder = ?", (embedder,))
         self._connection.executemany(
-            "UPDATE vectors SET bits = ? WHERE embedder = ? AND hash = ?",
-            [(signs(vector_of(data), centre), embedder, digest) for digest, data in rows],
+            "UPDATE vectors SET bits = ? WHERE id = ?",
+            [(signs(vector_of(data), centre), vector_id) for vector_id, data in rows],
         )
 
     # -- life -------------------------------------------------------------------------------------------
@@ -416,6 +439,7 @@ class Index:
         for suffix in ("", "-wal", "-shm", "-journal"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._connection = self._connect()
+        self._kept.clear()
         self._changed()
 
     def _connect(self) -> apsw.Connection:

@@ -306,7 +306,7 @@ class Memory:
             if same not in seen:
                 seen.add(same)
                 path = prefixes[entry.space] + entry.path
-                hits.append(Hit(path, entry.start_line, entry.end_line, round(score, 4), entry.text))
+                hits.append(Hit(path, entry.start_line, entry.end_line, round(min(1.0, score), 4), entry.text))
         return Found(hits, "keyword" if vector is None else "hybrid", note)
 
     def _rank(
@@ -331,7 +331,7 @@ class Memory:
         for entry in entries:
             words = shared.get(entry.id, 0.0)
             blended = near.get(entry.id, 0.0) + KEYWORD_BONUS * words
-            scored.append((max(0.0, min(1.0, blended), KEYWORD_FLOOR * words), entry))
+            scored.append((max(0.0, blended, KEYWORD_FLOOR * words), entry))
         return scored
 
     def _sketch(self, spaces: tuple[str, ...], embedder: str) -> Sketch:
