@@ -114,6 +114,13 @@ def test_the_tools_are_offered_with_their_parameters(gateway: GatewayProcess) ->
         assert sorted(schema["properties"]) == sorted(parameters)
         assert sorted(schema.get("required", [])) == sorted(required)
         assert offers[name]["description"] and offers[name]["host"] == "gsv"
+    types = {
+        name: {key: value["type"] for key, value in offers[name]["parameters"]["properties"].items()}
+        for name in expected
+    }
+    assert types["gsv__ReadFile"] == types["gsv__ConfigGet"] == {"path": "string"}
+    assert types["gsv__EditFile"]["replaceAll"] == "boolean"
+    assert types["gsv__LogsGet"] == {"nodeId": "string", "lines": "number"}
 
 
 def test_read_a_file(files: Files) -> None:

@@ -105,7 +105,7 @@ def tool(
     spec = ToolSpec(
         name=chosen,
         description=inspect.getdoc(function) or "" if description is None else description,
-        parameters=_without(parameters.schema, unlisted),
+        parameters=_shown(parameters.schema, unlisted),
         read_only=read_only,
         capability=capability,
         timeout_ms=timeout_ms,
@@ -114,9 +114,20 @@ def tool(
     return Tool(spec, run, continues, at_once)
 
 
-def _without(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
-    shown = {name: value for name, value in schema["properties"].items() if name not in unlisted}
+def _shown(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
+    shown = {name: _given(value) for name, value in schema["properties"].items() if name not in unlisted}
     return {**schema, "properties": shown}
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter as it is when it is given; that null counts as left out need not be told."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) == len(schema.get("anyOf", ())):
+        return schema
+    plain = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
+    if kinds == [{"type": "integer"}, {"type": "number"}]:
+        kinds = kinds[1:]
+    return {**plain, **kinds[0]} if len(kinds) == 1 else {**plain, "anyOf": kinds}
 
 
 def _by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
