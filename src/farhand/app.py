@@ -34,6 +34,7 @@ from farhand.api.logs import log_routes
 from farhand.api.memory import memory_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.openapi import openapi_routes
+from farhand.api.pairing import pairing_routes
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
@@ -275,7 +276,16 @@ class Gateway:
         settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
         sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
         described = openapi_routes(lambda: router.routes)
-        router = Router([*routes(hub), *transfer_routes(hub), *console_routes(sessions), *self._routes, *described])
+        router = Router(
+            [
+                *routes(hub),
+                *transfer_routes(hub),
+                *console_routes(sessions),
+                *pairing_routes(hub),
+                *self._routes,
+                *described,
+            ]
+        )
         guard = Guard(router, hub.credentials, sessions, settings)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
@@ -317,6 +327,8 @@ class Gateway:
         gc.freeze()  # what is there now stays; the collector need not look at it again
         gc.set_threshold(*COLLECT)
         ready(self)
+        if not self._section.tls_cert and not _is_loopback(host):
+            log.warning("listening on %s without TLS: tokens and results travel in the clear; see --tls-cert", host)
         if not self.hub.credentials.nodes_can_join:
             log.warning("no node can join yet: make a token with `farhand token create --node NAME`")
 

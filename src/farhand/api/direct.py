@@ -149,6 +149,7 @@ def direct_routes(door: DirectDoor) -> list[Route]:
             "/agent/process",
             (Scope.TOOLS_READ, Scope.CHAT),
             door.process,
+            narrow=True,
             about=About(
                 "Say something in a chat: the named tool answers, or the agent.",
                 body=ProcessRequest,

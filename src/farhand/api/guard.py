@@ -73,6 +73,8 @@ class Guard:
             if length > MAX_BODY_BYTES and (route is None or not route.streams):
                 raise too_large()
             credential = NOBODY
+            if route is not None and route.guessable:
+                self._throttle.check(scope)
             if route is None or route.scope is not None:
                 credential = self._authenticate(scope, headers, method)
             if route is None:
@@ -80,10 +82,15 @@ class Guard:
             if route.scope is not None and not credential.may(route.scope):
                 wanted = " or ".join(repr(scope.value) for scope in route.scopes)
                 raise Problem(403, "forbidden", f"this credential lacks the scope {wanted}")
+            if credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
+                reason = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
+                raise Problem(403, "forbidden", reason)
             request = Request(scope, receive, headers, credential)
             request.params = params
             reply = await self._serve(route, request)
             request_id = request.id
+            if route.guessable and reply.status == 401:
+                self._throttle.failed(scope)
         except Problem as problem:
             reply = problem.reply()
         except Exception:
@@ -118,6 +125,7 @@ class Guard:
             or credential is None
             or route.scope is None
             or not credential.may(route.scope)
+            or (credential.narrowed and not route.narrow)
             or headers.get(b"content-length") != b"%d" % body_bytes
             or not headers.get(b"content-type", JSON).startswith(JSON)
             or not _PLAIN_HEADERS.isdisjoint(headers)

@@ -9,6 +9,7 @@ import msgspec
 from farhand.api.about import About
 from farhand.api.http import Problem, Reply, Request
 from farhand.gateway.credentials import Scope
+from farhand.protocol.errors import FarhandError
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
@@ -22,6 +23,10 @@ class Route(msgspec.Struct, frozen=True):
     handler: Handler
     streams: bool = False
     """It reads its body piece by piece, so that may be of any length."""
+    guessable: bool = False
+    """It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out."""
+    narrow: bool = False
+    """A credential for some tools or nodes may use it: whatever it does passes the gate as that credential."""
     about: About | None = None
     """What its readers are told; every route of the gateway has it."""
 
@@ -30,6 +35,20 @@ class Route(msgspec.Struct, frozen=True):
         if self.scope is None:
             return ()
         return self.scope if isinstance(self.scope, tuple) else (self.scope,)
+
+    @property
+    def reads(self) -> bool:
+        return self.method == "GET" and Scope.READ in self.scopes
+
+
+PUBLIC = frozenset(
+    {
+        *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
+        *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
+        *("/hooks/{hook_id}",),
+    }
+)
+"""What anybody may ask for. Another route without a scope is a mistake, and the gateway does not start with it."""
 
 
 class Router:
@@ -40,6 +59,10 @@ class Router:
         self._fixed: dict[tuple[str, str], Route] = {}
         self._patterns: list[tuple[list[str], Route]] = []
         for route in self.routes:
+            if not route.scopes and route.path not in PUBLIC:
+                raise FarhandError(
+                    f"{route.method} {route.path} declares no scope; the gateway does not start like this"
+                )
             if "{" in route.path:
                 self._patterns.append((route.path.split("/"), route))
             else:

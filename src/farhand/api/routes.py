@@ -24,7 +24,7 @@ from farhand.api.shapes import (
     Version,
 )
 from farhand.api.streams import until_gone
-from farhand.gateway.credentials import CALLER_SCOPES, Scope
+from farhand.gateway.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Scope
 from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
@@ -61,6 +61,11 @@ class TokenRequest(msgspec.Struct):
     node_id: str | None = None
     label: str = ""
     scopes: list[Scope] | None = None
+    tools: list[str] = []
+    """Patterns (`laptop__*`) of the tools it is for; none: all."""
+    nodes: list[str] = []
+    """The nodes it is for; none: all."""
+    expires_seconds: float | None = None
 
 
 _probe_decoder = msgspec.json.Decoder(ProbeRequest)
@@ -116,6 +121,7 @@ def routes(hub: Hub) -> list[Route]:
             "/v1/tools/invoke",
             Scope.TOOLS_READ,
             InvokeDoor(hub).answer,
+            narrow=True,
             about=About(
                 "Call a tool; 200 whatever the tool said.",
                 body=InvokeRequest,
@@ -369,11 +375,19 @@ class Doors:
 
     async def create_token(self, request: Request) -> Reply:
         wanted: TokenRequest = await request.json(_token_decoder)
-        scopes = [scope.value for scope in (CALLER_SCOPES if wanted.scopes is None else wanted.scopes)]
+        usual = NARROW_CALLER_SCOPES if wanted.tools or wanted.nodes else CALLER_SCOPES
+        scopes = [scope.value for scope in (usual if wanted.scopes is None else wanted.scopes)]
         if not scopes:
             raise Problem(400, "invalid_request", "a token needs at least one scope")
         try:
-            token, secret = await self._hub.create_token(node_id=wanted.node_id, label=wanted.label, scopes=scopes)
+            token, secret = await self._hub.create_token(
+                node_id=wanted.node_id,
+                label=wanted.label,
+                scopes=scopes,
+                tools=wanted.tools,
+                nodes=wanted.nodes,
+                expires_seconds=wanted.expires_seconds,
+            )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
         return json_reply({**_token_view(token), "token": secret}, 201)
@@ -416,6 +430,9 @@ def _token_view(token: Token) -> dict[str, Any]:
         "scopes": token.scopes.split(),
         "created_at": token.created_at,
         "revoked_at": token.revoked_at,
+        "tools": token.tools.split(),
+        "nodes": token.nodes.split(),
+        "expires_at": token.expires_at,
     }
 
 

@@ -106,6 +106,9 @@ class TokenShown(msgspec.Struct):
     scopes: list[str]
     created_at: int
     revoked_at: int | None
+    tools: list[str]
+    nodes: list[str]
+    expires_at: int | None
 
 
 class TokensAnswer(msgspec.Struct):

@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "up": ("farhand.cli.serve:up", "Start the gateway, and lend this machine to it."),
     "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
     "node": ("farhand.cli.lend:node", "Lend this machine to a gateway."),
+    "join": ("farhand.cli.pairing:join", "Lend this machine to the gateway that made a one-time code."),
     "chat": ("farhand.cli.chat:chat", "Talk to the agent."),
     "sessions": ("farhand.cli.sessions:sessions", "List conversations; read, stop or renew one."),
     "call": ("farhand.cli.calls:call", "Call one tool."),

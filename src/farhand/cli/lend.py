@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
+import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -18,37 +21,88 @@ from farhand.cli.program import run_loop, set_up_logging
 from farhand.node.program import NodeOptions, default_node_id, run_node
 from farhand.protocol.errors import FarhandError
 
+NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
+"""What `farhand join` got: the gateway, this node's id and its token."""
+DEFAULT_GATEWAY = "http://127.0.0.1:3210"
 
-@click.command()
-@click.option(
-    "--gateway", "gateway_url", default="http://127.0.0.1:3210", show_default=True, help="ws(s):// or http(s)://"
-)
-@click.option("--id", "node_id", help="Name of this node.  [default: the host name]")
-@click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN]")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def node_options(command: Command) -> Command:
+    """What a machine lends, and how it is found."""
+    for option in reversed(
+        (
+            click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
+            click.option("--workspace", type=click.Path(file_okay=False), help="Where relative paths begin.  [here]"),
+            click.option(
+                "--root",
+                "roots",
+                multiple=True,
+                type=click.Path(file_okay=False),
+                help="Lend only this folder. Repeatable.",
+            ),
+            click.option("--read-only", is_flag=True, help="Lend nothing that changes this machine."),
+            click.option(
+                "--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True
+            ),
+            click.option(
+                "--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable."
+            ),
+            click.option("--deny-tool", "denied", multiple=True, help="Do not lend this tool. Repeatable."),
+            click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable."),
+            click.option(
+                "--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://."
+            ),
+            click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]"),
+            click.option("--log-level", default="info", help="debug, info, warning or error."),
+            click.option(
+                "--pinned-cert", type=click.Path(exists=True, dir_okay=False), help="Trust this certificate alone."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class NodeCommands(click.Group):
+    """`pair` is of use beside a gateway only, and loaded when it is asked for."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        importlib.import_module("farhand.cli.pairing")
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return ["pair"]
+
+
+@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[pair]")
+@click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
+@click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then what `farhand join` got]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
-@click.option("--workspace", type=click.Path(file_okay=False), help="Where relative paths begin.  [default: here]")
-@click.option(
-    "--root", "roots", multiple=True, type=click.Path(file_okay=False), help="Lend only this folder. Repeatable."
-)
-@click.option("--read-only", is_flag=True, help="Lend nothing that changes this machine.")
-@click.option("--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True)
-@click.option("--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable.")
-@click.option("--deny-tool", "denied", multiple=True, help="Do not lend this tool. Repeatable.")
-@click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable.")
-@click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://.")
-@click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]")
-@click.option("--log-level", default="info", help="debug, info, warning or error.")
-@click.option("--pinned-cert", type=click.Path(exists=True, dir_okay=False), help="Trust this certificate alone.")
 @click.option("--with-parent", type=int, hidden=True)
-def node(gateway_url: str, node_id: str | None, log_level: str, with_parent: int | None, **options: Any) -> None:
+@node_options
+def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, **options: Any) -> None:
     """Lend this machine's shell, files and search to a gateway."""
-    set_up_logging(log_level)
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    if token_stdin:
+        options["token"] = sys.stdin.readline().strip()
+    else:
+        options["token"] = options["token"] or _environment_token()
+    if not options["token"]:
+        gateway_url = _paired(config.home_folder(options["home"]), gateway_url, options)
+    lend(gateway_url or DEFAULT_GATEWAY, options, with_parent)
+
+
+def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None) -> None:
+    """Run a node until it is told to stop."""
+    set_up_logging(options["log_level"])
     home = config.home_folder(options["home"])
     config.make_home(home)
     chosen = NodeOptions(
         gateway_ws_url=node_socket_url(gateway_url),
-        node_id=node_id or default_node_id(),
-        token=sys.stdin.readline().strip() if options["token_stdin"] else options["token"] or _environment_token(),
+        node_id=options["node_id"] or default_node_id(),
+        token=options["token"],
         workspace=Path(options["workspace"] or Path.cwd()).absolute(),
         roots=tuple(Path(root).absolute() for root in options["roots"]),
         read_only=options["read_only"],
@@ -71,6 +125,22 @@ def node(gateway_url: str, node_id: str | None, log_level: str, with_parent: int
         await run_node(chosen, shutdown)
 
     run_loop(serve())
+
+
+def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str | None:
+    """Take over what `farhand join` got, unless another gateway or another node is meant."""
+    try:
+        kept = json.loads((home / NODE_TOKEN_FILE).read_text())
+        known, node_id, token = str(kept["gateway"]), str(kept["node_id"]), str(kept["token"])
+    except FileNotFoundError:
+        return gateway_url
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FarhandError(f"{home / NODE_TOKEN_FILE} cannot be read: {error}; join again") from None
+    same = gateway_url is None or node_socket_url(gateway_url) == node_socket_url(known)
+    if same and options["node_id"] in (None, node_id):
+        options["node_id"], options["token"] = node_id, token
+        return known
+    return gateway_url
 
 
 def _environment_token() -> str | None:

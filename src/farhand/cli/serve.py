@@ -67,7 +67,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         nonlocal local
         click.echo(f"farhand ready on {gateway.url}")
         click.echo(f"  console   {gateway.sign_in_link()}")
-        click.echo("  lend another machine:  farhand token create --node NAME, then there: farhand node --gateway URL")
+        click.echo("  lend another machine:  farhand node pair, then there: farhand join CODE")
         sys.stdout.flush()
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -62,15 +63,30 @@ def show(client: Client, as_json: bool) -> None:
     type=click.Choice(SCOPES),
     help=f"What it may do; repeatable: {', '.join(SCOPES)}.  [default: the first five]",
 )
+@click.option("--tool", "tools", multiple=True, metavar="PATTERN", help="Only for these tools, as 'laptop__*'.")
+@click.option("--node-only", "nodes", multiple=True, metavar="ID", help="Only for the tools of this node. Repeatable.")
+@click.option("--expires", metavar="TIME", help="It ends by itself after 30s, 15m, 2h or 7d.")
 @client_command
-def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Client, as_json: bool) -> None:
+def create(
+    node_id: str | None,
+    label: str,
+    scopes: tuple[str, ...],
+    tools: tuple[str, ...],
+    nodes: tuple[str, ...],
+    expires: str | None,
+    client: Client,
+    as_json: bool,
+) -> None:
     """Make a token for a node or a program. Its secret is shown this once. The gateway must be running.
 
     \b
     Examples:
       farhand token create --node laptop
       farhand token create --label dashboard --scope read --json
+      farhand token create --tool 'laptop__Read' --node-only laptop --expires 2h
     """
+    if node_id is not None and (tools or nodes):
+        raise click.UsageError("--tool and --node-only are for programs; a token made with --node can only join.")
     if node_id is not None and scopes:
         raise click.UsageError("--scope is for programs; a token made with --node can only join as that node.")
     body: dict[str, Any] = {"label": label}
@@ -78,6 +94,12 @@ def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Cli
         body["node_id"] = node_id
     if scopes:
         body["scopes"] = list(scopes)
+    if tools:
+        body["tools"] = list(tools)
+    if nodes:
+        body["nodes"] = list(nodes)
+    if expires is not None:
+        body["expires_seconds"] = _seconds(expires)
     answer = client.request("POST", "/v1/tokens", body).value
     url = client.find().url
     command = _command(url, answer["token"], node_id)
@@ -95,6 +117,13 @@ def create(node_id: str | None, label: str, scopes: tuple[str, ...], client: Cli
             f"\n{parts.netloc} is this machine. For another one, start the gateway with\n"
             "--host, and put an address there that leads from the other machine to this one."
         )
+
+
+def _seconds(text: str) -> float:
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
+    if unit is None or not text[:-1].isdecimal() or int(text[:-1]) == 0:
+        raise click.UsageError(f"--expires takes 30s, 15m, 2h or 7d, not {text!r}.")
+    return float(text[:-1]) * unit
 
 
 def _command(url: str, secret: str, node_id: str | None) -> str:
@@ -123,7 +152,7 @@ def list_(client: Client, as_json: bool) -> None:
         rows = [
             [
                 entry["id"],
-                "valid" if entry["revoked_at"] is None else "revoked",
+                _state(entry),
                 entry["node_id"] or "",
                 entry["label"],
                 ago(entry["created_at"]),
@@ -132,6 +161,13 @@ def list_(client: Client, as_json: bool) -> None:
             for entry in tokens
         ]
         show_table(columns, rows)
+
+
+def _state(entry: dict[str, Any]) -> str:
+    if entry["revoked_at"] is not None:
+        return "revoked"
+    over = entry["expires_at"] is not None and entry["expires_at"] <= time.time() * 1000
+    return "expired" if over else "valid"
 
 
 @token.command()

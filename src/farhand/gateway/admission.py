@@ -35,6 +35,8 @@ def allow(target: Target, credential: Credential) -> None:
     needed = scope_of(target.spec)
     if not credential.may(needed):
         raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
+    if credential.narrowed and not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
+        raise Denied(f"this credential is not for {target.tool!r}; it was made for some tools or nodes alone")
 
 
 def time_limit(call: ToolCall, target: Target) -> int:

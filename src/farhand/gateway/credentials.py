@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -27,6 +29,8 @@ class Scope(StrEnum):
 
 CALLER_SCOPES = (Scope.READ, Scope.CHAT, Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
 """What a token is given when its maker does not say."""
+NARROW_CALLER_SCOPES = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
+"""The same for a token that is for some tools or nodes."""
 
 
 class Credential(msgspec.Struct, frozen=True):
@@ -34,6 +38,21 @@ class Credential(msgspec.Struct, frozen=True):
 
     id: str
     scopes: frozenset[str]
+    tools: tuple[str, ...] = ()
+    """Patterns of tool names it is for; none: all."""
+    nodes: tuple[str, ...] = ()
+    """Nodes it is for; none: all, and the gateway's own tools."""
+
+    @property
+    def narrowed(self) -> bool:
+        return bool(self.tools or self.nodes)
+
+    def reaches(self, node_id: str | None, tool: str) -> bool:
+        """Whether a tool, as its node names it, is among those this credential is for."""
+        if self.nodes and node_id not in self.nodes:
+            return False
+        names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if "." in tool else [])]
+        return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
 
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
         """Who may run anything may write, and who may write may read. Of several scopes one is enough."""
@@ -78,8 +97,19 @@ class NodeTokens(msgspec.Struct, frozen=True):
 class Credentials:
     """Recognises tokens by their hashes. `open`: no credentials needed (loopback only, the guard sees to that)."""
 
-    def __init__(self, owner: str, tokens: Iterable[Token], environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
+    def __init__(
+        self,
+        owner: str,
+        tokens: Iterable[Token],
+        environment: NodeTokens,
+        *,
+        open: bool,  # noqa: A002
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.open = open
+        self._clock = clock
+        self._expiring: dict[str, int] = {}
+        """When the recognised tokens that expire do."""
         self._recognised: dict[str, Credential] = {}
         """Right tokens seen since the last change of any."""
         self._owner = token_hash(owner)
@@ -90,19 +120,30 @@ class Credentials:
     def recognise(self, secret: str) -> Credential | None:
         """The caller behind a token."""
         known = self._recognised.get(secret)
+        if known is not None and self._expiring and secret in self._expiring and self._over(self._expiring[secret]):
+            del self._recognised[secret], self._expiring[secret]
+            known = None
         if known is None and secret:
             known = self._recognise(token_hash(secret))
             if known is not None and len(self._recognised) < 1024:
                 self._recognised[secret] = known
+                token = self._tokens.get(token_hash(secret))
+                if token is not None and token.expires_at is not None:
+                    self._expiring[secret] = token.expires_at
         return known
+
+    def _over(self, expires_at: int | None) -> bool:
+        return expires_at is not None and self._clock() * 1000 >= expires_at
 
     def _recognise(self, digest: bytes) -> Credential | None:
         if hmac.compare_digest(digest, self._owner):
             return OWNER
         token = self._tokens.get(digest)
-        if token is None or token.node_id is not None:
+        if token is None or token.node_id is not None or self._over(token.expires_at):
             return None
-        return Credential(token.id, frozenset(token.scopes.split()))
+        return Credential(
+            token.id, frozenset(token.scopes.split()), tuple(token.tools.split()), tuple(token.nodes.split())
+        )
 
     def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
         """The node behind a token; `claimed` is the id it says it has, which a token of another id refutes."""
@@ -117,7 +158,7 @@ class Credentials:
         if self._shared is not None and hmac.compare_digest(digest, self._shared):
             return NodeGrant()
         token = self._tokens.get(digest)
-        if token is None or token.node_id is None or claimed not in ("", token.node_id):
+        if token is None or token.node_id is None or claimed not in ("", token.node_id) or self._over(token.expires_at):
             return None
         return NodeGrant(token.node_id, token.id)
 
@@ -137,10 +178,12 @@ class Credentials:
 
     def add(self, token: Token) -> None:
         self._recognised.clear()
+        self._expiring.clear()
         self._tokens[token.hash] = token
 
     def remove(self, token_id: str) -> Token | None:
         self._recognised.clear()
+        self._expiring.clear()
         for digest, token in self._tokens.items():
             if token.id == token_id:
                 del self._tokens[digest]

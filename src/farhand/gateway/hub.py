@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +53,8 @@ OUTPUT_WAIT_MS = 20_000
 FIRST_WAIT_MS = 200
 NODE_AWAY_SECONDS = 120.0
 JOBS_SECONDS = 5.0
+NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})
+"""What a token for some tools or nodes may have: whatever acts in other ways would get round them."""
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -360,10 +362,26 @@ class Hub:
 
     # -- credentials ------------------------------------------------------------------------------------
 
-    async def create_token(self, *, node_id: str | None, label: str, scopes: list[str]) -> tuple[Token, str]:
-        """A new token and its secret, which is shown this once. Raises ValueError for a node id that is none."""
-        if node_id is not None:
-            validate_node_id(node_id)
+    async def create_token(
+        self,
+        *,
+        node_id: str | None,
+        label: str,
+        scopes: list[str],
+        tools: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+        expires_seconds: float | None = None,
+    ) -> tuple[Token, str]:
+        """A new token and its secret, which is shown this once. Raises ValueError for one that cannot be meant."""
+        for name in (*nodes, *(() if node_id is None else (node_id,))):
+            validate_node_id(name)
+        if (tools or nodes) and (node_id is not None or not set(scopes) <= NARROW_SCOPES):
+            raise ValueError(f"a token for some tools or nodes has no scopes but {', '.join(sorted(NARROW_SCOPES))}")
+        if any(not tool or tool.split() != [tool] for tool in (*tools, *nodes)):
+            raise ValueError("tools and nodes are named without spaces")
+        if expires_seconds is not None and not 0 < expires_seconds < 1e10:
+            raise ValueError("a token expires after some seconds")
+        now = self.roster.clock()
         secret = new_secret("fhn" if node_id is not None else "fhc")
         token = Token(
             id=secrets.token_hex(4),
@@ -371,7 +389,10 @@ class Hub:
             scopes="node" if node_id is not None else " ".join(scopes),
             node_id=node_id,
             label=label,
-            created_at=self.roster.clock(),
+            created_at=now,
+            tools=" ".join(tools),
+            nodes=" ".join(nodes),
+            expires_at=None if expires_seconds is None else now + round(expires_seconds * 1000),
         )
         await self._record(
             lambda store: add_token(store, token),

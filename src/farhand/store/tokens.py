@@ -10,9 +10,12 @@ import apsw
 import msgspec
 
 ADD: Final = """
-    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-ALL: Final = "SELECT id, hash, scopes, node_id, label, created_at, revoked_at FROM tokens ORDER BY created_at, id"
+ALL: Final = """
+    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at FROM tokens
+    ORDER BY created_at, id"""
 META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
@@ -26,6 +29,11 @@ class Token(msgspec.Struct, frozen=True):
     label: str
     created_at: int
     revoked_at: int | None = None
+    tools: str = ""
+    """Patterns of the tools it is for, separated by spaces; empty: all."""
+    nodes: str = ""
+    """Nodes it is for, separated by spaces; empty: all."""
+    expires_at: int | None = None
 
 
 def token_hash(secret: str) -> bytes:

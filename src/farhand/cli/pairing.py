@@ -1,0 +1,122 @@
+"""`join`: this machine, lent to a gateway that gave a one-time code for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from farhand import config
+from farhand.cli.client import Client, ClientError, client_command, is_loopback
+from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
+from farhand.cli.screen import remark, show_json
+from farhand.node.program import default_node_id
+
+DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{config.DEFAULT_PORT}"
+
+
+@node.command()
+@click.option("--id", "node_id", help="Only for this node.  [default: any that is not known yet]")
+@click.option(
+    "--minutes", type=click.FloatRange(0.02, 1440), default=10, show_default=True, help="How long it is good."
+)
+@client_command
+def pair(node_id: str | None, minutes: float, client: Client, as_json: bool) -> None:
+    """Make a one-time code with which another machine joins. The gateway must be running.
+
+    \b
+    Examples:
+      farhand node pair
+      farhand node pair --id laptop --json
+    """
+    body: dict[str, Any] = {"seconds": minutes * 60}
+    if node_id is not None:
+        body["node_id"] = node_id
+    made = client.request("POST", "/v1/pairings", body).value
+    url = client.find().url
+    code = f"{made['code']}@{url.removeprefix('http://')}"
+    command = f"farhand join {shlex.quote(code)}"
+    if as_json:
+        show_json({**made, "code": code, "gateway": url, "command": command})
+        return
+    print(f"Run this on the machine that joins, within {minutes:g} minutes:\n  {command}")
+    if is_loopback(url.rpartition("://")[2].rpartition(":")[0].strip("[]")):
+        remark(
+            "\nThe address after the @ is this machine's own. For another machine, start the gateway with --host and\n"
+            "--tls-cert, and put an address there that leads to it."
+        )
+
+
+@click.command()
+@click.argument("code")
+@click.option("--gateway", "gateway_url", help="Where the gateway is.  [default: what follows the @ in CODE]")
+@click.option("--no-run", is_flag=True, help="Get the token and keep it; `farhand node` uses it later.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@node_options
+def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **options: Any) -> None:
+    """Join the gateway that made CODE, and lend it this machine.
+
+    The token that the code is traded for is kept in the home, readable by you alone: from then on `farhand node` does.
+
+    \b
+    Examples:
+      farhand join K7QM-2RXF@192.168.1.5:3210
+      farhand join K7QM-2RXF --gateway https://gateway.example:3210 --id laptop
+    """
+    secret, _, place = code.partition("@")
+    home = config.home_folder(options["home"])
+    url = gateway_url or place or os.environ.get("FARHAND_URL") or _announced(options["home"]) or DEFAULT_GATEWAY
+    url = _http(url)
+    if options["ca_file"] or options["pinned_cert"]:
+        os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
+    node_id = options["node_id"] or default_node_id()
+    try:
+        answer = Client(url=url).request("POST", "/v1/pair", {"code": secret, "node_id": node_id}).value
+        kept = {"gateway": url, "node_id": str(answer["node_id"]), "token": str(answer["token"])}
+    except (KeyError, TypeError):
+        raise ClientError("not_a_gateway", f"{url} answers, but not as a gateway") from None
+    except ClientError as error:
+        if error.code == "unauthorized":
+            reason = "does not take this code: it is wrong, was used, or is too old; `farhand node pair` makes another"
+            raise ClientError("unauthorized", f"{url} {reason}") from None
+        raise
+    config.make_home(home)
+    path = _keep(home, kept)
+    if as_json:
+        show_json({"node_id": kept["node_id"], "gateway": url, "token_file": str(path)})
+    else:
+        print(f"joined {url} as {kept['node_id']}; the token is in {path}", flush=True)
+    if not no_run:
+        lend(url, {**options, "node_id": kept["node_id"], "token": kept["token"]})
+
+
+def _http(url: str) -> str:
+    url = url if "://" in url else f"http://{url}"
+    for socket, plain in (("ws://", "http://"), ("wss://", "https://")):
+        if url.startswith(socket):
+            url = plain + url.removeprefix(socket)
+    return url.removesuffix("/v1/nodes/ws").rstrip("/")
+
+
+def _announced(home: str | None) -> str | None:
+    with contextlib.suppress(ClientError):
+        return Client(home).find().url
+    return None
+
+
+def _keep(home: Path, kept: dict[str, str]) -> Path:
+    path = home / NODE_TOKEN_FILE
+    beside = path.with_suffix(".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(kept, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.chmod(0o600)
+    beside.replace(path)
+    return path

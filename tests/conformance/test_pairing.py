@@ -1,0 +1,128 @@
+"""One-time codes: one machine, one use, a short life, and no way to guess."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhand.api.router import Route, Router
+from farhand.gateway.pairing import MOST_GUESSES, Pairing
+from farhand.protocol.errors import FarhandError
+from tests.cli.conftest import Command
+from tests.harness import GatewayProcess, PlainNode
+
+
+def code_of(gateway: GatewayProcess, **wanted: Any) -> str:
+    answer = gateway.request("POST", "/v1/pairings", wanted)
+    assert answer.status == 201, answer
+    return str(answer.json()["code"])
+
+
+def pair(gateway: GatewayProcess, code: str, node_id: str, **options: Any) -> Any:
+    return gateway.request("POST", "/v1/pair", {"code": code, "node_id": node_id}, token=None, **options)
+
+
+def test_the_printed_command_joins_and_the_node_comes_back_without_it(
+    shared_gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    out = Command(shared_gateway.home)("node", "pair", "--json").json()
+    home = tmp_path / "other"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
+    command = [sys.executable, "-m", "farhand"]
+    arguments = ["join", out["code"], "--id", "paired", "--home", str(home), "--workspace", str(tmp_path)]
+    for words in (arguments, ["node", "--home", str(home), "--workspace", str(tmp_path)]):
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen([*command, *words], env=env, stdout=log, stderr=log)
+        try:
+            shared_gateway.wait_for_node("paired")
+            assert shared_gateway.invoke("paired__Bash", {"command": "echo hi"})["ok"] is True
+        finally:
+            process.terminate()
+            process.wait(15)
+        shared_gateway.wait_for_node("paired", online=False)
+    kept = home / "node-token.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    token = json.loads(kept.read_text())["token"]
+    assert token not in (tmp_path / "log").read_text() and token not in shared_gateway.log.read_text()
+    again = Command(tmp_path / "third")("join", out["code"], "--id", "more", "--json")
+    assert again.status == 1 and again.json()["error"]["code"] == "unauthorized", "a code is good once"
+
+
+def test_of_many_who_say_a_code_at_once_one_gets_a_token(shared_gateway: GatewayProcess) -> None:
+    code = code_of(shared_gateway)
+
+    async def race() -> list[int]:
+        tries = (asyncio.to_thread(pair, shared_gateway, code, f"racer{number}") for number in range(12))
+        return [answer.status for answer in await asyncio.gather(*tries)]
+
+    statuses = asyncio.run(race())
+    assert sorted(statuses) == [201, *[401] * 11]
+
+
+def test_a_code_is_for_its_node_and_never_for_one_that_is_known(shared_gateway: GatewayProcess) -> None:
+    bound = code_of(shared_gateway, node_id="mine")
+    assert pair(shared_gateway, bound, "yours").status == 401
+    made = pair(shared_gateway, bound.lower().replace("-", " "), "mine")
+    assert made.status == 201, "written as a person would"
+    assert pair(shared_gateway, code_of(shared_gateway), "mine").status == 409
+    assert pair(shared_gateway, code_of(shared_gateway), "gsv").status == 400
+
+    async def join(node_id: str) -> None:
+        async with PlainNode.connect(shared_gateway, node_id, token=made.json()["token"]):
+            pass
+
+    asyncio.run(join("mine"))
+    with pytest.raises(Exception, match="401"):
+        asyncio.run(join("yours"))
+
+
+def test_who_may_pair_may_not_take_the_place_of_a_machine(shared_gateway: GatewayProcess) -> None:
+    def token(*scopes: str) -> str:
+        return str(shared_gateway.request("POST", "/v1/tokens", {"scopes": scopes}).json()["token"])
+
+    pairer, reader = token("pair"), token("read", "chat", "tools.exec")
+    assert shared_gateway.request("POST", "/v1/pairings", {}, token=reader).status == 403
+    assert shared_gateway.request("POST", "/v1/pairings", {}, token=None).status == 401
+    assert shared_gateway.request("POST", "/v1/pairings", {}, token=pairer).status == 201
+    assert pair(shared_gateway, code_of(shared_gateway, node_id="taken"), "taken").status == 201
+    assert shared_gateway.request("POST", "/v1/pairings", {"node_id": "taken"}, token=pairer).status == 403
+
+
+def test_guessing_is_throttled(gateway: GatewayProcess) -> None:
+    code = code_of(gateway)
+    behind = {"X-Forwarded-For": "203.0.113.9"}
+    statuses = [pair(gateway, f"AAAA-AA{number:02}", "x", headers=behind).status for number in range(20)]
+    assert statuses[:10] == [401] * 10 and set(statuses[10:]) == {429}
+    assert pair(gateway, code, "x", headers=behind).status == 429, "not even the right one, while locked"
+
+
+def test_codes_end_by_time_and_by_wrong_guesses() -> None:
+    now = [0.0]
+    pairing = Pairing(lambda: now[0])
+    code = pairing.make(None, "", "owner", 60)
+    now[0] = 59.9
+    assert pairing.find(code) is not None
+    now[0] = 60.0
+    assert pairing.find(code) is None
+    code = pairing.make(None, "", "owner", 60)
+    for _ in range(MOST_GUESSES):
+        assert pairing.find("WRONGONE") is None
+    assert pairing.find(code) is None, "void after too many guesses"
+    assert pairing.find(pairing.make(None, "", "owner", 60)) is not None, "and the next one is not"
+
+
+def test_a_route_without_a_scope_stops_the_start() -> None:
+    async def handler(_: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(FarhandError, match="declares no scope"):
+        Router([Route("GET", "/v1/secrets", None, handler)])
+    with pytest.raises(FarhandError, match="declares no scope"):
+        Router([Route("GET", "/v1/secrets", (), handler)])
