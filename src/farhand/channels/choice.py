@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.channels.console import ConsoleChannel
+from farhand.channels.email import EmailChannel, EmailSettings
 from farhand.channels.webhook import WebhookChannel, WebhookSettings
 from farhand.gateway.channel import Channel, ChannelSettings
 from farhand.gateway.session_keys import agent_id
@@ -21,6 +22,7 @@ class ChannelError(FarhandError):
 Make = Callable[[Any], Channel]
 
 KINDS: Final[dict[str, tuple[type[ChannelSettings], Make]]] = {
+    "email": (EmailSettings, EmailChannel),
     "webhook": (WebhookSettings, WebhookChannel),
 }
 CONSOLE: Final = "console"

@@ -58,6 +58,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     attachments: tuple[Attachment, ...] = ()
     mentioned: bool = False
+    answers: str | None = None
+    """What an answer refers to where that is more than the place; in groups it is the message itself anyway."""
     trusted: bool = True
     """The service vouches for the sender. Without that nobody's rights are had, whatever the settings."""
 

@@ -172,7 +172,7 @@ class Reception:
     ) -> Run | None:
         now = self._clock()
         run_id = self._sessions.new_id()
-        reply_to = incoming.id if incoming.peer_kind != "dm" else None
+        reply_to = incoming.answers or (incoming.id if incoming.peer_kind != "dm" else None)
         awaited = await self.promise(run_id, place, agent, reply_to)
         sent = False
         try:

@@ -1,0 +1,333 @@
+"""E-mail: IMAP in, SMTP out, with Python's own libraries in a thread.
+
+Anybody can write any name into From. So whoever writes has no tools, whatever the settings say, unless `authserv` names
+the mail server whose verdict on the sender (`Authentication-Results`) is to be believed; then mail without `dmarc=pass`
+is not taken at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.message
+import email.policy
+import email.utils
+import hashlib
+import html.parser
+import imaplib
+import logging
+import re
+import smtplib
+import ssl
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from farhand.gateway.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater, Unsure
+from farhand.protocol.errors import ToolError
+from farhand.store.outbox import Place
+
+log = logging.getLogger("farhand.channels.email")
+
+SECONDS: Final = 30.0
+LONGEST_WAIT: Final = 60.0
+LARGEST_MAIL: Final = 30 * 1024 * 1024
+MAX_SUBJECTS: Final = 1000
+DEFAULT_SUBJECT: Final = "A message from your agent"
+
+Security = Literal["tls", "starttls", "none"]
+
+
+class EmailSettings(ChannelSettings, kw_only=True):
+    address: str
+    """The agent's own address."""
+    user: str = ""
+    """By default the address."""
+    password: str = ""
+    imap_host: str
+    imap_port: int = 993
+    imap_security: Security = "tls"
+    smtp_host: str = ""
+    """By default the IMAP host."""
+    smtp_port: int = 465
+    smtp_security: Security = "tls"
+    mailbox: str = "INBOX"
+    poll_seconds: float = 15.0
+    authserv: str = ""
+    """The name in `Authentication-Results` of the server that checks senders."""
+    ca_file: str = ""
+    """Certificates to trust instead of the system's."""
+
+
+class EmailChannel:
+    longest_text = 100_000
+    repeatable = False
+
+    def __init__(self, settings: EmailSettings) -> None:
+        self.settings = settings
+        self._user = settings.user or settings.address
+        self._smtp_host = settings.smtp_host or settings.imap_host
+        self._subjects: OrderedDict[str, str] = OrderedDict()
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    async def run(self, take: Take) -> None:
+        wait = 1.0
+        while True:
+            try:
+                async with _Mailbox(self.settings, self._user) as mailbox:
+                    while True:
+                        for number, raw in await mailbox.unseen():
+                            await self._take(take, raw)
+                            await mailbox.mark_seen(number)
+                        wait = 1.0
+                        await asyncio.sleep(self.settings.poll_seconds)
+            except (OSError, imaplib.IMAP4.error, ToolError) as error:
+                log.warning("mail of %s cannot be read (again in %g s): %s", self.settings.address, wait, error)
+            await asyncio.sleep(wait)
+            wait = min(LONGEST_WAIT, wait * 2)
+
+    async def _take(self, take: Take, raw: bytes) -> None:
+        incoming = read_mail(raw, own=self.settings.address, authserv=self.settings.authserv)
+        if incoming is None:
+            return
+        message, subject = incoming
+        self._subjects[message.id] = subject
+        while len(self._subjects) > MAX_SUBJECTS:
+            self._subjects.popitem(last=False)
+        await take(message)
+
+    # -- out --------------------------------------------------------------------------------------------
+
+    async def send(self, message: Outgoing) -> str | None:
+        mail = self._mail(message)
+        await asyncio.to_thread(self._submit, mail, message.place.peer)
+        return str(mail["Message-ID"])
+
+    def _mail(self, message: Outgoing) -> email.message.EmailMessage:
+        recipient = message.place.peer
+        if not re.fullmatch(r"[^\s<>,;:@]+@[^\s<>,;:@]+", recipient):
+            raise Refused(f"{recipient!r} is not an e-mail address")
+        mail = email.message.EmailMessage(policy=email.policy.SMTP)
+        mail["From"] = self.settings.address
+        mail["To"] = recipient
+        subject = self._subjects.get(message.reply_to or "", "")
+        mail["Subject"] = f"Re: {subject}" if subject else DEFAULT_SUBJECT
+        mail["Date"] = email.utils.formatdate()
+        domain = self.settings.address.rpartition("@")[2] or "localhost"
+        mail["Message-ID"] = f"<{hashlib.sha256(message.id.encode()).hexdigest()[:32]}@{domain}>"
+        if message.reply_to and re.fullmatch(r"<[^<>\s]+>", message.reply_to):
+            mail["In-Reply-To"] = mail["References"] = message.reply_to
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(message.text)
+        for file in message.attachments:
+            main, _, sub = file.content_type.partition(";")[0].partition("/")
+            mail.add_attachment(
+                file.data, maintype=main or "application", subtype=sub or "octet-stream", filename=file.name
+            )
+        return mail
+
+    def _submit(self, mail: email.message.EmailMessage, recipient: str) -> None:
+        settings = self.settings
+        try:
+            server = self._connect()
+        except (OSError, smtplib.SMTPException) as error:
+            raise TryLater(f"the mail server cannot be reached: {error}") from None
+        with contextlib.ExitStack() as stack:
+            stack.callback(_quit, server)
+            try:
+                if settings.password:
+                    server.login(self._user, settings.password)
+                server.ehlo_or_helo_if_needed()
+                _accepted(server.mail(settings.address), "sender")
+                _accepted(server.rcpt(recipient), "recipient")
+            except (OSError, smtplib.SMTPException) as error:  # nothing was handed over yet
+                raise TryLater(f"the mail server did not take the message: {error}") from None
+            try:
+                answer = server.data(mail.as_bytes())
+            except smtplib.SMTPDataError as error:
+                answer = (error.smtp_code, error.smtp_error if isinstance(error.smtp_error, bytes) else b"")
+            except (OSError, smtplib.SMTPException) as error:
+                raise Unsure(f"the mail server left while it was taking the message: {error}") from None
+            _accepted(answer, "message")
+
+    def _connect(self) -> smtplib.SMTP:
+        settings = self.settings
+        if settings.smtp_security == "tls":
+            return smtplib.SMTP_SSL(self._smtp_host, settings.smtp_port, timeout=SECONDS, context=_trust(settings))
+        server = smtplib.SMTP(self._smtp_host, settings.smtp_port, timeout=SECONDS)
+        if settings.smtp_security == "starttls":
+            server.starttls(context=_trust(settings))
+        return server
+
+    async def typing(self, place: Place) -> None:  # noqa: ARG002
+        return None
+
+    async def close(self) -> None:
+        return None
+
+
+class _Mailbox:
+    """A mailbox that is open in a thread; every method may raise OSError and imaplib's errors."""
+
+    def __init__(self, settings: EmailSettings, user: str) -> None:
+        self._settings = settings
+        self._user = user
+        self._imap: imaplib.IMAP4 | None = None
+
+    async def __aenter__(self) -> _Mailbox:
+        self._imap = await asyncio.to_thread(self._open)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        imap, self._imap = self._imap, None
+        if imap is not None:
+            with contextlib.suppress(OSError, imaplib.IMAP4.error):
+                imap.shutdown()
+
+    def _open(self) -> imaplib.IMAP4:
+        settings = self._settings
+        imap: imaplib.IMAP4
+        if settings.imap_security == "tls":
+            imap = imaplib.IMAP4_SSL(
+                settings.imap_host, settings.imap_port, ssl_context=_trust(settings), timeout=SECONDS
+            )
+        else:
+            imap = imaplib.IMAP4(settings.imap_host, settings.imap_port, timeout=SECONDS)
+            if settings.imap_security == "starttls":
+                imap.starttls(_trust(settings))
+        imap.login(self._user, settings.password)
+        status, said = imap.select(f'"{settings.mailbox}"')
+        if status != "OK":
+            raise imaplib.IMAP4.error(f"the mailbox {settings.mailbox} cannot be opened: {said!r}")
+        return imap
+
+    async def unseen(self) -> list[tuple[bytes, bytes]]:
+        """Numbers and texts of the mails nobody has read, oldest first."""
+        return await asyncio.to_thread(lambda: list(self._unseen()))
+
+    def _unseen(self) -> Iterator[tuple[bytes, bytes]]:
+        assert self._imap is not None
+        self._imap.noop()
+        _, found = self._imap.uid("SEARCH", "UNSEEN")
+        for number in (found[0] or b"").split():
+            text = number.decode()
+            _, sizes = self._imap.uid("FETCH", text, "(RFC822.SIZE)")
+            size = re.search(rb"RFC822.SIZE (\d+)", sizes[0] if isinstance(sizes[0], bytes) else b"")
+            part = "BODY.PEEK[]" if size is None or int(size[1]) <= LARGEST_MAIL else "BODY.PEEK[HEADER]"
+            _, data = self._imap.uid("FETCH", text, f"({part})")
+            if data and isinstance(data[0], tuple):
+                yield number, data[0][1]
+
+    async def mark_seen(self, number: bytes) -> None:
+        imap = self._imap
+        assert imap is not None
+        await asyncio.to_thread(imap.uid, "STORE", number.decode(), "+FLAGS", "(\\Seen)")
+
+
+def read_mail(raw: bytes, *, own: str, authserv: str = "") -> tuple[Incoming, str] | None:
+    """A mail as a message, and its subject; None for one that no person sent, or that is not from whom it says."""
+    mail = email.message_from_bytes(raw, policy=email.policy.default)
+    name, sender = email.utils.parseaddr(str(mail.get("From", "")))
+    sender = sender.lower()
+    if "@" not in sender or sender == own.lower() or len(mail.get_all("From", [])) != 1 or _is_automatic(mail, sender):
+        return None
+    if authserv and not _vouched(mail, authserv):
+        log.warning("a mail that says it is from %s was not taken: %s does not vouch for it", sender, authserv)
+        return None
+    subject = " ".join(str(mail.get("Subject", "")).split())
+    text = _text(mail)
+    identity = str(mail.get("Message-ID", "")).strip() or f"<{hashlib.sha256(raw).hexdigest()[:32]}@nowhere>"
+    incoming = Incoming(
+        id=identity,
+        peer=sender,
+        sender=sender,
+        sender_name=name,
+        text=f"Subject: {subject}\n\n{text}" if subject and not text.startswith("/") else text or subject,
+        attachments=tuple(_attachments(mail)),
+        answers=identity,
+        trusted=bool(authserv),
+    )
+    return incoming, re.sub(r"^(?:re:\s*)+", "", subject, flags=re.IGNORECASE)
+
+
+def _is_automatic(mail: email.message.EmailMessage, sender: str) -> bool:
+    """Answering a machine that answers would never end."""
+    automatic = str(mail.get("Auto-Submitted", "no")).split(";")[0].strip().lower()
+    bulk = str(mail.get("Precedence", "")).lower() in ("bulk", "junk", "list")
+    daemon = sender.partition("@")[0] in ("mailer-daemon", "postmaster", "no-reply", "noreply")
+    return automatic != "no" or bulk or daemon or "List-Id" in mail or str(mail.get("Return-Path", "")).strip() == "<>"
+
+
+def _vouched(mail: email.message.EmailMessage, authserv: str) -> bool:
+    """Only the topmost verdict counts: what stands below it, the sender may have written."""
+    verdicts = mail.get_all("Authentication-Results", [])
+    first = str(verdicts[0]) if verdicts else ""
+    server, _, results = first.partition(";")
+    named = server.split()[:1] == [authserv]
+    return named and re.search(r"(?:^|[;\s])dmarc=pass\b", re.sub(r"\([^)]*\)", "", results)) is not None
+
+
+def _text(mail: email.message.EmailMessage) -> str:
+    body = mail.get_body(("plain", "html"))
+    if body is None:
+        return ""
+    try:
+        content = body.get_content()
+    except (LookupError, ValueError):
+        content = bytes(body.get_payload(decode=True) or b"").decode("utf-8", "replace")
+    text = str(content)
+    if body.get_content_subtype() == "html":
+        text = _plain(text)
+    return text.strip()
+
+
+def _attachments(mail: email.message.EmailMessage) -> Iterator[Attachment]:
+    for part in mail.iter_attachments():
+        payload = part.get_payload(decode=True)
+        if isinstance(payload, bytes) and payload:
+            yield Attachment(part.get_filename() or "file", part.get_content_type(), payload)
+
+
+def _plain(markup: str) -> str:
+    reader = _Reader()
+    reader.feed(markup)
+    return re.sub(r"\n{3,}", "\n\n", "".join(reader.parts))
+
+
+class _Reader(html.parser.HTMLParser):
+    """The words of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self._hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002
+        self._hidden += tag in ("script", "style", "head")
+        if tag in ("br", "p", "div", "tr", "li"):
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("script", "style", "head") and self._hidden > 0
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.parts.append(data)
+
+
+def _accepted(answer: tuple[int, bytes], what: str) -> None:
+    code, said = answer
+    if 200 <= code < 400:
+        return
+    text = f"the mail server does not take the {what}: {code} {said.decode('utf-8', 'replace')[:300]}"
+    raise Refused(text) if code >= 500 else TryLater(text)
+
+
+def _quit(server: smtplib.SMTP) -> None:
+    with contextlib.suppress(OSError, smtplib.SMTPException):
+        server.quit()
+
+
+def _trust(settings: EmailSettings) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=settings.ca_file or None)
