@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import http.server
 import json
+import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.harness import free_port
+import websockets.exceptions
+import websockets.sync.server
+
+from tests.harness import GatewayProcess, free_port
 
 
 class Request:
@@ -30,7 +38,7 @@ class Request:
 
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
-"""Status, body (bytes, or an object sent as JSON), headers. None: the connection is closed without a word."""
+"""Status, body (bytes, an object sent as JSON, or pieces as they come), headers. None: hang up without a word."""
 
 
 class HttpService:
@@ -70,6 +78,16 @@ class HttpService:
                     self.close_connection = True
                     return
                 status, value, *more = answer
+                if isinstance(value, Iterator):
+                    self.send_response(status)
+                    self.send_header("content-type", "text/event-stream")
+                    self.end_headers()
+                    self.close_connection = True
+                    with contextlib.suppress(OSError):
+                        for piece in value:
+                            self.wfile.write(piece)
+                            self.wfile.flush()
+                    return
                 data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 with contextlib.suppress(OSError):
                     self.send_response(status)
@@ -122,3 +140,287 @@ class WebhookReceiver(HttpService):
     @property
     def texts(self) -> list[str]:
         return [one["text"] for one in self.taken]
+
+
+class Said:
+    """A message that a service was given."""
+
+    def __init__(self, to: str, text: str, more: dict[str, Any]) -> None:
+        self.to = to
+        self.text = text
+        self.more = more
+
+
+class TelegramServer(HttpService):
+    """The Bot API: getMe, getUpdates (held until there is something), sendMessage, files, typing."""
+
+    TOKEN = "12345:telegram-token"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Said] = []
+        self.typed: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.failures: list[Answer] = []
+        """Answers to the next messages, instead of taking them."""
+        self._updates: list[dict[str, Any]] = []
+        self._number = 100
+
+    def write(self, sender: int, text: str, *, chat: dict[str, Any] | None = None, **more: Any) -> None:
+        """Somebody writes to the bot."""
+        with self.lock:
+            self._number += 1
+            who = {"id": sender, "is_bot": False, "first_name": f"P{sender}"}
+            message = {"message_id": self._number, "from": who, "chat": chat or {"id": sender, "type": "private"}}
+            self._updates.append({"update_id": self._number, "message": {**message, "text": text, **more}})
+
+    def answer(self, request: Request) -> Answer:
+        if request.path.startswith(f"/file/bot{self.TOKEN}/"):
+            data = self.files.get(request.path.rpartition("/")[2])
+            return (404, {}) if data is None else (200, data)
+        if not request.path.startswith(f"/bot{self.TOKEN}/"):
+            return 401, {"ok": False, "error_code": 401, "description": "Unauthorized"}
+        method = request.path.rpartition("/")[2]
+        if method in ("sendMessage", "sendDocument", "sendPhoto") and self.failures:
+            return self.failures.pop(0)
+        return 200, {"ok": True, "result": getattr(self, f"_{method}")(request)}
+
+    def _getMe(self, request: Request) -> Any:  # noqa: N802
+        return {"id": 999, "is_bot": True, "first_name": "Farhand", "username": "farhand_bot"}
+
+    def _getUpdates(self, request: Request) -> Any:  # noqa: N802
+        offset = request.json.get("offset", 0)
+        end = time.monotonic() + min(2, request.json.get("timeout", 0))
+        while True:
+            with self.lock:
+                self._updates = [one for one in self._updates if one["update_id"] >= offset]
+                if self._updates or time.monotonic() > end:
+                    return list(self._updates)
+            time.sleep(0.02)
+
+    def _getFile(self, request: Request) -> Any:  # noqa: N802
+        return {"file_id": request.json["file_id"], "file_path": f"documents/{request.json['file_id']}"}
+
+    def _sendChatAction(self, request: Request) -> Any:  # noqa: N802
+        self.typed.append(str(request.json["chat_id"]))
+        return True
+
+    def _sendMessage(self, request: Request) -> Any:  # noqa: N802
+        asked = request.json
+        assert len(asked["text"].encode("utf-16-le")) // 2 <= 4096
+        return self._keep(Said(str(asked["chat_id"]), asked["text"], asked))
+
+    def _sendDocument(self, request: Request) -> Any:  # noqa: N802
+        fields = read_form(request)
+        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": fields["document"]}))
+
+    def _sendPhoto(self, request: Request) -> Any:  # noqa: N802
+        fields = read_form(request)
+        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": fields["photo"]}))
+
+    def _keep(self, said: Said) -> Any:
+        with self.lock:
+            self.said.append(said)
+            self._number += 1
+            return {"message_id": self._number, "chat": {"id": int(said.to)}}
+
+
+class SignalServer(HttpService):
+    """The HTTP daemon of signal-cli: server-sent events, and JSON-RPC."""
+
+    NUMBER = "+15550000000"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Said] = []
+        self.typed: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.errors: list[dict[str, Any]] = []
+        self._events: queue.Queue[bytes] = queue.Queue()
+        self._number = 1_700_000_000_000
+
+    def write(self, source: str, message: str, **more: Any) -> None:
+        self._number += 1
+        said = {"timestamp": self._number, "message": message, **more}
+        envelope = {"sourceNumber": source, "sourceName": f"Name {source[-2:]}", "dataMessage": said}
+        self.raw({"envelope": {**envelope, "timestamp": self._number}, "account": self.NUMBER})
+
+    def raw(self, event: Any) -> None:
+        self._events.put(b"event:receive\ndata:" + json.dumps(event).encode() + b"\n\n")
+
+    def _stream(self) -> Iterator[bytes]:
+        yield b":\n\n"
+        while self._server is not None:
+            with contextlib.suppress(queue.Empty):
+                yield self._events.get(timeout=0.1)
+
+    def answer(self, request: Request) -> Answer:
+        if request.path == "/api/v1/events":
+            assert request.query["account"] == self.NUMBER
+            return 200, self._stream()
+        asked = request.json
+        assert request.path == "/api/v1/rpc" and asked["jsonrpc"] == "2.0"
+        params = asked["params"]
+        assert params["account"] == self.NUMBER
+        result: Any = {}
+        to = params.get("groupId") or (params.get("recipient") or [""])[0]
+        if asked["method"] == "send":
+            if self.errors:
+                return 200, {"jsonrpc": "2.0", "id": asked["id"], "error": self.errors.pop(0)}
+            self._number += 1
+            self.said.append(Said(to, params["message"], params))
+            result = {"timestamp": self._number, "results": [{"type": "SUCCESS"}]}
+        elif asked["method"] == "sendTyping":
+            self.typed.append(to)
+        elif asked["method"] == "getAttachment":
+            result = {"data": base64.b64encode(self.files[params["id"]]).decode()}
+        return 200, {"jsonrpc": "2.0", "id": asked["id"], "result": result}
+
+
+class WhatsAppServer(HttpService):
+    """The Graph API as far as messages and media go; `post` is what Meta posts to the gateway."""
+
+    PHONE, TOKEN, APP_SECRET, VERIFY = "1066", "graph-token", "app-secret", "verify-me"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Said] = []
+        self.typed: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.uploads: dict[str, tuple[str, bytes]] = {}
+
+    def answer(self, request: Request) -> Answer:
+        if request.headers.get("authorization") != f"Bearer {self.TOKEN}":
+            return 401, {"error": {"code": 190, "message": "Invalid OAuth access token"}}
+        if request.path.startswith("/lookaside/"):
+            return 200, self.files[request.path.rpartition("/")[2]]
+        if request.method == "GET":
+            name = request.path.strip("/")
+            return 200, {"url": f"{self.url}/lookaside/{name}", "mime_type": "image/png", "id": name}
+        if request.path == f"/{self.PHONE}/media":
+            fields = read_form(request)
+            assert fields["messaging_product"][1] == b"whatsapp"
+            self.uploads[f"up{len(self.uploads)}"] = fields["file"]
+            return 200, {"id": f"up{len(self.uploads) - 1}"}
+        asked = request.json
+        assert request.path == f"/{self.PHONE}/messages" and asked["messaging_product"] == "whatsapp"
+        if asked.get("status") == "read":
+            self.typed.append(asked["message_id"])
+            return 200, {"success": True}
+        self.said.append(Said(asked["to"], (asked.get("text") or {}).get("body", ""), asked))
+        return 200, {"messages": [{"id": f"wamid.out{len(self.said)}"}]}
+
+    def post(self, gateway: GatewayProcess, *messages: dict[str, Any], secret: str = APP_SECRET) -> Any:
+        value = {
+            "messaging_product": "whatsapp",
+            "metadata": {"phone_number_id": self.PHONE},
+            "contacts": [{"wa_id": one["from"], "profile": {"name": "Wanda"}} for one in messages],
+            "messages": list(messages),
+        }
+        change = {"field": "messages", "value": value}
+        body = json.dumps({"object": "whatsapp_business_account", "entry": [{"id": "1", "changes": [change]}]}).encode()
+        signature = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+        headers = {"X-Hub-Signature-256": signature}
+        return gateway.request("POST", "/hooks/whatsapp", body, token=None, headers=headers)
+
+
+class DiscordServer(HttpService):
+    """The HTTP interface, and the gateway socket with identify, resume and heartbeats."""
+
+    TOKEN, ME = "discord-token", "4242"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Said] = []
+        self.typed: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.identified = 0
+        self.resumed = 0
+        self._events: list[dict[str, Any]] = []
+        self._number = 10_000
+        self._sockets: list[Any] = []
+        self._gateway = websockets.sync.server.serve(self._converse, "127.0.0.1", 0)
+        self.socket_url = f"ws://127.0.0.1:{self._gateway.socket.getsockname()[1]}"
+
+    def up(self) -> None:
+        super().up()
+        threading.Thread(target=self._gateway.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.cut()
+        self._gateway.shutdown()
+
+    def cut(self) -> None:
+        """Break the sockets."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.socket.shutdown(2)
+        self._sockets.clear()
+
+    def write(self, author: str, content: str, *, bot: bool = False, **more: Any) -> None:
+        self._number += 1
+        who = {"id": author, "username": f"user{author}", "global_name": f"U{author}", "bot": bot}
+        data = {"id": str(self._number), "channel_id": f"9{author}", "author": who, "content": content, "mentions": []}
+        with self.lock:
+            event = {"op": 0, "t": "MESSAGE_CREATE", "s": len(self._events) + 2, "d": {**data, **more}}
+            self._events.append(event)
+
+    def _converse(self, socket: Any) -> None:
+        self._sockets.append(socket)
+        with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
+            socket.send(json.dumps({"op": 10, "d": {"heartbeat_interval": 200}}))
+            told = None
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    said = json.loads(socket.recv(timeout=0.02))
+                    if said["op"] == 1:
+                        socket.send(json.dumps({"op": 11}))
+                    elif said["op"] == 2:
+                        assert said["d"]["token"] == self.TOKEN and said["d"]["intents"] & 1 << 15
+                        self.identified += 1
+                        ready = {"user": {"id": self.ME}, "session_id": "s1", "resume_gateway_url": self.socket_url}
+                        socket.send(json.dumps({"op": 0, "t": "READY", "s": 1, "d": ready}))
+                        told = 0
+                    elif said["op"] == 6:
+                        assert said["d"]["session_id"] == "s1"
+                        self.resumed += 1
+                        told = said["d"]["seq"] - 1
+                with self.lock:
+                    due = [] if told is None else self._events[told:]
+                for event in due:
+                    socket.send(json.dumps(event))
+                    assert told is not None
+                    told += 1
+
+    def answer(self, request: Request) -> Answer:
+        if request.path.startswith("/cdn/"):
+            data = self.files.get(request.path.rpartition("/")[2])
+            return (404, {}) if data is None else (200, data)
+        if request.headers.get("authorization") != f"Bot {self.TOKEN}":
+            return 401, {"message": "401: Unauthorized", "code": 0}
+        if request.path == "/gateway/bot":
+            return 200, {"url": self.socket_url, "shards": 1}
+        if request.path == "/users/@me/channels":
+            return 200, {"id": f"9{request.json['recipient_id']}", "type": 1}
+        _, _, channel, act = request.path.split("/")
+        if act == "typing":
+            self.typed.append(channel)
+            return 204, b""
+        form = read_form(request) if "multipart" in request.headers["content-type"] else None
+        asked = json.loads(form["payload_json"][1]) if form else request.json
+        assert len(asked["content"]) <= 2000 and len(asked["nonce"]) <= 25
+        self.said.append(Said(channel, asked["content"], {**asked, "file": form["files[0]"] if form else None}))
+        return 200, {"id": str(50_000 + len(self.said)), "channel_id": channel}
+
+
+def read_form(request: Request) -> dict[str, tuple[str, bytes]]:
+    """The fields of a multipart form: file name and content."""
+    boundary = request.headers["content-type"].partition("boundary=")[2].strip('"').encode()
+    fields = {}
+    for part in request.body.split(b"--" + boundary)[1:-1]:
+        head, _, content = part.strip(b"\r\n").partition(b"\r\n\r\n")
+        disposition = head.decode()
+        name = disposition.partition('name="')[2].partition('"')[0]
+        fields[name] = (disposition.partition('filename="')[2].partition('"')[0], content)
+    return fields

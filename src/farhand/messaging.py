@@ -8,6 +8,7 @@ from farhand.api.channels import channel_routes
 from farhand.api.router import Route
 from farhand.channels.choice import ChannelError, make_channels
 from farhand.channels.webhook import WebhookChannel
+from farhand.channels.whatsapp import WhatsAppChannel
 from farhand.config import Config
 from farhand.gateway.hooks import Hooks
 from farhand.gateway.hub import Hub
@@ -41,7 +42,7 @@ class Messaging:
         self.hooks = Hooks(hub.database, sessions, self.messages, self.reception, config.hooks, clock=clock)
         for name, channel in make_channels(config.channels, environ).items():
             self.messages.connect(name, channel)
-            if isinstance(channel, WebhookChannel):
+            if isinstance(channel, WebhookChannel | WhatsAppChannel):
                 if name in config.hooks:
                     raise ChannelError(f"[hooks.{name}] and [channels.{name}] have the same address; rename one")
                 self.hooks.open_door(name, channel.door())

@@ -59,6 +59,7 @@ def channel_routes(messages: Messages, reception: Reception, hooks: Hooks) -> li
                 "Where another program posts; signed with `X-Webhook-Signature` when the hook has a secret.",
                 takes="*/*",
                 status=202,
+                also={200: "Accepted; what some services want to hear."},
                 errors=(401, 413, 503),
                 idempotent=True,
             ),
@@ -161,13 +162,13 @@ class ChannelDoors:
             body = await request.body()
             if door is not None:
                 await door.receive(request.headers, body)
-            else:
-                if len(body) > MAX_POST_BYTES:
-                    raise Problem(413, "too_large", f"a post has at most {MAX_POST_BYTES} bytes")
-                delivery = request.header(b"idempotency-key") or request.header(b"x-webhook-id")
-                if delivery is not None and not 1 <= len(delivery) <= MAX_DELIVERY:
-                    raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_DELIVERY} characters")
-                await self._hooks.post(hook_id, request.headers, body, delivery)
+                return json_reply({"accepted": True}, door.status)
+            if len(body) > MAX_POST_BYTES:
+                raise Problem(413, "too_large", f"a post has at most {MAX_POST_BYTES} bytes")
+            delivery = request.header(b"idempotency-key") or request.header(b"x-webhook-id")
+            if delivery is not None and not 1 <= len(delivery) <= MAX_DELIVERY:
+                raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_DELIVERY} characters")
+            await self._hooks.post(hook_id, request.headers, body, delivery)
         return json_reply({"accepted": True}, 202)
 
     async def challenge(self, request: Request) -> Reply:

@@ -8,8 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from farhand.channels.console import ConsoleChannel
+from farhand.channels.discord import DiscordChannel, DiscordSettings
 from farhand.channels.email import EmailChannel, EmailSettings
+from farhand.channels.signal import SignalChannel, SignalSettings
+from farhand.channels.telegram import TelegramChannel, TelegramSettings
 from farhand.channels.webhook import WebhookChannel, WebhookSettings
+from farhand.channels.whatsapp import WhatsAppChannel, WhatsAppSettings
 from farhand.gateway.channel import Channel, ChannelSettings
 from farhand.gateway.session_keys import agent_id
 from farhand.protocol.errors import FarhandError
@@ -22,6 +26,10 @@ class ChannelError(FarhandError):
 Make = Callable[[Any], Channel]
 
 KINDS: Final[dict[str, tuple[type[ChannelSettings], Make]]] = {
+    "telegram": (TelegramSettings, TelegramChannel),
+    "discord": (DiscordSettings, DiscordChannel),
+    "signal": (SignalSettings, SignalChannel),
+    "whatsapp": (WhatsAppSettings, WhatsAppChannel),
     "email": (EmailSettings, EmailChannel),
     "webhook": (WebhookSettings, WebhookChannel),
 }

@@ -12,6 +12,7 @@ class ConsoleChannel:
     """Its messages are in the outbox and said in the journal; `farhand message list --channel console` shows them."""
 
     longest_text = 1_000_000
+    files_apart = False
     repeatable = True
 
     def __init__(self) -> None:

@@ -61,6 +61,7 @@ class EmailSettings(ChannelSettings, kw_only=True):
 
 class EmailChannel:
     longest_text = 100_000
+    files_apart = False
     repeatable = False
 
     def __init__(self, settings: EmailSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -76,7 +77,7 @@ class Service:
             raise TryLater(said, _wait_asked(response.headers, _json(body)))
         if status == 504:
             raise Unsure(said)
-        if status >= 500 or status in (408, 409, 423, 425):
+        if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: whoever owns this can mend it
             raise TryLater(said)
         raise Refused(said)
 
@@ -90,7 +91,8 @@ class Service:
                 "GET", path if "://" in path else self._base + path, headers=headers, timeout=SECONDS
             ) as response:
                 if response.status_code != 200:
-                    raise TryLater(f"the file could not be fetched: {response.status_code}")
+                    gone = 400 <= response.status_code < 500 and response.status_code != 429
+                    raise (Refused if gone else TryLater)(f"the file could not be fetched: {response.status_code}")
                 async for part in response.aiter_bytes():
                     size += len(part)
                     if size > largest:
@@ -121,6 +123,7 @@ class Service:
             if self._client is None:
                 # Loading it and the certificates takes a tenth of a second that the loop is needed elsewhere.
                 self._httpx = await asyncio.to_thread(importlib.import_module, "httpx2")
+                logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log each address, tokens included
                 self._client = self._httpx.AsyncClient(headers=self._headers, follow_redirects=False)
         return self._client
 

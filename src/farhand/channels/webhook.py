@@ -51,6 +51,7 @@ class Posted(msgspec.Struct):
 
 class WebhookChannel:
     longest_text = 100_000
+    files_apart = False
     repeatable = True
 
     def __init__(self, settings: WebhookSettings) -> None:

@@ -112,6 +112,10 @@ class Channel(Protocol):
     def repeatable(self) -> bool:
         """The service, or whoever is behind it, can tell by its id that it has a message already."""
 
+    @property
+    def files_apart(self) -> bool:
+        """A file is a message of its own, sent after the text; otherwise files go with its last part."""
+
     async def run(self, take: Take) -> None:
         """Listen until cancelled; come back by itself from whatever the service or the network does."""
 

@@ -67,6 +67,8 @@ class Door(msgspec.Struct, frozen=True):
     """A channel that is posted to at `/hooks/{name}`."""
 
     receive: Receive
+    status: int = 202
+    """What the service wants to be answered."""
     challenge: Callable[[Mapping[str, str]], str | None] | None = None
     """Answers the service's question whether this address is the right one; None when it is not."""
 

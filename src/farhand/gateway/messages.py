@@ -130,7 +130,7 @@ class Messages:
             account=place.account,
             peer=place.peer,
             peer_kind=place.peer_kind,
-            parts=split(text, channel.longest_text),
+            parts=split(text, channel.longest_text) if text.strip() or not channel.files_apart else (),
             media=tuple(keys),
             reply_to=reply_to,
             agent_id=agent_id,
@@ -282,12 +282,13 @@ class Messages:
             msgspec.structs.replace(record, state=MessageState.SENDING, attempts=record.attempts + 1)
         )
         try:
-            while record.parts_sent < len(record.parts):
-                part = await self._part(record)
+            steps = _steps(channel, record)
+            while record.parts_sent < steps:
+                part = await self._part(channel, record)
                 async with asyncio.timeout(SEND_SECONDS):
                     remote_id = await channel.send(part)
                 record = msgspec.structs.replace(record, parts_sent=record.parts_sent + 1, remote_id=remote_id)
-                if record.parts_sent < len(record.parts):
+                if record.parts_sent < steps:
                     record = await self._save(record)
             return await self._end(record, MessageState.SENT, None)
         except Refused as error:
@@ -306,14 +307,19 @@ class Messages:
             log.exception("channel %s failed with message %s", channel.settings.kind, record.id)
             return await self._doubtful(channel, record, f"{type(error).__name__}: {error}")
 
-    async def _part(self, record: OutboxRecord) -> Outgoing:
+    async def _part(self, channel: Channel, record: OutboxRecord) -> Outgoing:
         number = record.parts_sent
-        last = number == len(record.parts) - 1
-        files = [await self._attachment(key) for key in record.media] if last else []
+        texts = len(record.parts)
+        keys: Sequence[str] = ()
+        if channel.files_apart:
+            keys = record.media[number - texts :][:1] if number >= texts else ()
+        elif number == texts - 1:
+            keys = record.media
+        files = [await self._attachment(key) for key in keys]
         return Outgoing(
-            id=record.id if len(record.parts) == 1 else f"{record.id}/{number + 1}",
+            id=record.id if _steps(channel, record) == 1 else f"{record.id}/{number + 1}",
             place=record.place,
-            text=record.parts[number],
+            text=record.parts[number] if number < texts else "",
             reply_to=record.reply_to if number == 0 else None,
             attachments=tuple(files),
         )
@@ -357,6 +363,11 @@ class Messages:
 
         await self._database.write(write, at_once=True)
         return record
+
+
+def _steps(channel: Channel, record: OutboxRecord) -> int:
+    """How many messages of the service one of ours is."""
+    return len(record.parts) + (len(record.media) if channel.files_apart else 0)
 
 
 def sent(record: OutboxRecord) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""Signal, by the daemon of signal-cli (`signal-cli -a NUMBER daemon --http`): events in, JSON-RPC out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import uuid
+from typing import Any, Final
+
+import msgspec
+
+from farhand.channels.service import Service
+from farhand.gateway.channel import (
+    Attachment,
+    ChannelSettings,
+    DeliveryError,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+)
+from farhand.protocol.errors import ToolError
+from farhand.store.outbox import Place
+
+log = logging.getLogger("farhand.channels.signal")
+
+LONGEST_WAIT: Final = 10.0
+LARGEST_FILE: Final = 8 * 1024 * 1024
+PLACEHOLDER: Final = "\ufffc"
+_REFUSED: Final = (-1, -32600, -32601, -32602, -32700)
+"""Errors of signal-cli that no repetition mends: nobody has that number, the request is wrong."""
+
+
+class SignalSettings(ChannelSettings, kw_only=True):
+    number: str
+    """The agent's own number, as signal-cli knows it."""
+    url: str = "http://127.0.0.1:8080"
+
+
+class SignalChannel:
+    longest_text = 2000
+    files_apart = True
+    repeatable = False
+
+    def __init__(self, settings: SignalSettings) -> None:
+        self.settings = settings
+        self._service = Service(settings.url)
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    async def run(self, take: Take) -> None:
+        wait = 1.0
+        while True:
+            try:
+                path = f"/api/v1/events?account={self.settings.number.replace('+', '%2B')}"
+                async with await self._service.stream(path) as response:
+                    if response.status_code != 200:
+                        raise TryLater(f"signal-cli answered {response.status_code}")
+                    wait = 1.0
+                    async for line in response.aiter_lines():
+                        if line.startswith("data:"):
+                            await self._take(take, line[5:])
+                log.info("signal-cli closed the stream of events")
+            except (DeliveryError, ToolError, self._service.broken) as error:
+                log.warning("signal-cli cannot be read (again in %g s): %s", wait, error)
+            await asyncio.sleep(wait)
+            wait = min(LONGEST_WAIT, wait * 2)
+
+    async def _take(self, take: Take, data: str) -> None:
+        try:
+            await self._read(take, msgspec.json.decode(data))
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+            log.warning("an event of signal-cli was left out: %r", error)
+
+    async def _read(self, take: Take, event: dict[str, Any]) -> None:
+        event = event.get("params", event)
+        envelope = event.get("envelope", event)
+        said = envelope.get("dataMessage")
+        source = envelope.get("sourceNumber") or envelope.get("sourceUuid") or envelope.get("source")
+        if not isinstance(said, dict) or not source or source == self.settings.number:
+            return
+        group = (said.get("groupInfo") or {}).get("groupId")
+        text, mentioned = self._words(said)
+        await take(
+            Incoming(
+                id=f"{said.get('timestamp') or envelope.get('timestamp')}:{source}",
+                peer=group or source,
+                peer_kind="group" if group else "dm",
+                sender=source,
+                sender_name=envelope.get("sourceName") or "",
+                text=text,
+                attachments=tuple(await self._files(said, group, source)),
+                mentioned=mentioned or (said.get("quote") or {}).get("authorNumber") == self.settings.number,
+            )
+        )
+
+    def _words(self, said: dict[str, Any]) -> tuple[str, bool]:
+        text = said.get("message") or ""
+        mentioned = False
+        for mention in said.get("mentions") or []:
+            own = mention.get("number") == self.settings.number
+            mentioned = mentioned or own
+            text = text.replace(PLACEHOLDER, "" if own else f"@{mention.get('name') or mention.get('number')}", 1)
+        return text.strip(), mentioned
+
+    async def _files(self, said: dict[str, Any], group: str | None, source: str) -> list[Attachment]:
+        files = []
+        for file in said.get("attachments") or []:
+            if (file.get("size") or 0) > LARGEST_FILE:
+                log.warning("a file of %s bytes was left with Signal: too large", file["size"])
+                continue
+            where = {"groupId": group} if group else {"recipient": source}
+            try:
+                answer = await self._call("getAttachment", {"id": file["id"], **where})
+                content = answer.get("data") if isinstance(answer, dict) else answer
+                data = base64.b64decode(content or "", validate=True)
+            except (Refused, binascii.Error) as error:
+                log.warning("a file was left with Signal: %s", error)
+                continue
+            files.append(Attachment(file.get("filename") or file["id"], file.get("contentType") or "", data))
+        return files
+
+    # -- out --------------------------------------------------------------------------------------------
+
+    async def send(self, message: Outgoing) -> str | None:
+        fields: dict[str, Any] = {**self._place(message.place), "message": message.text}
+        if message.reply_to and ":" in message.reply_to:
+            moment, _, author = message.reply_to.partition(":")
+            if moment.isdecimal():
+                fields |= {"quoteTimestamp": int(moment), "quoteAuthor": author}
+        if message.attachments:
+            fields["attachments"] = [_data_url(file) for file in message.attachments]
+        answer = await self._call("send", fields)
+        sent_at = answer.get("timestamp") if isinstance(answer, dict) else None
+        return f"{sent_at}:{self.settings.number}" if sent_at else None
+
+    async def typing(self, place: Place) -> None:
+        await self._call("sendTyping", self._place(place))
+
+    def _place(self, place: Place) -> dict[str, Any]:
+        return {"recipient": [place.peer]} if place.peer_kind == "dm" else {"groupId": place.peer}
+
+    async def _call(self, method: str, fields: dict[str, Any]) -> Any:
+        asked = {
+            "jsonrpc": "2.0",
+            "id": str(uuid.uuid4()),
+            "method": method,
+            "params": {"account": self.settings.number, **fields},
+        }
+        answer = await self._service.call("POST", "/api/v1/rpc", json=asked, seconds=60.0)
+        if not isinstance(answer, dict):
+            raise Refused(f"signal-cli answered {method} with something that is not JSON-RPC")
+        if error := answer.get("error"):
+            text = f"signal-cli: {str(error.get('message'))[:300]}"
+            raise Refused(text) if error.get("code") in _REFUSED else TryLater(text)
+        return answer.get("result")
+
+    async def close(self) -> None:
+        await self._service.close()
+
+
+def _data_url(file: Attachment) -> str:
+    name = file.name.replace(";", "_").replace(",", "_")
+    return f"data:{file.content_type};filename={name};base64,{base64.b64encode(file.data).decode()}"
