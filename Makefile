@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
+WORKERS ?= auto
 
 .PHONY: run test check format lint types rooms siege bench bench-transfer clean help
 
@@ -15,7 +16,7 @@ run: $(VENV)/.run-ready   ## install into an isolated environment and start the 
 	$(BIN)/farhand up $(ARGS)
 
 test: $(VENV)/.dev-ready  ## all tests (the siege runs in their short form)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 check: format lint types rooms test   ## what CI runs: format, lint, strict types, room order, tests
 
