@@ -465,6 +465,21 @@ def test_a_rejected_stranger_stays_out(tmp_path: Path) -> None:
         assert not talk.model.requests and len(talk.receiver.taken) == 1
 
 
+# -- schedules -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_schedule_says_is_delivered(talk: Talk) -> None:
+    spec = {"mode": "task", "message": "morning report", "deliver": True, "channel": "crm", "to": "sched"}
+    job = {"name": "report", "schedule": {"kind": "cron", "expr": "0 0 1 1 *"}, "spec": spec}
+    added = talk.gateway.invoke("gsv__Cron", {"action": "add", "job": job})
+    assert added["ok"], added
+    ran = talk.gateway.invoke("gsv__Cron", {"action": "run", "id": added["result"]["job"]["id"], "mode": "force"})
+    assert ran["ok"], ran
+    wait_until(lambda: [one for one in talk.receiver.taken if one["to"] == "sched"], 30)
+    (got,) = [one for one in talk.receiver.taken if one["to"] == "sched"]
+    assert "morning report" in got["text"]
+
+
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
