@@ -26,7 +26,7 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     assert found.pop("ok") is True
     assert set(found) == {
         "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store", "disk",
-        "node tokens", "gateway", "version", "nodes", "exposure",
+        "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
 
@@ -122,3 +122,15 @@ def test_a_sandbox_that_cannot_be_given_is_said(tmp_path: Path) -> None:
     assert "'bwrap' is missing" in verdicts(without)["sandbox"]["message"]
     settings.write_text('[sandbox]\nenabled = true\nuser = "no such person"\n')
     assert verdicts(command)["sandbox"]["status"] == "failed"
+
+
+def test_a_gateway_that_asks_nobody_for_a_token_fails(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home", "--open") as gateway:
+        check = verdicts(Command(gateway.home))["strangers"]
+    assert check["status"] == "failed" and "--open" in check["message"]
+
+
+def test_a_node_token_that_can_be_guessed_is_said(home: Path) -> None:
+    assert verdicts(Command(home, SA_NODE_TOKEN="short"))["node tokens"]["status"] == "warning"
+    assert verdicts(Command(home, SA_NODE_TOKENS="a:short,b:" + "x" * 32))["node tokens"]["status"] == "warning"
+    assert verdicts(Command(home, SA_NODE_TOKEN="x" * 32))["node tokens"]["status"] == "ok"

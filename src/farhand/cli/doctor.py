@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import ssl
 import stat
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ from farhand.store.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, Snapshots
 PYTHON: Final = (3, 11)
 SQLITE: Final = (3, 51, 3)
 """Older ones can corrupt a write-ahead log that is reset while another connection reads it."""
+SHORT: Final = 16
 FREE_FAIL: Final = 100 * 1000 * 1000
 FREE_WARN: Final = 1000 * 1000 * 1000
 
@@ -102,6 +106,8 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     if version is not None:
         yield _version(version)
         yield _nodes(client)
+    if version is not None and url is not None:
+        yield _asks_for_tokens(url)
     yield _exposure(settings, url, None if url is None else _listening_hosts(url))
 
 
@@ -245,6 +251,10 @@ def _node_token(environ: Mapping[str, str]) -> Check:
     if blank:
         return Check("node tokens", "failed", f"{' and '.join(blank)} is set, but blank; unset it or give it a value")
     named = [name for name in ("SA_NODE_TOKEN", "SA_NODE_TOKENS") if name in environ]
+    pairs = [pair.rpartition(":")[2] for pair in environ.get("SA_NODE_TOKENS", "").split(",") if pair.strip()]
+    short = [token for token in (environ.get("SA_NODE_TOKEN"), *pairs) if token is not None and len(token) < SHORT]
+    if short:
+        return Check("node tokens", "warning", f"a token has fewer than {SHORT} characters, and can be guessed")
     return Check("node tokens", "ok", f"{', '.join(named)} set" if named else "none in the environment")
 
 
@@ -284,6 +294,26 @@ def _nodes(client: Client) -> Check:
         return Check("nodes", "warning", f"{known}; `farhand token create --node NAME` lets one join")
     shown = ", ".join(online[:5]) + (", …" if len(online) > 5 else "")
     return Check("nodes", "ok", f"{len(online)} of {len(entries)} connected: {shown}")
+
+
+def _asks_for_tokens(url: str) -> Check:
+    """Whether a stranger is turned away."""
+    request = urllib.request.Request(f"{url}/v1/health")  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=_trust(url)):  # noqa: S310
+            pass
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in (401, 403):
+            return Check("strangers", "ok", "turned away: every request needs a token")
+        return Check("strangers", "warning", f"{url} answers a stranger with {error.code}")
+    except (OSError, ValueError) as error:
+        return Check("strangers", "warning", f"{url} could not be asked as a stranger: {error}")
+    return Check("strangers", "failed", f"{url} asks nobody for a token (--open): any program here can use its shell")
+
+
+def _trust(url: str) -> ssl.SSLContext | None:
+    return ssl.create_default_context(cafile=os.environ.get("FARHAND_CA_FILE")) if url.startswith("https") else None
 
 
 def _exposure(settings: config.Config | None, url: str | None, hosts: list[str] | None) -> Check:
