@@ -95,7 +95,11 @@ def pairing_routes(hub: Hub) -> list[Route]:
             pair,
             guessable=True,
             about=About(
-                "Trade a one-time code for a node token.", body=PairRequest, status=201, answer=Paired, errors=(409,)
+                "Trade a one-time code for a node token.",
+                body=PairRequest,
+                status=201,
+                answer=Paired,
+                errors=(401, 409, 429),
             ),
         ),
     ]
