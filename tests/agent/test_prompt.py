@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhand.agent.prompt import LONGEST_FILE, LONGEST_FILES, Machine, PromptParts, fitted, system_prompt, truncated
-from farhand.agent.skills import LONGEST_LIST, Skill, listed, read_skill
+from farhand.agent.skills import LONGEST_LIST, Skill, listed
 
 PARTS = PromptParts(
     workspace="/home/me/agents/main",
@@ -95,24 +95,6 @@ def test_files_are_kept_within_the_limits() -> None:
     assert all(len(text) <= LONGEST_FILE for text in fit.values())
     assert sum(map(len, fit.values())) <= LONGEST_FILES
     assert fit["0.md"] == "x" * 50
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "description"),
-    [
-        ("---\nname: deploy\ndescription: How we deploy.\n---\n# Body", "deploy", "How we deploy."),
-        ('---\ndescription: "quoted: yes"\n---\n', "folder", "quoted: yes"),
-        ("---\ndescription: >\n  two\n  lines\n---\n", "folder", "two lines"),
-        ("# No front matter", "folder", ""),
-        ("---\nname: never closed\n", "folder", ""),
-    ],
-)
-def test_skills_are_read_from_their_front_matter(text: str, name: str, description: str) -> None:
-    assert read_skill(text, "folder", "p") == Skill(name, description, "p")
-
-
-def test_a_skill_too_large_is_skipped() -> None:
-    assert read_skill("x" * (256 * 1024 + 1), "folder", "p") is None
 
 
 def test_the_list_of_skills_keeps_its_budget() -> None:
