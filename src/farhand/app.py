@@ -64,6 +64,7 @@ from farhand.gateway.turns import Turns
 from farhand.gateway.workspace import Workspace
 from farhand.gateway.workspace_ends import workspace_end
 from farhand.llm.choice import Models
+from farhand.machine.intents import settle
 from farhand.machine.jobs import Jobs
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.memory.choice import Provider, make_embedder
@@ -76,10 +77,11 @@ from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Objects
-from farhand.tools.agent_family import main_agent_tools
+from farhand.tools.agent_family import main_agent_tools, sub_agent_tools
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
+from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand")
 
@@ -161,6 +163,7 @@ class Gateway:
         hub.catalog.obey(lambda: live.now.tools.disabled)
         self.workspace.mkdir(parents=True, exist_ok=True)
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
+        await asyncio.to_thread(settle, files)
         commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         questions = Questions(jobs, commands, self._home / "logs")
@@ -168,8 +171,7 @@ class Gateway:
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         guide = guide_tools(files, jobs, sandbox)
         hub.catalog.serve(guide, offered=False)
-        shell = AgentShell(jobs, files, sandbox=sandbox, host=host)
-        hub.catalog.serve(main_agent_tools(AgentFiles(files).tools(), shell.tools()))
+        hands = [*AgentFiles(files).tools(), *AgentShell(jobs, files, sandbox=sandbox, host=host).tools()]
         objects = open_objects(self._home, self._config.objects)
         stack.push_async_callback(objects.close)
         workspace = Workspace(objects)
@@ -180,35 +182,31 @@ class Gateway:
         skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
-        await self._employ(hub, stack, environ, jobs, skills, objects)
+        models = open_models(self._config, environ)
+        stack.push_async_callback(models.close)
+        memory = open_memory(self._home, self.workspace, self._config, objects, models)
+        stack.push_async_callback(memory.close)
+        self._routes += memory_routes(memory)
+        remembering = memory_tools(memory)
+        talking = self._employ(hub, models, jobs, skills, objects, sub_agent_tools(hands, remembering))
         self._direct = DirectDoor(hub, Direct(hub, guide, SessionAgent(self.chats)))
         self._routes += direct_routes(self._direct)
         messaging = self._messaging = Messaging(hub, self.chats, workspace, self._config, environ)
         stack.push_async_callback(messaging.close)
-        hub.catalog.serve(messaging.tools())
         self._scheduler, book = await open_schedule(
             hub, self._config, environ, objects, self.chats, courier=messaging.messages
         )
-        hub.catalog.serve(cron_tools(book))
+        telling, scheduling = messaging.tools(), cron_tools(book)
+        own = main_agent_tools(hands, scheduling, telling, talking.tools(), remembering)
+        hub.catalog.serve(own)
+        hub.catalog.serve([*talking.native_tools(), *(one for one in (*telling, *scheduling) if one not in own)])
         self._routes += [*messaging.routes(), *cron_routes(hub, book)]
 
-    async def _employ(
-        self,
-        hub: Hub,
-        stack: contextlib.AsyncExitStack,
-        environ: Mapping[str, str],
-        jobs: Jobs,
-        known: Skills,
-        objects: Objects,
-    ) -> None:
-        """Give the gateway its agents: models, memory, sessions, their tools and doors."""
+    def _employ(
+        self, hub: Hub, models: Models, jobs: Jobs, known: Skills, objects: Objects, sub_agent: list[Tool]
+    ) -> SessionTools:
+        """Give the gateway its agents: their sessions and doors; the tools by which they talk to each other."""
         config = self._config
-        models = Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
-        stack.push_async_callback(models.close)
-        memory = open_memory(self._home, self.workspace, config, objects, models)
-        stack.push_async_callback(memory.close)
-        hub.catalog.serve(memory_tools(memory))
-        self._routes += memory_routes(memory)
         agents = Agents(config.agents)
         folders = self._home / AGENTS_FOLDER
 
@@ -233,6 +231,7 @@ class Gateway:
             models,
             agents,
             prompts,
+            sub_agent,
             limits=Limits(max_rounds=config.agent.max_rounds),
             compactor=Compactor(config.agent.context_tokens),
             end_jobs=end_jobs,
@@ -246,9 +245,8 @@ class Gateway:
             describe_model=turns.model_name,
             check_model=turns.check_model,
         )
-        tools = SessionTools(chats, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds)
-        hub.catalog.serve([*tools.tools(), *tools.native_tools()])
         self._routes += [*session_routes(chats, turns, hub.ending), *chat_routes(chats, agents, hub.ending)]
+        return SessionTools(chats, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds)
 
     @property
     def hub(self) -> Hub:
@@ -370,6 +368,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+
+def open_models(config: Config, environ: Mapping[str, str]) -> Models:
+    return Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
 
 
 def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, models: Models) -> Memory:

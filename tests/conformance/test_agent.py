@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from base64 import b64decode, b64encode
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import GatewayProcess, NodeProcess, wait_until
+from tests.harness import GatewayProcess, NodeProcess, Plugin, wait_until
 from tests.model_server import ModelServer, Reply, Request, calls, error, text
 
 
@@ -399,6 +400,73 @@ def test_mistakes_of_the_model_go_back_to_it(house: House) -> None:
     assert_valid(session.history())
     for words in ("not valid JSON", "tool not found: no_such_tool", "parameter path is required", "shadow"):
         assert any(words in result for result in results), results
+
+
+TWENTY = [
+    *("read", "write", "edit", "apply_patch", "grep", "glob", "ls", "exec", "process", "cron", "message"),
+    *("agents_list", "sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "subagents"),
+    *("sessions_status", "memory_search", "memory_get"),
+]
+SIX = ["read", "grep", "glob", "ls", "memory_search", "memory_get"]
+
+
+def test_the_main_agent_is_offered_the_twenty_and_the_search(house: House, laptop: NodeProcess) -> None:
+    session = house.session(text("hello"))
+    session.send()
+    assert session.asked()[0].tools == [*TWENTY, "tool_search"]
+    for sent in session.asked()[0].json["tools"]:
+        schema = sent["function"]["parameters"]
+        assert schema["type"] == "object" and isinstance(schema["properties"], dict), sent
+        assert sent["function"]["description"], sent
+
+
+def test_a_sub_agent_is_offered_the_six_and_has_no_other(house: House, laptop: NodeProcess) -> None:
+    session, word = house.session(), uuid.uuid4().hex
+    house.script(session.key, calls(("sessions_spawn", {"prompt": word})), text("done"))
+    others = [
+        ("write", {"path": "w", "content": ""}),
+        ("exec", {"command": "true"}),
+        ("sessions_spawn", {"prompt": "x"}),
+    ]
+    others += [("laptop__Read", {"path": "w"}), ("gsv__ReadFile", {"path": "w"}), ("tool_search", {"query": "exec"})]
+    house.script(word, calls(*others, ("ls", {"path": "."})), text("found"))
+    assert session.send()["reply"] == "done"
+    first, second = [one for one in house.asked(word) if session.key not in one.body.decode()]
+    assert first.tools == second.tools == SIX
+    told = [one["content"] for one in second.messages if one["role"] == "tool"]
+    assert all(f"tool not found: {name}" in result for (name, _), result in zip(others, told[:-1], strict=True))
+    assert "not found" not in told[-1]
+
+
+def test_a_tool_that_is_switched_off_is_offered_to_nobody(tmp_path: Path) -> None:
+    tmp_path.joinpath("farhand.toml").write_text('[tools]\ndisabled = ["grep", "exec"]\n')
+    for house in open_house(tmp_path):
+        session, word = house.session(), uuid.uuid4().hex
+        house.script(session.key, calls(("sessions_spawn", {"prompt": word})), text("done"))
+        house.script(word, calls(("grep", {"pattern": "x"})), text("found"))
+        session.send()
+        assert not {"grep", "exec"} & set(session.asked()[0].tools)
+        child = next(one for one in house.asked(word) if session.key not in one.body.decode())
+        assert child.tools == [name for name in SIX if name != "grep"]
+
+
+def test_names_of_any_kind_are_callable(house: House, laptop: NodeProcess, tmp_path: Path) -> None:
+    """The API takes letters, digits, - and _ only; plug-ins have dots in their names."""
+    (laptop.workspace / "n.txt").write_text("a note\n")
+    with Plugin(house.gateway, tmp_path, "macos"):
+        session = house.session(
+            calls(("tool_search", {"query": "macos.echo, laptop__Read"})),
+            calls(("macos_echo", {"text": "sent name"}), ("laptop__Read", {"path": "n.txt"})),
+            calls(("macos.echo", {"text": "own name"})),
+            text("ok"),
+        )
+        session.send()
+    names = session.asked()[1].tools
+    assert {"macos_echo", "laptop__Read"} <= set(names)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names)
+    told = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert "sent name" in told[1] and "a note" in told[2] and "own name" in told[3]
+    assert [use["name"] for one in session.history() for use in one.get("tool_calls", ())][1] == "macos.echo"
 
 
 def test_a_picture_that_a_tool_read_is_shown_to_the_model(house: House, laptop: NodeProcess) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness import GatewayProcess, wait_until
+from tests.machine.test_patch_kills import HALF_WAY, PATCH, make, patch, tree
 
 SEED_PARAMETERS = {
     "read": ({"path", "offset", "limit"}, {"path"}),
@@ -88,19 +89,22 @@ def test_read_offset_counts_from_zero_and_limit_counts_lines(agent: Hands) -> No
 
 def follow(agent: Hands, path: str, **more: Any) -> tuple[str, int]:
     """The whole file, read page by page as the notices say, and the number of pages."""
-    text, pages, offset = "", 0, 0
+    text, pages = "", 0
+    at = {"offset": 0, "skip_bytes": 0}
     while True:
-        page = agent.ok("read", path=path, offset=offset, **more)
-        assert len(page.encode()) <= (512 if more else 50) * 1024
+        page = agent.ok("read", path=path, **at, **more)
         pages += 1
         body, notice, rest = page.partition("[read output truncated at")
-        text += "".join(line.partition("\t")[2] for line in body.splitlines(keepends=True))
+        found = {name: int(number) for name, number in re.findall(r"(offset|skip_bytes)=(\d+)", rest)}
+        if "skip_bytes" in found:
+            body = body.removesuffix("\n")  # that one belongs to the notice: the line goes on
+        text += "".join(line.partition("\t")[2] for line in re.findall(r".*?\n|.+\Z", body, re.DOTALL))
         if not notice:
             return text, pages
-        found = re.search(r"offset=(\d+)", rest)
         assert found, page[-200:]
-        assert int(found[1]) > offset
-        offset = int(found[1])
+        after = {"skip_bytes": 0, **found}
+        assert tuple(after.values()) != tuple(at.values())
+        at = after
 
 
 def test_read_pages_of_50_kb_and_following_the_notice_reproduces_the_file(agent: Hands) -> None:
@@ -125,8 +129,54 @@ def test_read_of_a_line_longer_than_a_page_gives_the_whole_line(agent: Hands) ->
     assert agent.ok("read", path="wide.txt").startswith("     1\t" + "x" * 200_000 + "\n")
     agent.put("wider.txt", "x" * 2_000_000 + "\nshort\n")
     page = agent.ok("read", path="wider.txt")
-    assert len(page) <= 512 * 1024
-    assert "was cut" in page and "offset=1" in page
+    assert 500 * 1024 < len(page) <= 512 * 1024
+    assert "inside of line 1" in page and "offset=0 skip_bytes=" in page
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"one\r\ntwo\r\n\r\nfour\r\n", id="windows lines"),
+        pytest.param(b"".join(b"%d windows\r\n" % number for number in range(9000)), id="pages of windows lines"),
+        pytest.param(b"mixed\r\nlines\nand\rold ones\r\r\n", id="mixed lines"),
+        pytest.param(b"one\ntwo", id="no line end at the end"),
+        pytest.param(b"x" * 40_000 + b"\n" + b"y" * 40_000, id="pages without a line end"),
+        pytest.param(b"one\r", id="half a windows line end"),
+        pytest.param(b"\n\n\n\r\n\n", id="empty lines"),
+        pytest.param(b"\n" * 20_000, id="pages of empty lines"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\xef\xbb\xbfmarked\n", id="byte order mark"),
+        pytest.param("\x0b\x0c\x85\u2028\u2029\t \n".encode() * 9, id="other separators"),
+        pytest.param(b"  12\tnumbered\n[read it]\n", id="lines like ours"),
+        pytest.param(("ü" * 60_000 + "\n").encode() * 3, id="long lines"),
+        pytest.param(("x" + "€" * 700_000 + "\r\nend").encode(), id="a line longer than any page"),
+        pytest.param(("€🎉é" * 200_000).encode(), id="characters cut at the border"),
+    ],
+)
+def test_the_pages_of_read_are_the_file_byte_for_byte(agent: Hands, content: bytes) -> None:
+    agent.put("file", content)
+    assert follow(agent, "file")[0].encode() == content
+    assert follow(agent, "file", limit=100_000)[0].encode() == content
+
+
+def test_a_page_is_never_larger_than_it_may_be(agent: Hands) -> None:
+    agent.put("file", ("€" * 5_000 + "\n") * 100)
+    page = agent.ok("read", path="file")
+    assert 35 * 1024 < len(page.encode()) <= 50 * 1024
+    assert len(agent.ok("read", path="file", limit=1000).encode()) <= 512 * 1024
+
+
+def test_read_cannot_skip_more_than_a_line_has(agent: Hands) -> None:
+    agent.put("file", "short\nlonger line\n")
+    assert agent.ok("read", path="file", offset=1, skip_bytes=7) == "     2\tline\n"
+    assert "cannot be skipped" in agent.fails("read", "invalid_args", path="file", skip_bytes=7)
+    assert "cannot be skipped" in agent.fails("read", "invalid_args", path="file", offset=2, skip_bytes=1)
+
+
+@pytest.mark.parametrize("content", [b"a\0b\n", b"text\n\xff\xfe\n", b"caf\xe9\n", b"\x7fELF\x02\x01\x01\0"])
+def test_what_is_no_text_is_refused(agent: Hands, content: bytes) -> None:
+    agent.put("file", content)
+    assert "binary file" in agent.fails("read", "failed", path="file")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +298,21 @@ def test_apply_patch_is_all_or_nothing(agent: Hands) -> None:
     )
     assert "a.txt: hunk 1 failed" in text
     assert sorted(path.name for path in agent.folder.iterdir()) == ["a.txt"]
+
+
+def test_a_patch_that_a_kill_broke_off_is_undone_at_the_next_start(tmp_path: Path) -> None:
+    """Where exactly a kill may fall is tested in tests/machine/test_patch_kills.py."""
+    with GatewayProcess(tmp_path) as gateway:
+        gateway.kill()
+        folder = gateway.home / "agents" / "main"
+        make(folder)
+        before = tree(folder)
+        assert patch(folder, gateway.home / "changes", HALF_WAY).returncode == -9
+        assert tree(folder) != before and list((gateway.home / "changes").iterdir())
+        gateway.start()
+        assert tree(folder) == before
+        assert gateway.invoke("apply_patch", {"patch": PATCH})["ok"]
+        assert (folder / "e.txt").read_text() == "FIVE\n" and not list((gateway.home / "changes").iterdir())
 
 
 def test_apply_patch_keeps_to_the_rule_of_paths(agent: Hands, tmp_path: Path) -> None:

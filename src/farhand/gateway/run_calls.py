@@ -19,6 +19,7 @@ from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.names import join_tool, split_tool
 from farhand.store.database import StoreError
+from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.runs")
 
@@ -43,11 +44,11 @@ class RunCalls:
         agent_id: str,
         credential: Credential,
         stopped: Callable[[], str | None],
-        only: Collection[str] | None = None,
+        only: Mapping[str, Tool] | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
-        """`stopped` tells why the run is being stopped, if it is. `only`: the tools that may be called; others do not
-        exist for this run."""
+        """`stopped` tells why the run is being stopped, if it is. `only`: the tools there are for this run, by their
+        names; without, those that the hub serves."""
         self._hub = hub
         self._session_key = session_key
         self._agent_id = agent_id
@@ -63,25 +64,28 @@ class RunCalls:
 
     async def call(self, use: ToolUse, key: str) -> Outcome:
         """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
-        if self._only is not None and use.name not in self._only:
+        own = None if self._only is None else self._only.get(use.name)
+        if own is None and self._only is not None:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
         arguments = msgspec.Raw(use.arguments.encode())
         call = ToolCall(new_call_id(), use.name, arguments, self._session_key, self._agent_id)
         gate = self._hub.gate
+        # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
+        opening = asyncio.ensure_future(gate.begin(call, credential=self._credential, own=own, idempotency_key=key))
         try:
-            opened = await gate.begin(call, credential=self._credential, idempotency_key=key)
+            opened = await asyncio.shield(opening)
+            self._made[opened.record.id] = use.name
+            if not isinstance(opened, OpenCall):
+                return Outcome.of_result(opened.result)
+            return Outcome.of_result((await gate.wait(opened)).result)
         except (StoreError, IdempotencyConflict) as error:
             return Outcome.failed("failed", f"the call was not run: {error}")
-        self._made[opened.record.id] = use.name
-        if not isinstance(opened, OpenCall):
-            return Outcome.of_result(opened.result)
-        try:
-            return Outcome.of_result((await gate.wait(opened)).result)
         except asyncio.CancelledError:
             reason = self._stopped()
             if reason is None:
                 raise
-            ended = await gate.cancel(opened.record.id, reason)
+            self._made[call.id] = use.name
+            ended = await gate.cancel((await opening).record.id, reason)
             assert ended is not None
             return Outcome.of_result(Ended(ended).result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
 
 import apsw
@@ -37,7 +37,7 @@ from farhand.protocol.errors import InvalidArgs
 from farhand.store import sessions as transcript
 from farhand.store.calls import claimed_below
 from farhand.store.sessions import Entry, RunState, SessionRecord
-from farhand.tools.agent_family import SUB_AGENT
+from farhand.tools.tool import Tool
 
 TITLE_LENGTH = 60
 MAX_ATTEMPTS = 10
@@ -67,15 +67,18 @@ class Turns:
         models: Models,
         agents: Agents,
         prompt: Prompt,
+        sub_agent: Sequence[Tool],
         *,
         limits: Limits | None = None,
         compactor: Compactor | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
+        """`sub_agent`: the tools of a sub-agent; the main agent has all that the hub serves."""
         self.hub = hub
         self.models = models
         self.agents = agents
         self.prompt = prompt
+        self.sub_agent = {tool.name: tool for tool in sub_agent}
         self.limits = limits or Limits()
         self.compactor = compactor or Compactor()
         self.end_jobs = end_jobs
@@ -104,12 +107,19 @@ class Turns:
 
     # -- tools ------------------------------------------------------------------------------------------
 
-    def specs(self, credential: Credential, only: Collection[str] | None = None) -> list[ToolSpec]:
+    def specs(self, credential: Credential) -> list[ToolSpec]:
         """The tools that may be called with a credential, under the names that call them."""
         return [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
             for name, (spec, _) in self.hub.catalog.specs().items()
-            if (only is None or name in only) and credential.may(scope_of(spec))
+            if credential.may(scope_of(spec))
+        ]
+
+    def sub_agent_specs(self, credential: Credential) -> list[ToolSpec]:
+        return [
+            tool.spec
+            for name, tool in self.sub_agent.items()
+            if credential.may(scope_of(tool.spec)) and not self.hub.catalog.switched_off(name)
         ]
 
     async def budget(self, agent_id: str) -> Budget:
@@ -153,15 +163,13 @@ class _Turn:
         agent = house.agents.of(record.agent_id)
         self._agent = agent
         self._credential = Credential(f"agent:{record.agent_id}", run.scopes)
-        only = SUB_AGENT if self._is_child else None
-        self._only = only
         self._calls = RunCalls(
             house.hub,
             session_key=record.key,
             agent_id=record.agent_id,
             credential=self._credential,
             stopped=lambda: run.stopping and run.stopping[1],
-            only=only,
+            only=house.sub_agent if self._is_child else None,
             end_jobs=house.end_jobs,
         )
         self._positions: list[int] = []
@@ -332,7 +340,8 @@ class _Turn:
         return last
 
     def _specs(self) -> list[ToolSpec]:
-        return self._house.specs(self._credential, self._only)
+        house = self._house
+        return house.sub_agent_specs(self._credential) if self._is_child else house.specs(self._credential)
 
     def _tools(self, model: Model) -> Tools:
         call = self._caller(model)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from farhand.machine.files import Files, Place, content_of, folder_of, replaceable, shown, take_over, told
+from farhand.machine.intents import Step, digest, intended, missing_folders, remove_folders
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import Failed, NotAllowed
 
@@ -24,15 +25,18 @@ class Change:
 
 
 def change_files(files: Files, changes: Sequence[Change]) -> None:
-    """Make all of the changes, or none.
+    """Make all of the changes, or none, also when the program is killed in the middle (see `intents`).
 
     Everything is written beside its place and on disk before the first file is touched; then each is still what its
     change says it was, or Failed is raised; and a step that fails takes back those before it.
     """
     if files.read_only:
         raise NotAllowed("Failed to write: the files here are read-only")
-    with contextlib.ExitStack() as stack:
-        steps = [stack.enter_context(_staged(files, change)) for change in changes]
+    steps = [_Step(files.place(change.path), change) for change in changes]
+    written = [step.written() for step in steps]
+    with intended(files.intents, written) as intent, contextlib.ExitStack() as stack:
+        for step in steps:
+            stack.enter_context(_staged(step))
         with files.settling:
             for step in steps:
                 step.refuse_changed()
@@ -42,25 +46,30 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
                     done.append(step)
                     with told("write", step.place.path):
                         step.take()
+                for step in steps:
+                    sync_folder(step.folder)
+                if intent is not None:
+                    intent.done()
             except BaseException:
                 for step in reversed(done):
                     step.take_back()
                 raise
-        for step in steps:
-            sync_folder(step.folder)
 
 
 @contextlib.contextmanager
-def _staged(files: Files, change: Change) -> Iterator[_Step]:
-    place = files.place(change.path)
-    new = change.new is not None
-    with told("write" if new else "delete", place.path), folder_of(place, make=new) as (folder, name):
-        step = _Step(place, change, folder, name)
+def _staged(step: _Step) -> Iterator[None]:
+    new = step.change.new is not None
+    with contextlib.ExitStack() as stack:
         try:
-            step.prepare()
-            yield step
-        finally:
+            with told("write" if new else "delete", step.place.path):
+                step.folder, step.name = stack.enter_context(folder_of(step.place, make=new))
+                step.prepare()
+            yield
+        except BaseException:
             step.clean_up()
+            remove_folders(step.place, step.made)
+            raise
+        step.clean_up()
 
 
 @dataclass(slots=True)
@@ -69,10 +78,19 @@ class _Step:
 
     place: Place
     change: Change
-    folder: int
-    name: str
+    folder: int = -1
+    name: str = ""
     beside: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
     kept: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
+    made: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.change.new is not None:
+            self.made = missing_folders(self.place)
+
+    def written(self) -> Step:
+        change = self.change
+        return Step(self.place.real, digest(change.old), digest(change.new), self.beside, self.kept, self.made)
 
     def prepare(self) -> None:
         """Put the new content beside its place, on disk."""

@@ -15,6 +15,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from farhand.machine.root import Root, open_at_hand, sync_folder
@@ -58,11 +59,14 @@ class Files:
         exposed: Iterable[str | os.PathLike[str]] = (),
         read_only: bool = False,
         upward: bool = True,
+        intents: Path | None = None,
     ) -> None:
+        """`intents`: where changes of several files at once are written down while they are under way."""
         self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
         fixed = () if callable(roots) else tuple(roots) or (Root("/"),)
         self._roots = roots if callable(roots) else lambda: fixed
         self.read_only = read_only
+        self.intents = intents
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
         self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
         self._exposed = tuple(os.path.realpath(path).rstrip("/") + "/" for path in exposed)

@@ -35,6 +35,9 @@ SYSTEM_FOLDERS = (
 AGENTS_FOLDER = "agents"
 """In the gateway's home: the workspaces, which are there to be used. Everything else in it is the gateway's own."""
 
+INTENTS_FOLDER = "changes"
+"""In the gateway's home: changes of several files that are under way."""
+
 
 def local_files(workspace: Path, home: Path, allowed: Callable[[], Sequence[str]]) -> Files:
     """The files of this machine: those of the workspace and of the folders that are `allowed` at the time."""
@@ -43,7 +46,12 @@ def local_files(workspace: Path, home: Path, allowed: Callable[[], Sequence[str]
     if own in workspace.resolve().parents:
         exposed.append(workspace)
     return Files(
-        workspace, roots=_Roots(workspace, allowed), hidden=[*SYSTEM_FOLDERS, own], exposed=exposed, upward=False
+        workspace,
+        roots=_Roots(workspace, allowed),
+        hidden=[*SYSTEM_FOLDERS, own],
+        exposed=exposed,
+        upward=False,
+        intents=own / INTENTS_FOLDER,
     )
 
 

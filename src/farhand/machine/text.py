@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from farhand.machine.files import Files, shown
-from farhand.protocol.errors import Failed
+from farhand.protocol.errors import Failed, InvalidArgs
 
 MOST_TEXT = 64 * 1024 * 1024  # bytes handed out or edited at once; more is a mistake and would fill the memory
 _CHUNK = 256 * 1024
@@ -62,30 +62,46 @@ def read_lines(file: BinaryIO, offset: int = 0, limit: int | None = None, *, mos
     return [line.removesuffix("\r") for line in whole]
 
 
-def lines_from(file: BinaryIO, offset: int, longest: int) -> Iterator[tuple[str, bool]]:
-    """Lines `offset` (from 0) and on, without their line ends, and whether each was cut: at `longest` bytes.
+def lines_from(file: BinaryIO, offset: int, longest: int, skip: int = 0) -> Iterator[tuple[str, bool]]:
+    """Lines `offset` (from 0) and on, each with its line end as it is, and whether it was cut.
 
-    Holds one line at a time. Raises NotText for a line with a NUL or that is not UTF-8.
+    A line is cut at `longest` bytes, between two characters, and is the last that is given; `skip` leaves out as many
+    bytes of the first line, to go on from there. Holds one line at a time. Raises NotText for a line with a NUL or that
+    is not UTF-8, InvalidArgs when the first line has no byte `skip`.
     """
-    skip = offset
-    while skip:
+    passed = 0
+    while passed < offset:
         line = file.readline(_CHUNK)
         if not line:
             return
-        skip -= line.endswith(b"\n")
+        passed += line.endswith(b"\n")
+    left = skip
+    while left:
+        line = file.readline(min(left, _CHUNK))
+        left -= len(line)
+        if not line or line.endswith(b"\n"):
+            raise InvalidArgs(f"line {offset + 1} has no more than {skip - left} bytes, so {skip} cannot be skipped")
     while line := file.readline(longest + 2):
-        bare = line.removesuffix(b"\n").removesuffix(b"\r")
-        cut = len(bare) > longest
+        cut = len(line) > longest and not line.endswith(b"\n")
         if cut:
-            while not line.endswith(b"\n") and (line := file.readline(_CHUNK)):
-                pass
+            line = line[: _character_start(line, longest)]
         try:
-            text = bare[:longest].decode("utf-8", "ignore") if cut else bare.decode()
+            text = line.decode()
         except UnicodeDecodeError:
             raise NotText from None
         if "\0" in text:
             raise NotText
         yield text, cut
+        if cut:
+            return
+
+
+def _character_start(data: bytes, end: int) -> int:
+    """The last place up to `end` at which UTF-8 can be cut."""
+    start = end
+    while start > end - 4 and data[start] & 0xC0 == 0x80:
+        start -= 1
+    return start
 
 
 def is_text(file: BinaryIO, most: int) -> bool:

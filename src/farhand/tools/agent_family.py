@@ -34,15 +34,15 @@ SUB_AGENT: Final = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
 
 
 def main_agent_tools(*families: Iterable[Tool]) -> list[Tool]:
-    """The main agent's tools among those of the families, in the order of the reference."""
+    """The main agent's twenty, out of the families that have them, in the order of the reference."""
     return _chosen(MAIN_AGENT, families)
 
 
 def sub_agent_tools(*families: Iterable[Tool]) -> list[Tool]:
-    """A sub-agent's tools among those of the families; it cannot change anything, nor start another."""
+    """A sub-agent's six, out of the families that have them; it cannot change anything, nor start another."""
     return _chosen(SUB_AGENT, families)
 
 
 def _chosen(names: Iterable[str], families: Iterable[Iterable[Tool]]) -> list[Tool]:
     found = {tool.name: tool for family in families for tool in family}
-    return [found[name] for name in names if name in found]
+    return [found[name] for name in names]

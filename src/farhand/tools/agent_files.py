@@ -42,7 +42,7 @@ class AgentFiles:
         path = {"file_path": "path"}
         texts = {"old_string": "old_text", "new_string": "new_text", **path}
         return [
-            tool(self.read, aliases=path, read_only=True, capability="filesystem.read"),
+            tool(self.read, aliases=path, unlisted=("skip_bytes",), read_only=True, capability="filesystem.read"),
             tool(self.write, aliases=path, unlisted=("create_dirs",), capability="filesystem.write"),
             tool(self.edit, aliases=texts, unlisted=("replace_all",), capability="filesystem.edit"),
             tool(self.apply_patch, unlisted=("path",), capability="filesystem.edit"),
@@ -61,6 +61,7 @@ class AgentFiles:
         path: FilePath,
         offset: Annotated[int, Meta(ge=0, description="First line, counted from 0.")] = 0,
         limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Most lines to read.")] = None,
+        skip_bytes: Annotated[int, Meta(ge=0)] = 0,
     ) -> str:
         """Read a text file with line numbers, in pages: a notice at the end of a page says how to continue."""
         _required("read", "path", path)
@@ -69,22 +70,22 @@ class AgentFiles:
         page: list[str] = []
         size = 0
         with self._files.open(path) as file, told("read", self._files.resolve(path)):
-            numbered = enumerate(lines_from(file, offset, LARGEST_PAGE - 2 * _NOTICE_ROOM), offset + 1)
+            lines = lines_from(file, offset, LARGEST_PAGE - 2 * _NOTICE_ROOM, skip_bytes)
             try:
-                for number, (text, cut) in numbered:
+                for number, (text, cut) in enumerate(lines, offset + 1):
                     if limit is not None and number > offset + limit:
                         break
-                    line = f"{number:6d}\t{text}\n"
+                    # Line ends, and a missing last one, are shown as they are: the pages together are the file.
+                    line = f"{number:6d}\t{text}"
                     size += len(line.encode())
-                    # A line longer than a page is shown whole as far as the largest page goes: there is no half line.
-                    if size > room and page:
-                        return "".join(page) + _truncated(largest, number - 1)
+                    # A line longer than a page is shown whole as far as the largest page goes.
+                    if (size > room or cut) and page:
+                        return "".join(page) + _truncated(largest, f"offset={number - 1}")
                     page.append(line)
                     if cut:
-                        note = (
-                            f"[line {number} is longer than 512KB and was cut; use a command to see the rest of it]\n"
-                        )
-                        return "".join(page) + note + (_truncated(LARGEST_PAGE, number) if next(numbered, None) else "")
+                        rest = skip_bytes * (number == offset + 1) + len(text.encode())
+                        where = f"offset={number - 1} skip_bytes={rest}, inside of line {number}"
+                        return f"{line}\n{_truncated(LARGEST_PAGE, where)}"
             except NotText:
                 raise Failed(f"binary file: '{path}' is not UTF-8 text; use a command to look into it") from None
         return "".join(page)
@@ -242,8 +243,8 @@ def _described(entry: Entry) -> str:
     return f"{shown(entry.name)} ({entry.kind}, {entry.size})"
 
 
-def _truncated(largest: int, offset: int) -> str:
-    return f"[read output truncated at {largest // 1024}KB] continue with offset={offset}"
+def _truncated(largest: int, where: str) -> str:
+    return f"[read output truncated at {largest // 1024}KB] continue with {where}"
 
 
 def _one_line(text: str) -> str:
