@@ -138,6 +138,7 @@ class Gateway:
         with only_one(self._home):
             listener = _listen(self._section.host, self._section.port)
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
+            hub.credentials.tokens_beside_keys = self._section.tokens_beside_keys
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     await self._furnish(hub, stack, environ)

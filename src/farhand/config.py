@@ -41,6 +41,8 @@ class GatewaySection(msgspec.Struct, forbid_unknown_fields=True):
     """Web pages, by origin, that may call this gateway."""
     tls_cert: str = ""
     tls_key: str = ""
+    tokens_beside_keys: bool = False
+    """Whether a node that has a key may log in with a token all the same."""
 
 
 class LogSection(msgspec.Struct, forbid_unknown_fields=True):

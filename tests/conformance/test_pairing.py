@@ -49,8 +49,11 @@ def test_the_printed_command_joins_and_the_node_comes_back_without_it(
         shared_gateway.wait_for_node("paired", online=False)
     kept = home / "node-token.json"
     assert kept.stat().st_mode & 0o777 == 0o600
-    token = json.loads(kept.read_text())["token"]
-    assert token not in (tmp_path / "log").read_text() and token not in shared_gateway.log.read_text()
+    assert json.loads(kept.read_text())["token"] == "", "it logs in by its key"
+    key = next((home / "nodes").glob("paired-*/key.json"))
+    assert key.stat().st_mode & 0o777 == 0o600
+    seed = json.loads(key.read_text())["seed"]
+    assert seed not in (tmp_path / "log").read_text() and seed not in shared_gateway.log.read_text()
     again = Command(tmp_path / "third")("join", out["code"], "--id", "more", "--json")
     assert again.status == 1 and again.json()["error"]["code"] == "unauthorized", "a code is good once"
 

@@ -870,6 +870,22 @@ async def test_a_refusal_that_a_retry_cannot_change_is_final(status: int) -> Non
         assert gateway.upgrades == 1
 
 
+@pytest.mark.parametrize(("times", "ends"), [(4, False), (5, True)])
+@asynchronous
+async def test_where_it_was_welcome_a_refusal_is_believed_when_it_is_repeated(times: int, ends: bool) -> None:
+    """A garbled line, or a proxy that answers while the gateway restarts, does not end a node for good."""
+    async with FakeGateway() as gateway, serving(gateway.url, echo_registry()) as node:
+        peer = await gateway.accept()
+        gateway.refusals = [(401, "invalid or missing node token")] * times
+        await peer.close(1011, "the gateway restarts")
+        if ends:
+            assert isinstance(await node.ending(), Refused)
+        else:
+            again = await gateway.accept()
+            assert (await again.call("test.echo", 1))["result"] == 1
+        assert gateway.upgrades == 1 + times + (not ends)
+
+
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 @asynchronous
 async def test_a_refusal_that_may_pass_is_tried_again(status: int) -> None:

@@ -24,14 +24,18 @@ from farhand.api.cork import CorkedTransport
 from farhand.api.http import Problem, Scope
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
+from farhand.gateway.node_keys import proves
 from farhand.gateway.roster import (
     Connection,
     HelloRefused,
 )
 from farhand.protocol.errors import ProtocolError
+from farhand.protocol.login import SCHEME, read_key
 from farhand.protocol.messages import (
+    GatewayChallenge,
     NodeAnswer,
     NodeHello,
+    NodeProof,
     Ping,
     Pong,
     ToolResponse,
@@ -63,6 +67,7 @@ CLOSE_RESTART = 1012
 CLOSE_WAIT_SECONDS = 2.0
 """How long a peer may take to answer our close before the connection is cut."""
 CONGESTED_BYTES = 32 * 1024 * 1024
+MOST_UNPROVED = 4
 WRITE_AHEAD_BYTES = 1024 * 1024
 """How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it."""
 
@@ -85,6 +90,8 @@ class NodeDoor:
     def __init__(self, hub: Hub, guard: Admission) -> None:
         self._hub = hub
         self._guard = guard
+        self._unproved: dict[bytes, list[NodeConversation]] = {}
+        """By their keys, of which there are as many as are registered."""
 
     def __call__(self, *, server_state: Any, **_: Any) -> _Handover:
         return _Handover(self, server_state.connections)
@@ -94,14 +101,30 @@ class NodeDoor:
         self._guard.admit_node(scope)
         query = _query(scope["query_string"].decode("latin-1"))
         presented, subprotocol = _secrets(scope, query)
+        key = _presented_key(scope)
         claimed = query.get("node_id", "")
         for claim in {unquote(claimed), unquote(claimed.replace("+", " "))}:
+            if key is not None:
+                grant = self._hub.credentials.recognise_key(key, claim)
+                if grant is not None:
+                    return self._asked_to_prove(grant, scope), subprotocol
+                continue
             for secret in presented:
                 grant = self._hub.credentials.recognise_node(secret, claim)
                 if grant is not None:
                     return NodeConversation(self._hub, grant), subprotocol
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
+
+    def _asked_to_prove(self, grant: NodeGrant, scope: Scope) -> NodeConversation:
+        """Of those who come with one key and have proved nothing yet there are a few; the oldest makes room."""
+        key = grant.public_key or b""
+        unproved = [one for one in self._unproved.get(key, []) if one.unproved]
+        for one in unproved[: len(unproved) + 1 - MOST_UNPROVED]:
+            one.close(CLOSE_UNAUTHORIZED, "too many came with this key and did not prove that it is theirs")
+        conversation = NodeConversation(self._hub, grant, lambda: self._guard.node_failed(scope))
+        self._unproved[key] = [*unproved[1 - MOST_UNPROVED :], conversation]
+        return conversation
 
 
 class _Handover(asyncio.Protocol):
@@ -187,9 +210,12 @@ class _Handover(asyncio.Protocol):
 class NodeConversation(picows.WSListener):
     """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
 
-    def __init__(self, hub: Hub, grant: NodeGrant) -> None:
+    def __init__(self, hub: Hub, grant: NodeGrant, failed: Callable[[], None] = lambda: None) -> None:
+        """`failed` is told of a wrong signature."""
         self._hub = hub
         self._grant = grant
+        self._failed = failed
+        self._challenge: GatewayChallenge | None = None
         self._connection: Connection | None = None
         self._gathered = bytearray()
         self._text = True
@@ -256,8 +282,18 @@ class NodeConversation(picows.WSListener):
         self._socket = transport
         transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
         keep_unsent_low(transport.underlying_transport)
+        if self._grant.public_key is not None:
+            self._challenge = GatewayChallenge(
+                self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.roster.clock()
+            )
+            self.send(encode(self._challenge))
         reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
         self._set_timer(HELLO_SECONDS, lambda: self.close(CLOSE_HELLO_TIMEOUT, reason))
+
+    @property
+    def unproved(self) -> bool:
+        """It came with a key and has not shown yet that it is its own."""
+        return self._challenge is not None and self._socket is not None
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         self._heard_at = time.monotonic()
@@ -341,7 +377,13 @@ class NodeConversation(picows.WSListener):
                 if b'"node_hello"' in text:
                     raise HelloRefused(CLOSE_BAD_HELLO, f"this hello cannot be read: {error}") from None
                 return
-            if isinstance(hello, NodeHello):
+            if isinstance(hello, NodeProof) and self._challenge is not None:
+                self._prove(self._challenge, hello)
+            elif isinstance(hello, NodeHello):
+                if self._challenge is not None:
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
+                if not self._hub.credentials.still_grants(self._grant):
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
                 card = self._hub.roster.examine(hello, self._grant.node_id)
                 if self._grant == NodeGrant() and self._hub.credentials.has_own_token(card.node_id):
                     reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
@@ -353,8 +395,20 @@ class NodeConversation(picows.WSListener):
             log.warning("a node was refused: %s", refused)
             self.close(refused.code, str(refused))
 
+    def _prove(self, challenge: GatewayChallenge, proof: NodeProof) -> None:
+        """One try: the number that was to be signed is good for this connection alone."""
+        assert self._grant.public_key is not None
+        node_id = self._grant.node_id or ""
+        if not proves(self._grant.public_key, challenge, node_id, proof):
+            self._failed()
+            raise HelloRefused(CLOSE_UNAUTHORIZED, f"this is not the signature of node {node_id!r}")
+        self._challenge = None
+
     def _watch(self) -> None:
-        """Ask a silent node whether it is there; give it up when it does not answer."""
+        """Ask a silent node whether it is there; give it up when it does not answer, and when its token has ended."""
+        if not self._hub.credentials.still_grants(self._grant):
+            self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
+            return
         silent = time.monotonic() - self._heard_at
         if silent >= LINK_DEADLINE_SECONDS:
             log.warning("a node has been silent for %.0f s", silent)
@@ -363,7 +417,10 @@ class NodeConversation(picows.WSListener):
             self.send(encode(Ping(time.time_ns() // 1_000_000)))
             self._set_timer(min(5.0, LINK_DEADLINE_SECONDS - silent), self._watch)
         else:
-            self._set_timer(LINK_PING_SECONDS - silent, self._watch)
+            left = LINK_PING_SECONDS - silent
+            if self._grant.expires_at is not None:
+                left = min(left, max(0.0, (self._grant.expires_at - self._hub.roster.clock()) / 1000) + 0.01)
+            self._set_timer(left, self._watch)
 
     def _set_timer(self, seconds: float, action: Any) -> None:
         if self._timer is not None:
@@ -433,6 +490,17 @@ def _secrets(scope: Scope, query: dict[str, str]) -> tuple[list[str], str | None
         return [""], answer
     # A seed client sends the token unencoded, so a plus may be a plus or stand for a space.
     return list(dict.fromkeys([unquote(token), unquote(token.replace("+", " ")), token])), answer
+
+
+def _presented_key(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        scheme, _, key = value.decode("latin-1").partition(" ")
+        if name == b"authorization" and scheme.lower() == SCHEME.lower():
+            try:
+                return read_key(key)
+            except ValueError as error:
+                raise Problem(400, "invalid_request", str(error)) from None
+    return None
 
 
 def _fitting(reason: str) -> bytes:

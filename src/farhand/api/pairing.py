@@ -10,6 +10,7 @@ from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
 from farhand.gateway.hub import Hub
 from farhand.gateway.pairing import LIFE_SECONDS, Pairing
+from farhand.protocol.login import read_key
 from farhand.protocol.names import validate_node_id
 
 LONGEST_SECONDS = 24 * 3600
@@ -31,11 +32,14 @@ class PairingMade(msgspec.Struct):
 class PairRequest(msgspec.Struct):
     code: str
     node_id: str
+    public_key: str | None = None
+    """With it the node logs in by its key from now on, and there is no token."""
 
 
 class Paired(msgspec.Struct):
     node_id: str
     token: str
+    """Empty for a node that gave its public key."""
     gateway_id: str
 
 
@@ -67,6 +71,7 @@ def pairing_routes(hub: Hub) -> list[Route]:
     async def pair(request: Request) -> Reply:
         wanted: PairRequest = await request.json(_pair_decoder)
         _check(wanted.node_id)
+        key = None if wanted.public_key is None else _key(wanted.public_key)
         code = pairing.find(wanted.code[:100])
         if code is None or (code.node_id is not None and code.node_id != wanted.node_id):
             reason = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
@@ -74,10 +79,12 @@ def pairing_routes(hub: Hub) -> list[Route]:
         if code.node_id is None and known(wanted.node_id):
             reason = f"node {wanted.node_id!r} is known here; choose another --id, or pair with `--id {wanted.node_id}`"
             raise Problem(409, "conflict", reason)
+        if key is not None and hub.credentials.knows_key(key):
+            raise Problem(409, "conflict", "this public key is registered; a key is that of one node")
         if not pairing.use(code):
             raise Problem(401, "unauthorized", "this code was used a moment ago")
         label = code.label or f"paired by {code.made_by}"
-        _, secret = await hub.create_token(node_id=wanted.node_id, label=label, scopes=[])
+        _, secret = await hub.create_token(node_id=wanted.node_id, label=label, scopes=[], public_key=key)
         return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201)
 
     return [
@@ -95,7 +102,7 @@ def pairing_routes(hub: Hub) -> list[Route]:
             pair,
             guessable=True,
             about=About(
-                "Trade a one-time code for a node token.",
+                "Trade a one-time code for a node token, or for the right to log in by a key.",
                 body=PairRequest,
                 status=201,
                 answer=Paired,
@@ -103,6 +110,13 @@ def pairing_routes(hub: Hub) -> list[Route]:
             ),
         ),
     ]
+
+
+def _key(text: str) -> bytes:
+    try:
+        return read_key(text)
+    except ValueError as error:
+        raise Problem(400, "invalid_request", str(error)) from None
 
 
 def _check(node_id: str) -> None:

@@ -28,6 +28,7 @@ from farhand.gateway.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Sco
 from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.protocol.login import key_text, read_key
 from farhand.protocol.names import NATIVE
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.events import Event
@@ -66,6 +67,8 @@ class TokenRequest(msgspec.Struct):
     nodes: list[str] = []
     """The nodes it is for; none: all."""
     expires_seconds: float | None = None
+    public_key: str | None = None
+    """Of a node, as `farhand node key` shows it: then there is no secret to carry over."""
 
 
 _probe_decoder = msgspec.json.Decoder(ProbeRequest)
@@ -380,7 +383,9 @@ class Doors:
         if not scopes:
             raise Problem(400, "invalid_request", "a token needs at least one scope")
         try:
+            key = None if wanted.public_key is None else read_key(wanted.public_key)
             token, secret = await self._hub.create_token(
+                public_key=key,
                 node_id=wanted.node_id,
                 label=wanted.label,
                 scopes=scopes,
@@ -433,6 +438,7 @@ def _token_view(token: Token) -> dict[str, Any]:
         "tools": token.tools.split(),
         "nodes": token.nodes.split(),
         "expires_at": token.expires_at,
+        "public_key": None if token.public_key is None else key_text(token.public_key),
     }
 
 

@@ -109,6 +109,7 @@ class TokenShown(msgspec.Struct):
     tools: list[str]
     nodes: list[str]
     expires_at: int | None
+    public_key: str | None
 
 
 class TokensAnswer(msgspec.Struct):

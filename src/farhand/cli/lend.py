@@ -18,7 +18,8 @@ import click
 
 from farhand import config
 from farhand.cli.program import run_loop, set_up_logging
-from farhand.node.program import NodeOptions, default_node_id, run_node
+from farhand.node.key import KEY_FILE
+from farhand.node.program import NodeOptions, default_node_id, node_folder, run_node
 from farhand.protocol.errors import FarhandError
 
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
@@ -65,17 +66,17 @@ def node_options(command: Command) -> Command:
 
 
 class NodeCommands(click.Group):
-    """`pair` is of use beside a gateway only, and loaded when it is asked for."""
+    """`key` and `pair` are of use beside a gateway only, and loaded when it is asked for."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         importlib.import_module("farhand.cli.pairing")
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return ["pair"]
+        return ["key", "pair"]
 
 
-@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[pair]")
+@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[key|pair]")
 @click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
 @click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then what `farhand join` got]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
@@ -99,9 +100,10 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
     set_up_logging(options["log_level"])
     home = config.home_folder(options["home"])
     config.make_home(home)
+    node_id = options["node_id"] or default_node_id()
     chosen = NodeOptions(
         gateway_ws_url=node_socket_url(gateway_url),
-        node_id=options["node_id"] or default_node_id(),
+        node_id=node_id,
         token=options["token"],
         workspace=Path(options["workspace"] or Path.cwd()).absolute(),
         roots=tuple(Path(root).absolute() for root in options["roots"]),
@@ -113,6 +115,7 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],
         home=home,
+        use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
     )
 
     async def serve() -> None:
@@ -131,14 +134,14 @@ def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str
     """Take over what `farhand join` got, unless another gateway or another node is meant."""
     try:
         kept = json.loads((home / NODE_TOKEN_FILE).read_text())
-        known, node_id, token = str(kept["gateway"]), str(kept["node_id"]), str(kept["token"])
+        known, node_id, token = str(kept["gateway"]), str(kept["node_id"]), str(kept.get("token", ""))
     except FileNotFoundError:
         return gateway_url
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FarhandError(f"{home / NODE_TOKEN_FILE} cannot be read: {error}; join again") from None
     same = gateway_url is None or node_socket_url(gateway_url) == node_socket_url(known)
     if same and options["node_id"] in (None, node_id):
-        options["node_id"], options["token"] = node_id, token
+        options["node_id"], options["token"] = node_id, token or None
         return known
     return gateway_url
 

@@ -15,7 +15,9 @@ from farhand import config
 from farhand.cli.client import Client, ClientError, client_command, is_loopback
 from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
 from farhand.cli.screen import remark, show_json
-from farhand.node.program import default_node_id
+from farhand.node.key import NodeKey
+from farhand.node.program import default_node_id, node_folder
+from farhand.protocol.names import validate_node_id
 
 DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{config.DEFAULT_PORT}"
 
@@ -52,16 +54,46 @@ def pair(node_id: str | None, minutes: float, client: Client, as_json: bool) -> 
         )
 
 
+@node.command()
+@click.option("--id", "node_id", help="Name of the node.  [default: the host name]")
+@click.option("--home", type=click.Path(file_okay=False), help="State of the node.  [~/.farhand]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def key(node_id: str | None, home: str | None, as_json: bool) -> None:
+    """Show the public key of this machine's node; the first time, make the pair. The private half stays here.
+
+    A gateway that is told it with `farhand token create --node ID --public-key KEY` lets this node in, and nobody who
+    cannot sign as it: `farhand node` needs no token then.
+
+    \b
+    Example:
+      farhand node key --id laptop
+    """
+    name = node_id or default_node_id()
+    try:
+        validate_node_id(name)
+    except ValueError as error:
+        raise ClientError("invalid_id", str(error)) from None
+    place = config.home_folder(home)
+    config.make_home(place)
+    made = NodeKey.make(node_folder(place, name))
+    if as_json:
+        show_json({"node_id": name, "public_key": made.public})
+    else:
+        print(made.public)
+        remark(f"On the gateway: farhand token create --node {shlex.quote(name)} --public-key {made.public}")
+
+
 @click.command()
 @click.argument("code")
 @click.option("--gateway", "gateway_url", help="Where the gateway is.  [default: what follows the @ in CODE]")
-@click.option("--no-run", is_flag=True, help="Get the token and keep it; `farhand node` uses it later.")
+@click.option("--no-run", is_flag=True, help="Only register; `farhand node` does the rest later.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @node_options
 def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **options: Any) -> None:
     """Join the gateway that made CODE, and lend it this machine.
 
-    The token that the code is traded for is kept in the home, readable by you alone: from then on `farhand node` does.
+    The code is traded for the right to log in with this machine's key, which is made now and kept in the home, readable
+    by you alone. From then on `farhand node` does.
 
     \b
     Examples:
@@ -75,9 +107,13 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     if options["ca_file"] or options["pinned_cert"]:
         os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
     node_id = options["node_id"] or default_node_id()
+    folder = node_folder(home, node_id)
+    login = NodeKey.fresh(folder)
+    body = {"code": secret, "node_id": node_id, "public_key": login.public}
     try:
-        answer = Client(url=url).request("POST", "/v1/pair", {"code": secret, "node_id": node_id}).value
+        answer = Client(url=url).request("POST", "/v1/pair", body).value
         kept = {"gateway": url, "node_id": str(answer["node_id"]), "token": str(answer["token"])}
+        gateway_id = str(answer["gateway_id"])
     except (KeyError, TypeError):
         raise ClientError("not_a_gateway", f"{url} answers, but not as a gateway") from None
     except ClientError as error:
@@ -86,13 +122,16 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
             raise ClientError("unauthorized", f"{url} {reason}") from None
         raise
     config.make_home(home)
+    if not kept["token"]:
+        login.belongs_to(gateway_id)
     path = _keep(home, kept)
     if as_json:
-        show_json({"node_id": kept["node_id"], "gateway": url, "token_file": str(path)})
+        show_json({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
     else:
-        print(f"joined {url} as {kept['node_id']}; the token is in {path}", flush=True)
+        what = f"its token is in {path}" if kept["token"] else f"its key is in {folder}"
+        print(f"joined {url} as {kept['node_id']}; {what}", flush=True)
     if not no_run:
-        lend(url, {**options, "node_id": kept["node_id"], "token": kept["token"]})
+        lend(url, {**options, "node_id": kept["node_id"], "token": kept["token"] or None})
 
 
 def _http(url: str) -> str:

@@ -65,6 +65,7 @@ def show(client: Client, as_json: bool) -> None:
 )
 @click.option("--tool", "tools", multiple=True, metavar="PATTERN", help="Only for these tools, as 'laptop__*'.")
 @click.option("--node-only", "nodes", multiple=True, metavar="ID", help="Only for the tools of this node. Repeatable.")
+@click.option("--public-key", metavar="KEY", help="With --node: it logs in by this key, see `farhand node key`.")
 @click.option("--expires", metavar="TIME", help="It ends by itself after 30s, 15m, 2h or 7d.")
 @client_command
 def create(
@@ -73,6 +74,7 @@ def create(
     scopes: tuple[str, ...],
     tools: tuple[str, ...],
     nodes: tuple[str, ...],
+    public_key: str | None,
     expires: str | None,
     client: Client,
     as_json: bool,
@@ -89,7 +91,11 @@ def create(
         raise click.UsageError("--tool and --node-only are for programs; a token made with --node can only join.")
     if node_id is not None and scopes:
         raise click.UsageError("--scope is for programs; a token made with --node can only join as that node.")
+    if public_key is not None and node_id is None:
+        raise click.UsageError("--public-key goes with --node: a key is that of a node.")
     body: dict[str, Any] = {"label": label}
+    if public_key is not None:
+        body["public_key"] = public_key
     if node_id is not None:
         body["node_id"] = node_id
     if scopes:
@@ -102,13 +108,14 @@ def create(
         body["expires_seconds"] = _seconds(expires)
     answer = client.request("POST", "/v1/tokens", body).value
     url = client.find().url
-    command = _command(url, answer["token"], node_id)
+    command = _command(url, answer["token"], node_id)  # for a key there is no token to show
     if as_json:
         show_json({**answer, "command": command})
         return
     show_fields([("id", answer["id"]), ("label", answer["label"]), ("scopes", " ".join(answer["scopes"]))])
-    print(f"{paint('token', bold=True)}   {answer['token']}")
-    remark(paint("The token is shown this once.", dim=True))
+    if answer["token"]:
+        print(f"{paint('token', bold=True)}   {answer['token']}")
+        remark(paint("The token is shown this once.", dim=True))
     print("\nRun this on the machine that joins:" if node_id is not None else "\nUse it like this:")
     print(f"  {command}")
     parts = urlsplit(url)
@@ -129,7 +136,8 @@ def _seconds(text: str) -> float:
 def _command(url: str, secret: str, node_id: str | None) -> str:
     if node_id is None:
         return f"FARHAND_URL={shlex.quote(url)} FARHAND_TOKEN={secret} farhand tools"
-    return f"SA_NODE_TOKEN={secret} farhand node --gateway {shlex.quote(url)} --id {shlex.quote(node_id)}"
+    with_token = f"SA_NODE_TOKEN={secret} " if secret else ""
+    return f"{with_token}farhand node --gateway {shlex.quote(url)} --id {shlex.quote(node_id)}"
 
 
 @token.command("list")

@@ -76,6 +76,9 @@ class NodeGrant(msgspec.Struct, frozen=True):
 
     node_id: str | None = None
     token_id: str | None = None
+    expires_at: int | None = None
+    public_key: bytes | None = None
+    """It has to prove that it holds the other half."""
 
 
 class NodeTokens(msgspec.Struct, frozen=True):
@@ -107,6 +110,10 @@ class Credentials:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.open = open
+        self.tokens_beside_keys = False
+        """Whether a node that has a key may come with a token all the same."""
+        self.on_removed: list[Callable[[str], None]] = []
+        """Told the id of each token that is revoked."""
         self._clock = clock
         self._expiring: dict[str, int] = {}
         """When the recognised tokens that expire do."""
@@ -153,14 +160,44 @@ class Credentials:
             return None
         digest = token_hash(secret)
         for node_id, known in self._by_node:
-            if hmac.compare_digest(digest, known) and claimed in ("", node_id):
+            if hmac.compare_digest(digest, known) and claimed in ("", node_id) and not self.has_key(node_id):
                 return NodeGrant(node_id)
         if self._shared is not None and hmac.compare_digest(digest, self._shared):
             return NodeGrant()
         token = self._tokens.get(digest)
         if token is None or token.node_id is None or claimed not in ("", token.node_id) or self._over(token.expires_at):
             return None
-        return NodeGrant(token.node_id, token.id)
+        if token.public_key is not None or self.has_key(token.node_id):  # of a key there is no secret to present
+            return None
+        return NodeGrant(token.node_id, token.id, token.expires_at)
+
+    def recognise_key(self, public_key: bytes, claimed: str) -> NodeGrant | None:
+        """The node a key is registered for; what it is granted holds once it has proved that the key is its own."""
+        token = self._key(public_key)
+        if token is None:
+            return NodeGrant(claimed or None, public_key=public_key) if self.open else None
+        if claimed not in ("", token.node_id) or self._over(token.expires_at):
+            return None
+        return NodeGrant(token.node_id, token.id, token.expires_at, public_key)
+
+    def knows_key(self, public_key: bytes) -> bool:
+        return self._key(public_key) is not None
+
+    def _key(self, public_key: bytes) -> Token | None:
+        return next((token for token in self._tokens.values() if token.public_key == public_key), None)
+
+    def has_key(self, node_id: str) -> bool:
+        """Whether a node logs in by a key, so that no token speaks for it."""
+        return not self.tokens_beside_keys and any(
+            token.node_id == node_id and token.public_key is not None and not self._over(token.expires_at)
+            for token in self._tokens.values()
+        )
+
+    def still_grants(self, grant: NodeGrant) -> bool:
+        """Whether what was granted has been neither revoked nor come to its end."""
+        return grant.token_id is None or (
+            not self._over(grant.expires_at) and any(token.id == grant.token_id for token in self._tokens.values())
+        )
 
     def has_own_token(self, node_id: str) -> bool:
         """Whether a node has a token of its own, so that the shared one does not speak for it."""
@@ -187,6 +224,8 @@ class Credentials:
         for digest, token in self._tokens.items():
             if token.id == token_id:
                 del self._tokens[digest]
+                for tell in self.on_removed:
+                    tell(token_id)
                 return token
         return None
 

@@ -24,6 +24,7 @@ from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
+from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
@@ -371,12 +372,18 @@ class Hub:
         tools: Sequence[str] = (),
         nodes: Sequence[str] = (),
         expires_seconds: float | None = None,
+        public_key: bytes | None = None,
     ) -> tuple[Token, str]:
-        """A new token and its secret, which is shown this once. Raises ValueError for one that cannot be meant."""
+        """A new token and its secret, which is shown this once; with `public_key` there is none, the node proves that
+        it holds the other half. Raises ValueError for one that cannot be meant."""
         for name in (*nodes, *(() if node_id is None else (node_id,))):
             validate_node_id(name)
         if (tools or nodes) and (node_id is not None or not set(scopes) <= NARROW_SCOPES):
             raise ValueError(f"a token for some tools or nodes has no scopes but {', '.join(sorted(NARROW_SCOPES))}")
+        if public_key is not None and node_id is None:
+            raise ValueError("a public key is that of a node; say of which")
+        if public_key is not None and self.credentials.knows_key(public_key):
+            raise ValueError("this public key is registered; a key is that of one node")
         if any(not tool or tool.split() != [tool] for tool in (*tools, *nodes)):
             raise ValueError("tools and nodes are named without spaces")
         if expires_seconds is not None and not 0 < expires_seconds < 1e10:
@@ -393,15 +400,16 @@ class Hub:
             tools=" ".join(tools),
             nodes=" ".join(nodes),
             expires_at=None if expires_seconds is None else now + round(expires_seconds * 1000),
+            public_key=public_key,
         )
         await self._record(
             lambda store: add_token(store, token),
             "token.created",
             token.id,
-            {"node_id": node_id, "label": label},
+            {"node_id": node_id, "label": label, **({} if public_key is None else {"key": key_text(public_key)})},
         )
         self.credentials.add(token)
-        return token, secret
+        return token, secret if public_key is None else ""
 
     async def tokens(self) -> list[Token]:
         return await self._database.read(all_tokens)

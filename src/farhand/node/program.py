@@ -21,6 +21,7 @@ from farhand.machine.files import Files
 from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, call_id, family
+from farhand.node.key import KEY_FILE, NodeKey
 from farhand.node.log import kept_log
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
@@ -61,6 +62,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     ca_file: str | None = None
     pinned_cert: str | None = None
+    use_key: bool = False
+    """Log in by the key in this node's folder."""
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
@@ -73,7 +76,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
         raise FarhandError(f"this node cannot start: {error}") from None
     workspace = _workspace(options)
     environment = {n: value for n, value in os.environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
-    folder = options.home / "nodes" / _folder_name(options.node_id)
+    folder = node_folder(options.home, options.node_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with _held(folder, options.node_id):
         with kept_log(folder / "logs", options.node_id, workspace):
@@ -88,13 +91,14 @@ async def _serve(
     roots: list[Root],
     environment: dict[str, str],
 ) -> None:
+    key = NodeKey.load(folder) if options.use_key else None
     ledger = FileLedger(folder / "ledger", machine_boot())
     try:
         async with Jobs(folder / "jobs", environment=environment) as jobs:
             files = Files(
                 workspace,
                 roots=roots,
-                hidden=[options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)],
+                hidden=[*(options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)), folder / KEY_FILE],
                 read_only=options.read_only,
             )
             shell = ShellTools(jobs, workspace, call_id=call_id.get)
@@ -115,6 +119,7 @@ async def _serve(
                 ledger=ledger,
                 queries={**Questions(jobs, environment, folder / "logs").handlers(), "transfers": transfers.held},
                 extension=transfers,
+                key=key,
             )
             try:
                 with contextlib.suppress(Shutdown):
@@ -159,6 +164,11 @@ def _workspace(options: NodeOptions) -> Path:
     if not workspace.is_dir():
         raise FarhandError(f"the workspace {workspace} is not a folder")
     return workspace
+
+
+def node_folder(home: Path, node_id: str) -> Path:
+    """Where a node keeps what it must not forget."""
+    return home / "nodes" / _folder_name(node_id)
 
 
 def _folder_name(node_id: str) -> str:

@@ -97,6 +97,20 @@ class GatewayWelcome(Struct, frozen=True, kw_only=True, tag_field="type", tag="g
     farhand: GatewayExtras | UnsetType = UNSET
 
 
+class GatewayChallenge(Struct, frozen=True, tag_field="type", tag="gateway_challenge"):
+    """Gateway -> a node that came with a key instead of a token: sign this (see `login`), then say hello."""
+
+    gateway_id: str
+    nonce: str
+    time: Millis
+
+
+class NodeProof(Struct, frozen=True, tag_field="type", tag="node_proof"):
+    """Node -> gateway: the signature that was asked for, in base64url."""
+
+    signature: str
+
+
 class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     request_id: str
     tool: str
@@ -231,6 +245,8 @@ Message = (
     | TransferCredit
     | TransferDone
     | TransferStop
+    | GatewayChallenge
+    | NodeProof
 )
 
 TRANSFER_MESSAGES: Final = (TransferReady, TransferCredit, TransferDone, TransferOpen, TransferStop)

@@ -16,11 +16,13 @@ from msgspec import UNSET, Raw
 
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
+from farhand.protocol.login import SCHEME
 from farhand.protocol.messages import (
     FEATURE_QUERY,
     FEATURE_RESUME,
     FEATURE_TOOLS,
     FEATURES,
+    GatewayChallenge,
     GatewayExtras,
     GatewayWelcome,
     Message,
@@ -49,12 +51,14 @@ from farhand.sdk.dispatch import Dispatcher
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
 from farhand.sdk.ledger import Ledger
 from farhand.sdk.link import Link, LinkLost
+from farhand.sdk.login import LoginKey, prove
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
 
 DEFAULT_URL = "ws://localhost:3210/v1/nodes/ws"
 MAX_QUERIES = 64
+REFUSALS_BELIEVED = 5
 PONG_SECONDS = 15.0
 """A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
 
@@ -107,6 +111,7 @@ class NodeClient:
         ledger: Ledger | None = None,
         queries: Mapping[str, Query] | None = None,
         extension: Extension | None = None,
+        key: LoginKey | None = None,
     ) -> None:
         """Raises ConfigError for settings that cannot work.
 
@@ -115,6 +120,7 @@ class NodeClient:
         it is for. `token_in_query=False` keeps the token out of the URL; it then travels in the `Authorization` header
         alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls (default: in memory);
         `queries` answer a gateway's questions beside the tool calls; `extension` takes the messages nobody else does.
+        With `key` the node logs in by signing instead of by the token, which is then not sent at all.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
@@ -130,7 +136,8 @@ class NodeClient:
             if not value > 0:
                 raise ConfigError(f"{setting} must be greater than 0, not {value!r}")
         self.node_info = node_info or NodeInfo(node_id, name, node_type, version, list(tags or []))
-        self._token = os.environ.get("SA_NODE_TOKEN") if token is None else token
+        self.key = key
+        self._token = None if key else os.environ.get("SA_NODE_TOKEN") if token is None else token
         if self._token and not self._token.isprintable():
             raise ConfigError("token holds a character that cannot be sent, perhaps a line break")
         self._heartbeat = heartbeat_interval
@@ -163,13 +170,24 @@ class NodeClient:
             max_response_bytes=self._max_response_bytes,
         )
         stop = asyncio.ensure_future(shutdown.wait())
-        attempt = 0
+        attempt = refusals = 0
+        served = False
         try:
             while True:
                 connection = _Connection(self, registry, dispatcher)
                 try:
-                    await connection.serve(stop)
+                    try:
+                        await connection.serve(stop)
+                    except Refused as refused:
+                        # Where this node was welcome before, a no may be a garbled line's, or that of something which
+                        # stands in while the gateway restarts. It has to be said again and again to be believed.
+                        refusals += 1
+                        if not served or connection.welcomed or refusals >= REFUSALS_BELIEVED:
+                            raise
+                        raise LinkLost(str(refused)) from None
                 except LinkLost as lost:
+                    if connection.welcomed:
+                        served, refusals = True, 0
                     if connection.welcomed and not lost.replaced:
                         attempt = 0
                     if self._backoff.exhausted(attempt):
@@ -214,6 +232,8 @@ class NodeClient:
 
     async def connect(self, connection: _Connection) -> Link:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        if self.key is not None:
+            headers = {"Authorization": f"{SCHEME} {self.key.public}"}
         return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
 
     @property
@@ -228,7 +248,9 @@ class _Connection:
         self._client = client
         self._registry = registry
         self._dispatcher = dispatcher
-        self._welcome: asyncio.Future[GatewayWelcome] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._welcome: asyncio.Future[GatewayWelcome] = loop.create_future()
+        self._challenge: asyncio.Future[GatewayChallenge] = loop.create_future()
         self._extras = GatewayExtras()
         self._link: Link | None = None
         self._told: NodeHello | None = None
@@ -259,23 +281,34 @@ class _Connection:
                 await connecting.result().close()
 
     async def _handshake(self, link: Link, stop: asyncio.Future[Any]) -> None:
-        self._told = self._client.hello(self._registry, self._dispatcher)
+        client = self._client
+        if client.key is not None:
+            if not await self._said(self._challenge, "ask for a proof of the key", link, stop):
+                return
+            link.send(encode(prove(client.key, self._challenge.result(), client.node_info.id)))
+        self._told = client.hello(self._registry, self._dispatcher)
         link.send(encode(self._told))
-        waits: set[asyncio.Future[Any]] = {self._welcome, link.ended, stop}
-        await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
+        if not await self._said(self._welcome, "say welcome", link, stop):
             return
-        if link.ended.done():
-            raise link.ended.result()
-        if not self._welcome.done():
-            raise LinkLost(f"the gateway did not say welcome within {HELLO_SECONDS:.0f} s")
         welcome = self._welcome.result()
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise Refused(
                 f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
             )
-        client = self._client
         log.info("connected to %s as %s", client.shown_url, client.node_info.id, extra={"event": "connect.ok"})
+
+    @staticmethod
+    async def _said(awaited: asyncio.Future[Any], what: str, link: Link, stop: asyncio.Future[Any]) -> bool:
+        """Wait for something the gateway says first; False once `stop` is done. Raises LinkLost, Refused."""
+        waits = {awaited, link.ended, stop}
+        await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            return False
+        if link.ended.done():
+            raise link.ended.result()
+        if not awaited.done():
+            raise LinkLost(f"the gateway did not {what} within {HELLO_SECONDS:.0f} s")
+        return True
 
     def _welcomed(self, link: Link, welcome: GatewayWelcome) -> None:
         """Ready at once: the next frame, perhaps already here, may be a request."""
@@ -345,6 +378,8 @@ class _Connection:
         if not self.welcomed:
             if isinstance(message, GatewayWelcome) and not self._welcome.done():
                 self._welcomed(link, message)
+            elif isinstance(message, GatewayChallenge) and not self._challenge.done():
+                self._challenge.set_result(message)
             return
         match message:
             case ToolRequest():

@@ -10,11 +10,11 @@ import apsw
 import msgspec
 
 ADD: Final = """
-    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 ALL: Final = """
-    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at FROM tokens
+    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key FROM tokens
     ORDER BY created_at, id"""
 META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -34,6 +34,8 @@ class Token(msgspec.Struct, frozen=True):
     nodes: str = ""
     """Nodes it is for, separated by spaces; empty: all."""
     expires_at: int | None = None
+    public_key: bytes | None = None
+    """Of a node that logs in by its key: then there is no secret, here or anywhere but on that node."""
 
 
 def token_hash(secret: str) -> bytes:
