@@ -126,7 +126,7 @@ def test_a_key_is_no_token_and_a_token_no_longer_does(tmp_path: Path) -> None:
     with GatewayProcess(home, env=env) as gateway:
         token = gateway.request("POST", "/v1/tokens", {"node_id": "keyed"}).json()["token"]
         assert gateway.upgrade(f"node_id=keyed&token={token}").status == 101
-        key, made = registered(gateway, "keyed")
+        _, made = registered(gateway, "keyed")
         public = made["public_key"]
         secrets = (token, "token-in-the-environment", public, public.removeprefix("ed25519:"), SHARED_TOKEN, "")
         for secret in secrets:
