@@ -28,7 +28,7 @@ class Messaging:
     ) -> None:
         """Raises ChannelError for settings that cannot be meant."""
         clock = hub.roster.clock
-        self.messages = Messages(hub.database, workspace, clock=clock)
+        self.messages = Messages(hub.database, workspace, clock=clock, alone=True)
         self.reception = Reception(
             hub.database,
             self.messages,

@@ -1,7 +1,8 @@
 """The outbox: what was accepted is on disk, and is delivered once the service takes it, in order, and never twice.
 
 A message is written down before its sender hears of it. Each peer has a lane of its own: a message waits for those
-before it, and for its service as long as that takes. What was being handed over when the gateway died is handed over
+before it, and for its service as long as that takes. Of any number of gateways on one store, the one that claims a
+message sends it, and shows meanwhile that it lives. What was being handed over when its gateway died is handed over
 again only where the service can tell a repetition; elsewhere it ends as `unknown`, which is what it is.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
-from collections import deque
+import time
+import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.gateway.channel import Attachment, Channel, DeliveryError, Outgoing, Refused, TryLater, Unsure
@@ -25,7 +28,7 @@ from farhand.gateway.splitting import split
 from farhand.gateway.workspace import Workspace
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.store import outbox
-from farhand.store.database import Database
+from farhand.store.database import Database, StoreError
 from farhand.store.outbox import MessageState, OutboxRecord, Place
 
 log = logging.getLogger("farhand.messages")
@@ -34,32 +37,55 @@ FIRST_WAIT: Final = 0.5
 LONGEST_WAIT: Final = 30.0
 GIVE_UP_MS: Final = 3 * 24 * 3600 * 1000
 SEND_SECONDS: Final = 120.0
+LEASE_SECONDS: Final = 20.0
+"""A gateway that showed no life for so long is taken for dead."""
+POLL_SECONDS: Final = 5.0
+"""How often what other gateways accepted and sent is looked at."""
 CLOSING_SECONDS: Final = 3.0
+WRITE_AGAIN_SECONDS: Final = 2.0
 MAX_TEXT: Final = 200_000
 MAX_MEDIA_BYTES: Final = 25 * 1024 * 1024
 
 Key = tuple[str, str]
+LaneKey = tuple[str, str, str]
 
 
 class _Lane:
-    """What waits for one peer."""
+    """One peer's messages being sent."""
 
     def __init__(self) -> None:
-        self.waiting: deque[OutboxRecord] = deque()
+        self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
 
 class Messages:
     """`start` comes before the first delivery; whoever made it calls `close`."""
 
-    def __init__(self, database: Database, workspace: Workspace, *, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        workspace: Workspace,
+        *,
+        clock: Callable[[], int],
+        alone: bool = False,
+        lease_seconds: float = LEASE_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """`alone`: no other gateway works on this store, so what was being sent before `start` has lost its sender."""
         self._database = database
         self._workspace = workspace
         self._clock = clock
+        self._alone = alone
+        self._lease = lease_seconds
+        self._poll = poll_seconds
+        self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._channels: dict[Key, Channel] = {}
         self._names: dict[str, Key] = {}
-        self._lanes: dict[tuple[str, str, str], _Lane] = {}
+        self._lanes: dict[LaneKey, _Lane] = {}
         self._watched: dict[int, asyncio.Future[OutboxRecord]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        """Of messages that others send: their last sign of life, and when it was seen."""
+        self._watching: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
     # -- channels ---------------------------------------------------------------------------------------
@@ -139,7 +165,7 @@ class Messages:
         )
         kept, new = await self._database.write(lambda store: outbox.add_message(store, record))
         if new:
-            self._enqueue(kept)
+            self._serve_lane(kept.place.lane)
         return kept
 
     async def _media_key(self, agent_id: str, path: str) -> str:
@@ -212,9 +238,8 @@ class Messages:
             raise InvalidArgs(
                 f"message {message_id!r} is {record.state.value}; only failed and unknown ones can be retried"
             )
-        reopened = await self.find(record.seq, message_id)
-        self._enqueue(reopened)
-        return reopened
+        self._serve_lane(record.place.lane)
+        return await self.find(record.seq, message_id)
 
     # -- delivering -------------------------------------------------------------------------------------
 
@@ -222,65 +247,68 @@ class Messages:
         """Take up what was open when the gateway stopped; how many messages that is."""
         found = await self._database.read(outbox.open_messages)
         for record in found:
-            channel = self._channels.get((record.channel, record.account))
-            if channel is None:
+            if (record.channel, record.account) not in self._channels:
                 log.warning("a message to %s waits for a channel that is not set up", record.place)
-            elif record.state is MessageState.SENDING and not channel.repeatable:
-                await self._end(record, MessageState.UNKNOWN, "the gateway stopped while the service was taking it")
-            else:
-                self._enqueue(record)
+                continue
+            if record.state is MessageState.SENDING and self._alone:
+                await self._take_from(record, "the gateway stopped while the service was taking it")
+            self._serve_lane(record.place.lane)
+        if not self._alone:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
         return len(found)
 
     async def close(self) -> None:
         """Let deliveries that are under way finish for a moment; the rest is taken up after the next start."""
         self._closing.set()
+        for lane in self._lanes.values():
+            lane.changed.set()
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
+        tasks += [self._watching] if self._watching is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _enqueue(self, record: OutboxRecord) -> None:
-        lane = self._lanes.setdefault(record.place.lane, _Lane())
-        lane.waiting.append(record)
-        if lane.task is None and not self._closing.is_set():
-            lane.task = asyncio.get_running_loop().create_task(self._serve(record.place.lane, lane))
+    def _serve_lane(self, key: LaneKey) -> None:
+        """There is something to send to a peer."""
+        if self._closing.is_set() or key[:2] not in self._channels:
+            return
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+            lane.task = asyncio.get_running_loop().create_task(self._serve(key, lane))
+        lane.changed.set()
 
-    async def _serve(self, key: tuple[str, str, str], lane: _Lane) -> None:
+    async def _serve(self, key: LaneKey, lane: _Lane) -> None:
         channel = self._channels[key[:2]]
-        while lane.waiting and not self._closing.is_set():
-            record = lane.waiting[0]
+        while not self._closing.is_set():
+            lane.changed.clear()
             try:
-                if await self._wait_for_turn(record):
-                    return
-                record = await self._attempt(channel, record)
+                record, ours = await self._database.write(
+                    lambda store: outbox.claim_next(store, key, self._holder, self._clock()), at_once=True
+                )
+                if ours and record is not None:
+                    await self._attempt(channel, record)
+                    continue
             except Exception:  # the store does not answer: the message is on disk as it was
-                log.exception("message %s to %s could not be written down", record.id, record.place)
-                await self._pause(LONGEST_WAIT)
+                log.exception("messages to %s wait for the store", key[2])
+                await self._rest(lane, LONGEST_WAIT)
                 continue
-            if record.ended_at is None:
-                lane.waiting[0] = record
-            else:
-                lane.waiting.popleft()
-        if not lane.waiting:
-            del self._lanes[key]
+            if record is not None:
+                others = record.state is MessageState.SENDING
+                await self._rest(lane, self._poll if others else (record.next_at - self._clock()) / 1000)
+            elif not lane.changed.is_set():
+                del self._lanes[key]
+                return
 
-    async def _wait_for_turn(self, record: OutboxRecord) -> bool:
-        """True when the gateway stops before."""
-        return await self._pause((record.next_at - self._clock()) / 1000)
+    async def _rest(self, lane: _Lane, seconds: float) -> None:
+        """Until there is news of the lane, or some time has passed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(lane.changed.wait(), max(seconds, 0.0))
 
-    async def _pause(self, seconds: float) -> bool:
-        if seconds > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), seconds)
-        return self._closing.is_set()
-
-    async def _attempt(self, channel: Channel, record: OutboxRecord) -> OutboxRecord:
-        """Try once, part by part; the message as it is afterwards."""
-        record = await self._save(
-            msgspec.structs.replace(record, state=MessageState.SENDING, attempts=record.attempts + 1)
-        )
+    async def _attempt(self, channel: Channel, record: OutboxRecord) -> None:
+        """Try a message that is ours once, part by part."""
         try:
             steps = _steps(channel, record)
             while record.parts_sent < steps:
@@ -288,24 +316,22 @@ class Messages:
                 async with asyncio.timeout(SEND_SECONDS):
                     remote_id = await channel.send(part)
                 record = msgspec.structs.replace(record, parts_sent=record.parts_sent + 1, remote_id=remote_id)
-                if record.parts_sent < steps:
-                    record = await self._save(record)
-            return await self._end(record, MessageState.SENT, None)
+                if record.parts_sent < steps and not await self._save(record):
+                    return  # others took us for dead: what is left is not ours to send
+            await self._end(record, MessageState.SENT, None)
         except Refused as error:
-            return await self._end(record, MessageState.FAILED, str(error))
+            await self._end(record, MessageState.FAILED, str(error))
         except ToolError as error:  # a file to be sent is gone
-            return await self._end(record, MessageState.FAILED, error.message)
+            await self._end(record, MessageState.FAILED, error.message)
         except TryLater as error:
-            return await self._later(record, str(error), error.after)
+            await self._later(record, str(error), error.after)
         except TimeoutError:
-            return await self._doubtful(channel, record, f"no answer within {SEND_SECONDS:g} s")
+            await self._doubtful(channel, record, f"no answer within {SEND_SECONDS:g} s")
         except (Unsure, DeliveryError) as error:
-            return await self._doubtful(channel, record, str(error))
-        except asyncio.CancelledError:
-            raise
+            await self._doubtful(channel, record, str(error))
         except Exception as error:
             log.exception("channel %s failed with message %s", channel.settings.kind, record.id)
-            return await self._doubtful(channel, record, f"{type(error).__name__}: {error}")
+            await self._doubtful(channel, record, f"{type(error).__name__}: {error}")
 
     async def _part(self, channel: Channel, record: OutboxRecord) -> Outgoing:
         number = record.parts_sent
@@ -328,41 +354,91 @@ class Messages:
         info, data = await self._workspace.objects.get(key)
         return Attachment(key.rpartition("/")[2], info.content_type or "application/octet-stream", data)
 
-    async def _doubtful(self, channel: Channel, record: OutboxRecord, reason: str) -> OutboxRecord:
+    async def _doubtful(self, channel: Channel, record: OutboxRecord, reason: str) -> None:
         if channel.repeatable:
-            return await self._later(record, reason, None)
-        return await self._end(record, MessageState.UNKNOWN, f"it may have been delivered or not: {reason}")
+            await self._later(record, reason, None)
+        else:
+            await self._end(record, MessageState.UNKNOWN, f"it may have been delivered or not: {reason}")
 
-    async def _later(self, record: OutboxRecord, reason: str, after: float | None) -> OutboxRecord:
+    async def _later(self, record: OutboxRecord, reason: str, after: float | None) -> None:
         now = self._clock()
         if now - record.created_at > GIVE_UP_MS:
-            return await self._end(record, MessageState.FAILED, f"not taken for three days: {reason}")
+            await self._end(record, MessageState.FAILED, f"not taken for three days: {reason}")
+            return
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(record.attempts - 1, 10)) * random.uniform(0.8, 1.2)  # noqa: S311
         waited = max(wait, after or 0.0)
-        return await self._save(
+        await self._save(
             msgspec.structs.replace(
                 record, state=MessageState.WAITING, next_at=now + int(waited * 1000), error=reason[:1000]
             )
         )
 
-    async def _end(self, record: OutboxRecord, state: MessageState, error: str | None) -> OutboxRecord:
+    async def _end(self, record: OutboxRecord, state: MessageState, error: str | None) -> None:
         ended = msgspec.structs.replace(
             record, state=state, error=error[:1000] if error else None, ended_at=self._clock()
         )
         if error:
             log.warning("message %s to %s: %s (%s)", record.id, record.place, state.value, error[:300])
-        await self._save(ended)
-        future = self._watched.pop(record.seq, None)
+        if await self._save(ended):
+            self._tell_watchers(ended)
+
+    async def _save(self, record: OutboxRecord) -> bool:
+        """Write down how far a message has come, however long the store takes: what was sent is not sent again for
+        want of a note. False when the message is not ours any more."""
+        while True:
+            try:
+                return await self._database.write(
+                    lambda store: outbox.save_message(store, record, self._clock()), at_once=True
+                )
+            except StoreError as error:
+                if self._closing.is_set():
+                    raise
+                log.error("message %s is %s, which cannot be written down: %s", record.id, record.state.value, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), WRITE_AGAIN_SECONDS)
+
+    def _tell_watchers(self, ended: OutboxRecord) -> None:
+        future = self._watched.pop(ended.seq, None)
         if future is not None and not future.done():
             future.set_result(ended)
-        return ended
 
-    async def _save(self, record: OutboxRecord) -> OutboxRecord:
-        def write(store: apsw.Connection) -> None:
-            outbox.save_message(store, record, self._clock())
+    # -- other gateways ---------------------------------------------------------------------------------
 
-        await self._database.write(write, at_once=True)
-        return record
+    async def _watch(self) -> None:
+        """Show that this gateway lives, and look after what others accepted, sent, or left when they died."""
+        while True:
+            try:
+                await self._look_around()
+            except StoreError as error:
+                log.error("the outbox cannot be looked at: %s", error)
+            await asyncio.sleep(min(self._poll, self._lease / 4))
+
+    async def _look_around(self) -> None:
+        if self._lanes:
+            await self._database.write(lambda store: outbox.beat(store, self._holder), durable=False)
+        steady = time.monotonic()  # not the wall's: a clock that jumps kills nobody
+        beats: dict[int, tuple[int, float]] = {}
+        for record in await self._database.read(outbox.open_messages):
+            if record.state is MessageState.SENDING and record.holder != self._holder:
+                seen, since = self._beats.get(record.seq, (record.beat, steady))
+                beats[record.seq] = (record.beat, steady if record.beat != seen else since)
+                if steady - beats[record.seq][1] > self._lease:
+                    await self._take_from(record, "the gateway that sent it vanished while the service was taking it")
+            self._serve_lane(record.place.lane)
+        self._beats = beats
+        for seq in list(self._watched):
+            known = await self._database.read(partial(outbox.find_message, seq=seq))
+            if known is not None and known.ended_at is not None:
+                self._tell_watchers(known)
+
+    async def _take_from(self, record: OutboxRecord, reason: str) -> None:
+        """Decide on a message whose sender is gone."""
+        channel = self._channels.get((record.channel, record.account))
+        if channel is None:
+            return
+        repeat, now = channel.repeatable, self._clock()
+        if await self._database.write(lambda store: outbox.take_from(store, record, repeat, reason, now)):
+            log.warning("message %s to %s: %s", record.id, record.place, reason)
 
 
 def _steps(channel: Channel, record: OutboxRecord) -> int:

@@ -75,6 +75,17 @@ def end_post(connection: apsw.Connection, seq: int, now: int, *, run_id: str | N
     )
 
 
+def forget_posts(connection: apsw.Connection, before: int) -> int:
+    """Drop what is left of posts that were given to their sessions before a moment.
+
+    The newest stays: runs are named after a post's number, which must never be another's.
+    """
+    connection.execute(
+        "DELETE FROM hook_posts WHERE ended_at < ? AND seq < (SELECT max(seq) FROM hook_posts)", (before,)
+    )
+    return connection.changes()
+
+
 def _number(value: Any) -> int:
     return int(value)
 

@@ -312,4 +312,23 @@ NODE_KEYS = """
 ALTER TABLE tokens ADD COLUMN public_key BLOB;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (FIRST, TRANSFERS, SESSIONS, CHATS, CRON, MESSAGES, NARROW_TOKENS, NODE_KEYS)
+OUTBOX_CLAIMS = """
+ALTER TABLE outbox ADD COLUMN holder TEXT;
+ALTER TABLE outbox ADD COLUMN beat INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX outbox_lane ON outbox (channel, account, peer, seq) WHERE ended_at IS NULL;
+CREATE INDEX outbox_ended ON outbox (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX hook_posts_ended ON hook_posts (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX awaited_replies_ended ON awaited_replies (ended_at) WHERE ended_at IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    FIRST,
+    TRANSFERS,
+    SESSIONS,
+    CHATS,
+    CRON,
+    MESSAGES,
+    NARROW_TOKENS,
+    NODE_KEYS,
+    OUTBOX_CLAIMS,
+)

@@ -65,6 +65,10 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the service calls it: its last part."""
     created_at: int
     ended_at: int | None = None
+    holder: str | None = None
+    """The gateway that hands it to the service."""
+    beat: int = 0
+    """Grows while its holder lives."""
 
     @property
     def place(self) -> Place:
@@ -98,12 +102,26 @@ ADD: Final = f"""
 SAME: Final = f"{_SELECT} WHERE channel = ? AND account = ? AND peer = ? AND id = ?"
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 BY_ID: Final = f"{_SELECT} WHERE id = ? ORDER BY seq"
+FIRST_OF_LANE: Final = f"""{_SELECT}
+    WHERE channel = ? AND account = ? AND peer = ? AND ended_at IS NULL ORDER BY seq LIMIT 1"""
+CLAIM: Final = """
+    UPDATE outbox SET state = 'sending', holder = ?, beat = 0, attempts = attempts + 1
+    WHERE seq = ? AND state = 'waiting'"""
+BEAT: Final = "UPDATE outbox SET beat = beat + 1 WHERE ended_at IS NULL AND holder = ?"
 SAVE: Final = """
-    UPDATE outbox SET state = ?, parts_sent = ?, attempts = ?, next_at = ?, error = ?, remote_id = ?, ended_at = ?
-    WHERE seq = ? AND ended_at IS NULL"""
+    UPDATE outbox SET state = ?1, parts_sent = ?2, next_at = ?3, error = ?4, remote_id = ?5, ended_at = ?6,
+        holder = CASE ?1 WHEN 'waiting' THEN NULL ELSE holder END
+    WHERE seq = ?7 AND holder = ?8 AND (state = 'sending' OR (state = 'unknown' AND ?1 IN ('sent', 'failed')))"""
+GIVE_UP: Final = """
+    UPDATE outbox SET state = ?1, error = ?2, ended_at = ?3, next_at = 0,
+        holder = CASE ?1 WHEN 'waiting' THEN NULL ELSE holder END
+    WHERE seq = ?4 AND holder IS ?5 AND beat = ?6 AND state = 'sending'"""
 REOPEN: Final = """
-    UPDATE outbox SET state = 'waiting', attempts = 0, next_at = ?, error = NULL, ended_at = NULL
+    UPDATE outbox SET state = 'waiting', attempts = 0, next_at = ?, error = NULL, ended_at = NULL, holder = NULL
     WHERE seq = ? AND state IN ('failed', 'unknown')"""
+FORGET: Final = "DELETE FROM outbox WHERE ended_at < ? AND seq < (SELECT max(seq) FROM outbox)"
+"""The newest stays, so that its number is never given to another."""
+FORGET_AWAITED: Final = "DELETE FROM awaited_replies WHERE ended_at < ?"
 
 
 def add_message(connection: apsw.Connection, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
@@ -118,23 +136,74 @@ def add_message(connection: apsw.Connection, record: OutboxRecord) -> tuple[Outb
     return _record(found[0]), False
 
 
-def save_message(connection: apsw.Connection, record: OutboxRecord, now: int) -> None:
-    """Write down how far a message has come; an end that is written stays."""
+def claim_next(
+    connection: apsw.Connection, lane: tuple[str, str, str], holder: str, now: int
+) -> tuple[OutboxRecord | None, bool]:
+    """The first open message of a lane, and whether it is the caller's to send now: of any number of gateways, one's.
+
+    It is nobody's while its time has not come or somebody has it, and those behind it wait.
+    """
+    rows = connection.execute(FIRST_OF_LANE, lane).fetchall()
+    if not rows:
+        return None, False
+    record = _record(rows[0])
+    if record.state is not MessageState.WAITING or record.next_at > now:
+        return record, False
+    connection.execute(CLAIM, (holder, record.seq))
+    if not connection.changes():
+        return record, False
+    claimed = msgspec.structs.replace(
+        record, state=MessageState.SENDING, holder=holder, beat=0, attempts=record.attempts + 1
+    )
+    return claimed, True
+
+
+def save_message(connection: apsw.Connection, record: OutboxRecord, now: int) -> bool:
+    """Write down how far a message has come; False when it is not its holder's any more.
+
+    An end that is written stays, except for one that others only supposed while the holder was silent.
+    """
     connection.execute(
         SAVE,
         (
             str(record.state),
             record.parts_sent,
-            record.attempts,
             record.next_at,
             record.error,
             record.remote_id,
             record.ended_at,
             record.seq,
+            record.holder,
         ),
     )
-    if connection.changes() and record.ended_at is not None:
+    if not connection.changes():
+        return False
+    if record.ended_at is not None:
         _tell(connection, now, f"message.{record.state.value}", record)
+    return True
+
+
+def beat(connection: apsw.Connection, holder: str) -> None:
+    """Show that a gateway lives."""
+    connection.execute(BEAT, (holder,))
+
+
+def take_from(connection: apsw.Connection, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:
+    """End what a vanished holder was sending as unknown, or have it sent again; False when the holder lives."""
+    state, ended_at = (MessageState.WAITING, None) if repeat else (MessageState.UNKNOWN, now)
+    connection.execute(GIVE_UP, (str(state), reason, ended_at, record.seq, record.holder, record.beat))
+    if not connection.changes():
+        return False
+    if not repeat:
+        _tell(connection, now, "message.unknown", msgspec.structs.replace(record, error=reason))
+    return True
+
+
+def forget_ended(connection: apsw.Connection, before: int) -> int:
+    """Drop messages that ended before a moment, and what was owed and answered; never one that is still on its way."""
+    connection.execute(FORGET_AWAITED, (before,))
+    connection.execute(FORGET, (before,))
+    return connection.changes()
 
 
 def reopen_message(connection: apsw.Connection, seq: int, now: int) -> bool:
@@ -150,6 +219,10 @@ def open_messages(connection: apsw.Connection) -> list[OutboxRecord]:
 
 def find_messages(connection: apsw.Connection, message_id: str) -> list[OutboxRecord]:
     return [_record(row) for row in connection.execute(BY_ID, (message_id,))]
+
+
+def find_message(connection: apsw.Connection, seq: int) -> OutboxRecord | None:
+    return next((_record(row) for row in connection.execute(f"{_SELECT} WHERE seq = ?", (seq,))), None)
 
 
 def list_messages(
