@@ -54,6 +54,7 @@ from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.prompting import Prompts, StoredFiles, files_in
+from farhand.gateway.retention import Retention
 from farhand.gateway.schedule import Scheduler
 from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.session_keys import MAIN
@@ -92,6 +93,8 @@ GATEWAY_FILE = "gateway.json"
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 """What the commands of this machine's tools are not given."""
 MEMORY_FILE = "memory.db"
+LIVE_SECTIONS = ("tools", "schedule", "heartbeat", "retention")
+"""What is read again whenever the file changes; all else holds from the next start."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -130,6 +133,7 @@ class Gateway:
         self._sessions: Sessions | None = None
         self._chats: ChatSessions | None = None
         self._scheduler: Scheduler | None = None
+        self._retention: Retention | None = None
         self._messaging: Messaging | None = None
         self.url = ""
 
@@ -152,6 +156,8 @@ class Gateway:
                     copies = self._config.backup
                     settings = BackupSettings(copies.every_seconds, copies.keep)
                     await stack.enter_async_context(Backups(hub, self._home, settings))
+                    assert self._retention is not None
+                    await stack.enter_async_context(self._retention)
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -178,7 +184,12 @@ class Gateway:
         workspace = Workspace(objects)
         hub.transfers.serve_workspace(partial(workspace_end, workspace))
         hub.catalog.serve([transfer_tool(hub.transfers)])
-        settings = Settings(lambda: {**msgspec.to_builtins(self._config), "tools": msgspec.to_builtins(live.now.tools)})
+        settings = Settings(
+            lambda: {
+                **msgspec.to_builtins(self._config),
+                **{name: msgspec.to_builtins(getattr(live.now, name)) for name in LIVE_SECTIONS},
+            }
+        )
         logs = NodeLogs(hub.roster, hub.queries)
         skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
@@ -194,8 +205,9 @@ class Gateway:
         self._routes += direct_routes(self._direct)
         messaging = self._messaging = Messaging(hub, self.chats, workspace, self._config, environ)
         stack.push_async_callback(messaging.close)
+        self._retention = Retention(hub.database, lambda: live.now.retention.keep_days, clock=hub.roster.clock)
         self._scheduler, book = await open_schedule(
-            hub, self._config, environ, objects, self.chats, courier=messaging.messages
+            hub, lambda: live.now, environ, objects, self.chats, courier=messaging.messages
         )
         telling, scheduling = messaging.tools(), cron_tools(book)
         own = main_agent_tools(hands, scheduling, telling, talking.tools(), remembering)

@@ -121,6 +121,14 @@ class BackupSection(msgspec.Struct, forbid_unknown_fields=True):
     keep: int = 24
 
 
+class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Read again whenever the file changes."""
+
+    keep_days: float = 30.0
+    """How long messages that were sent, posts of hooks that were given on, and runs of jobs that are gone are kept, and
+    the ids by which a repetition is told; 0: for ever."""
+
+
 class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
     entries: dict[str, SkillEntry] = {}
     """By the skill's name: `enabled`, `always`, `requires`."""
@@ -165,6 +173,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
     objects: ObjectsSection = msgspec.field(default_factory=ObjectsSection)
+    retention: RetentionSection = msgspec.field(default_factory=RetentionSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)
@@ -217,6 +226,10 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
             raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
     if config.backup.every_seconds < 0 or config.backup.keep < 1:
         raise ConfigError("[backup] every_seconds must not be negative, and keep at least 1")
+    if not 0 <= config.retention.keep_days < 100_000:
+        raise ConfigError(
+            f"[retention] keep_days must not be negative, and not {config.retention.keep_days:g}; 0 is for ever"
+        )
     return config
 
 

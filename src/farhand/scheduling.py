@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from zoneinfo import ZoneInfo
 
 from farhand.config import Config, ConfigError
@@ -19,6 +20,8 @@ from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import NotFound, ToolError
 from farhand.store.cron import Job
 from farhand.store.objects import Objects
+
+log = logging.getLogger("farhand.schedule")
 
 SETTLE_SECONDS = 1.5
 """Nodes get so long to come back before the first slot is taken."""
@@ -48,22 +51,70 @@ def schedule_settings(config: Config, environ: Mapping[str, str]) -> tuple[Sched
     if 0 < heartbeat.every_ms < 1000:
         raise ConfigError(f"[heartbeat] every must be at least one second, not {beat.every!r}")
     schedule = ScheduleSettings(
-        zone, section.enabled, section.max_concurrent, section.keep_runs, section.timeout_seconds
+        zone=zone,
+        enabled=section.enabled,
+        max_concurrent=section.max_concurrent,
+        keep_runs=section.keep_runs,
+        timeout_seconds=section.timeout_seconds,
+        max_jobs=section.max_jobs,
+        report_failures=section.report_failures,
     )
     return schedule, heartbeat
 
 
+class LiveSchedule:
+    """`[schedule]` and `[heartbeat]` as the file has them now; while they cannot be used, as they were before."""
+
+    def __init__(self, now: Callable[[], Config], environ: Mapping[str, str]) -> None:
+        """Raises ConfigError naming the key at fault."""
+        self._now = now
+        self._environ = environ
+        self._seen = now()
+        self._schedule, self._heartbeat = schedule_settings(self._seen, environ)
+
+    @property
+    def schedule(self) -> ScheduleSettings:
+        self._look()
+        return self._schedule
+
+    @property
+    def heartbeat(self) -> HeartbeatSettings:
+        self._look()
+        return self._heartbeat
+
+    def _look(self) -> None:
+        config = self._now()
+        if config is self._seen:
+            return
+        self._seen = config
+        try:
+            self._schedule, self._heartbeat = schedule_settings(config, self._environ)
+        except ConfigError as error:
+            log.error("the schedule stays as it was: %s", error)
+
+
 async def open_schedule(
     hub: Hub,
-    config: Config,
+    config: Callable[[], Config],
     environ: Mapping[str, str],
     objects: Objects,
     sessions: Sessions,
     *,
     courier: Courier | None = None,
 ) -> tuple[Scheduler, CronBook]:
-    """A scheduler that has yet to be entered, and the book of its jobs. Raises ConfigError."""
-    settings, heartbeat = schedule_settings(config, environ)
+    """A scheduler that has yet to be entered, and the book of its jobs. `config`: the settings as they are now.
+
+    Raises ConfigError.
+    """
+    live = LiveSchedule(config, environ)
+    settled: HeartbeatSettings | None = None
+
+    async def settle_heartbeats() -> None:
+        nonlocal settled
+        wanted = live.heartbeat
+        if wanted != settled:
+            await hub.database.write(lambda store: settle_jobs(store, wanted))
+            settled = wanted
 
     async def read_file(agent_id: str, name: str) -> str | None:
         try:
@@ -80,21 +131,22 @@ async def open_schedule(
             for node in hub.roster.nodes.values()
         )
 
-    await hub.database.write(lambda store: settle_jobs(store, heartbeat))
     turns = AgentTurns(sessions)
-    beats = Heartbeats(heartbeat, read_file, turns, courier)
-    runs = CronRuns(settings.zone, turns, beats.perform, courier)
+    beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)
+    runs = CronRuns(lambda: live.schedule.zone, turns, beats.perform, courier)
     scheduler = Scheduler(
         hub.database,
-        settings,
+        live.schedule,
         runs.perform,
+        current=lambda: live.schedule,
+        prepare=settle_heartbeats,
         reachable=reachable,
-        report=runs.report if config.schedule.report_failures else None,
+        report=runs.report,
         alone=True,
         resume=True,
         settle_seconds=SETTLE_SECONDS,
     )
-    return scheduler, CronBook(hub.database, scheduler, max_jobs=config.schedule.max_jobs)
+    return scheduler, CronBook(hub.database, scheduler)
 
 
 def _zone(setting: str, name: str, default: ZoneInfo) -> ZoneInfo:

@@ -32,10 +32,9 @@ MAX_WAIT_SECONDS: Final = 240.0
 class CronBook:
     """Jobs and their runs, as callers see them."""
 
-    def __init__(self, database: Database, scheduler: Scheduler, *, max_jobs: int) -> None:
+    def __init__(self, database: Database, scheduler: Scheduler) -> None:
         self._database = database
         self._scheduler = scheduler
-        self._max_jobs = max_jobs
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -56,7 +55,7 @@ class CronBook:
         return {
             "enabled": settings.enabled,
             **await self._database.read(read),
-            "maxJobs": self._max_jobs,
+            "maxJobs": settings.max_jobs,
             "maxConcurrentRuns": settings.max_concurrent,
             **self._time(now),
         }
@@ -131,8 +130,9 @@ class CronBook:
         job = read_job(given, now, self._zone, agent_id or "main")
 
         def write(store: apsw.Connection) -> dict[str, Any]:
-            if cron.count_jobs(store, None, True, now)[0] >= self._max_jobs:
-                raise Failed(f"Cron job limit reached ({self._max_jobs})")
+            most = self._scheduler.settings.max_jobs
+            if cron.count_jobs(store, None, True, now)[0] >= most:
+                raise Failed(f"Cron job limit reached ({most})")
             cron.save_job(store, job)
             append_event(store, now, "cron.added", job.id, {"name": job.name, "agent_id": job.agent_id})
             return self._job_view(store, job)

@@ -35,11 +35,12 @@ class CronRuns:
 
     def __init__(
         self,
-        zone: ZoneInfo,
+        zone: Callable[[], ZoneInfo],
         turns: AgentTurns,
         heartbeat: Callable[[Job, Slot], Awaitable[Ended]],
         courier: Courier | None = None,
     ) -> None:
+        """`zone`: the user's, as it is now."""
         self._zone = zone
         self._turns = turns
         self._courier = courier
@@ -103,9 +104,9 @@ class CronRuns:
         return None, where
 
     def _message(self, job: Job, slot: Slot, text: str) -> str:
-        lines = [f"[cron · {in_words(clock(), self._zone)}] {text}"]
+        lines = [f"[cron · {in_words(clock(), self._zone())}] {text}"]
         if slot.late:
-            lines.append(f"(This was due on {in_words(slot.slot, self._zone)} and is late.)")
+            lines.append(f"(This was due on {in_words(slot.slot, self._zone())} and is late.)")
         if job.node or job.tag:
             place = f"the node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"
             lines.append(f"(Do this on {place}.)")

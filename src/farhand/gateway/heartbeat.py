@@ -72,16 +72,20 @@ class Heartbeats:
 
     def __init__(
         self,
-        settings: HeartbeatSettings,
+        current: Callable[[], HeartbeatSettings],
         read_file: Callable[[str, str], Awaitable[str | None]],
         turns: AgentTurns,
         courier: Courier | None = None,
     ) -> None:
-        """`read_file`: the text of a file of an agent, None when there is none."""
-        self._settings = settings
+        """`current`: the settings as they are now. `read_file`: the text of an agent's file, None without one."""
+        self._current = current
         self._read_file = read_file
         self._turns = turns
         self._courier = courier
+
+    @property
+    def _settings(self) -> HeartbeatSettings:
+        return self._current()
 
     async def perform(self, job: Job, slot: Slot) -> Ended:
         if slot.cause == "schedule" and not self._settings.active(clock()):

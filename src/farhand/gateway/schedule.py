@@ -31,7 +31,7 @@ import apsw
 import msgspec
 
 from farhand.gateway.accounting import JUMP_MS, account, close_one_shot, take
-from farhand.gateway.moments import DAY_MS, next_slot
+from farhand.gateway.moments import next_slot
 from farhand.store import cron
 from farhand.store.cron import Job, Slot, SlotStatus
 from farhand.store.database import Database, StoreError
@@ -45,7 +45,6 @@ POLL_SECONDS = 5.0
 """How often the clock and what other schedulers wrote is looked at, when nothing is due before."""
 LEASE_SECONDS = 20.0
 """A holder that showed no life for so long is taken for dead."""
-KEEP_ORPHANS_MS = 30 * DAY_MS
 WRITE_AGAIN_SECONDS = 2.0
 
 
@@ -72,6 +71,8 @@ class ScheduleSettings(msgspec.Struct, frozen=True):
     max_concurrent: int = 4
     keep_runs: int = 200
     timeout_seconds: float = 3600.0
+    max_jobs: int = 200
+    report_failures: bool = True
 
 
 Perform = Callable[[Job, Slot], Awaitable[Ended]]
@@ -87,6 +88,8 @@ class Scheduler:
         settings: ScheduleSettings,
         perform: Perform,
         *,
+        current: Callable[[], ScheduleSettings] | None = None,
+        prepare: Callable[[], Awaitable[None]] | None = None,
         reachable: Callable[[Job], bool] = lambda _: True,
         report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
         alone: bool = False,
@@ -95,7 +98,8 @@ class Scheduler:
         poll_seconds: float = POLL_SECONDS,
         settle_seconds: float = 0.0,
     ) -> None:
-        """`reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
+        """`current`: the settings as they are now, where they may change. `prepare` is called before each look at what
+        is due. `reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
 
         `alone`: no other scheduler works on this store, so what ran before this one's start has lost its holder.
         `resume`: performing the same attempt again finds the work of the first time, so such slots are taken up instead
@@ -103,7 +107,9 @@ class Scheduler:
         `settle_seconds` after the start.
         """
         self._database = database
-        self.settings = settings
+        self._current = current or (lambda: settings)
+        self._prepare = prepare
+        self._planned_for: ZoneInfo | None = None
         self._perform = perform
         self._reachable = reachable
         self._report = report
@@ -124,7 +130,7 @@ class Scheduler:
 
     async def __aenter__(self) -> Scheduler:
         self._started = clock()
-        await self._database.write(self._replan)
+        await self._follow_settings()
         if self._alone:
             for slot in await self._database.read(cron.open_slots):
                 if slot.status is SlotStatus.RUNNING and not await self._take_up(slot):
@@ -146,9 +152,16 @@ class Scheduler:
         if runs:
             await asyncio.wait(runs)
 
+    async def _follow_settings(self) -> None:
+        """What the settings file says now holds for what is due next."""
+        if self._prepare is not None:
+            await self._prepare()
+        if self._planned_for != self.zone:
+            self._planned_for = self.zone
+            await self._database.write(self._replan)
+
     def _replan(self, store: apsw.Connection) -> None:
-        """The user's time zone, or what is known of zones, may be another since the last start."""
-        cron.forget_orphans(store, self._started - KEEP_ORPHANS_MS)
+        """The user's time zone, or what is known of zones, may be another since the last time."""
         for job in cron.enabled_jobs(store):
             next_at = next_slot(job.schedule, job.cursor, self.zone)
             if next_at != job.next_at:
@@ -157,6 +170,10 @@ class Scheduler:
     def wake(self) -> None:
         """Look now: something changed."""
         self._wakes.set()
+
+    @property
+    def settings(self) -> ScheduleSettings:
+        return self._current()
 
     @property
     def zone(self) -> ZoneInfo:
@@ -175,6 +192,7 @@ class Scheduler:
             pause = self._poll
             try:
                 await self._look_at_the_clock()
+                await self._follow_settings()
                 if self.settings.enabled:
                     await self.advance()
                     pause = await self._pause()
@@ -232,6 +250,7 @@ class Scheduler:
         return await asyncio.shield(task)
 
     async def _advance(self, only: str | None) -> list[Run]:
+        await self._follow_settings()
         if not await self._database.read(lambda store: cron.pressing(store, clock(), clock() + JUMP_MS)):
             return []
 
@@ -398,7 +417,8 @@ class Scheduler:
                     return
                 log.error("the end of %s at %d could not be written, trying again: %s", slot.job, slot.slot, error)
                 await asyncio.sleep(WRITE_AGAIN_SECONDS)
-        if failing_now is not None and self._report is not None and not self._stopping:
+        wanted = self.settings.report_failures and not self._stopping
+        if failing_now is not None and self._report is not None and wanted:
             try:
                 await self._report(failing_now, slot, ended)
             except Exception:

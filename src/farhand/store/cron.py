@@ -278,7 +278,9 @@ PRUNE: Final = """
         SELECT slot FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
         ORDER BY ended_at DESC, slot DESC LIMIT ?2)"""
 RAISE_FLOOR: Final = "UPDATE cron_jobs SET floor = max(floor, ?) WHERE id = ?"
-FORGET_ORPHANS: Final = "DELETE FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs)"
+FORGET_ORPHANS: Final = """
+    DELETE FROM cron_slots WHERE (job, slot) IN (
+        SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""
 
 
 def add_slot(connection: apsw.Connection, slot: Slot) -> bool:
@@ -366,9 +368,10 @@ def prune_history(connection: apsw.Connection, job_id: str, keep: int) -> None:
         connection.execute(RAISE_FLOOR, (newest, job_id))
 
 
-def forget_orphans(connection: apsw.Connection, before: int) -> None:
-    """Drop what is left of jobs that are gone since long."""
-    connection.execute(FORGET_ORPHANS, (before,))
+def forget_orphans(connection: apsw.Connection, before: int, most: int) -> int:
+    """Drop runs that ended before a moment and whose job is gone; the others' history is bounded by their number."""
+    connection.execute(FORGET_ORPHANS, (before, most))
+    return connection.changes()
 
 
 def _slot(row: Any) -> Slot:

@@ -75,13 +75,15 @@ def end_post(connection: apsw.Connection, seq: int, now: int, *, run_id: str | N
     )
 
 
-def forget_posts(connection: apsw.Connection, before: int) -> int:
+def forget_posts(connection: apsw.Connection, before: int, most: int) -> int:
     """Drop what is left of posts that were given to their sessions before a moment.
 
     The newest stays: runs are named after a post's number, which must never be another's.
     """
     connection.execute(
-        "DELETE FROM hook_posts WHERE ended_at < ? AND seq < (SELECT max(seq) FROM hook_posts)", (before,)
+        """DELETE FROM hook_posts WHERE seq IN (
+               SELECT seq FROM hook_posts WHERE ended_at < ? AND seq < (SELECT max(seq) FROM hook_posts) LIMIT ?)""",
+        (before, most),
     )
     return connection.changes()
 

@@ -119,9 +119,11 @@ GIVE_UP: Final = """
 REOPEN: Final = """
     UPDATE outbox SET state = 'waiting', attempts = 0, next_at = ?, error = NULL, ended_at = NULL, holder = NULL
     WHERE seq = ? AND state IN ('failed', 'unknown')"""
-FORGET: Final = "DELETE FROM outbox WHERE ended_at < ? AND seq < (SELECT max(seq) FROM outbox)"
-"""The newest stays, so that its number is never given to another."""
-FORGET_AWAITED: Final = "DELETE FROM awaited_replies WHERE ended_at < ?"
+FORGET: Final = """
+    DELETE FROM outbox WHERE seq IN (
+        SELECT seq FROM outbox WHERE ended_at < ? AND seq < (SELECT max(seq) FROM outbox) LIMIT ?)"""
+FORGET_ANSWERED: Final = """
+    DELETE FROM awaited_replies WHERE run_id IN (SELECT run_id FROM awaited_replies WHERE ended_at < ? LIMIT ?)"""
 
 
 def add_message(connection: apsw.Connection, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
@@ -199,10 +201,15 @@ def take_from(connection: apsw.Connection, record: OutboxRecord, repeat: bool, r
     return True
 
 
-def forget_ended(connection: apsw.Connection, before: int) -> int:
-    """Drop messages that ended before a moment, and what was owed and answered; never one that is still on its way."""
-    connection.execute(FORGET_AWAITED, (before,))
-    connection.execute(FORGET, (before,))
+def forget_ended(connection: apsw.Connection, before: int, most: int) -> int:
+    """Drop messages that ended before a moment, never one on its way; the newest stays: no number is given twice."""
+    connection.execute(FORGET, (before, most))
+    return connection.changes()
+
+
+def forget_answered(connection: apsw.Connection, before: int, most: int) -> int:
+    """Drop what is left of answers that were owed and given before a moment."""
+    connection.execute(FORGET_ANSWERED, (before, most))
     return connection.changes()
 
 
