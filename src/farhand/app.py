@@ -209,7 +209,7 @@ class Gateway:
         self._scheduler, book = await open_schedule(
             hub, lambda: live.now, environ, objects, self.chats, courier=messaging.messages
         )
-        telling, scheduling = messaging.tools(), cron_tools(book)
+        telling, scheduling = messaging.tools(), cron_tools(book, self.chats.pin_of)
         own = main_agent_tools(hands, scheduling, telling, talking.tools(), remembering)
         hub.catalog.serve(own)
         hub.catalog.serve([*talking.native_tools(), *(one for one in (*telling, *scheduling) if one not in own)])

@@ -14,6 +14,7 @@ from farhand.gateway.cron_turns import AgentTurns
 from farhand.gateway.heartbeat import PROMPT, Heartbeats, HeartbeatSettings, read_clock, read_interval, settle_jobs
 from farhand.gateway.hub import Hub
 from farhand.gateway.moments import zone_named
+from farhand.gateway.pinning import Pin
 from farhand.gateway.schedule import Scheduler, ScheduleSettings
 from farhand.gateway.sessions import Sessions
 from farhand.machine.time_zone import machine_zone
@@ -124,12 +125,8 @@ async def open_schedule(
         return data.decode("utf-8", "replace")
 
     def reachable(job: Job) -> bool:
-        if job.node is None and job.tag is None:
-            return True
-        return any(
-            node.online and job.node in (None, node.card.node_id) and (job.tag is None or job.tag in node.card.tags)
-            for node in hub.roster.nodes.values()
-        )
+        pin = Pin.of(job.node, job.tag)
+        return pin is None or any(node.online and pin.fits(node) for node in hub.roster.nodes.values())
 
     turns = AgentTurns(sessions)
     beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)

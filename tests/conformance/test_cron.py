@@ -711,6 +711,39 @@ def test_settings_that_cannot_be_used_are_named_at_start(tmp_path: Path, env: di
     assert said in gateway.log.read_text()
 
 
+def test_settings_hold_as_soon_as_the_file_has_them(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    file = home / "farhand.toml"
+
+    def write(settings: str) -> None:
+        beside = home / "new.toml"
+        beside.write_text(settings)
+        beside.rename(file)
+
+    write('[schedule]\ntimezone = "Europe/Berlin"\n[heartbeat]\nevery = "0"\n')
+    with opened(home) as house:
+        cron = Cron(house)
+        job = cron.add({"kind": "cron", "expr": "0 9 1 1 *"})
+        assert "CET" in job["nextRunHuman"] and cron("status")["timezone"] == "Europe/Berlin"
+        write('[schedule]\ntimezone = "Asia/Tokyo"\nmax_jobs = 1\n[heartbeat]\nevery = "1h"\n')
+        assert cron("status")["timezone"] == "Asia/Tokyo" and cron("status")["maxJobs"] == 1
+        assert "limit reached (1)" in cron.fails("failed", action="add", name="n", schedule=YEARLY, spec=event("x"))
+
+        def moved() -> bool:
+            shown = cron("list")["jobs"][0]
+            return bool(job["state"]["nextRunAtMs"] - shown["state"]["nextRunAtMs"] == 8 * 3_600_000)
+
+        wait_until(moved, 20, "the job to be due in the other zone")
+        beats = lambda: house.gateway.request("GET", "/v1/cron/heartbeat:main").status  # noqa: E731
+        wait_until(lambda: beats() == 200, 20, "a heartbeat")
+        write('[schedule]\ntimezone = "Mars/Olympus"\n[heartbeat]\nevery = "0"\n')
+        assert cron("status")["timezone"] == "Asia/Tokyo" and beats() == 200
+        assert "the schedule stays as it was: [schedule] timezone" in house.gateway.log.read_text()
+        write('[schedule]\ntimezone = "Asia/Tokyo"\n[heartbeat]\nevery = "0"\n')
+        wait_until(lambda: beats() == 404, 20, "no heartbeat")
+
+
 # -- heartbeats -------------------------------------------------------------------------------------------
 
 

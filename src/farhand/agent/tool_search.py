@@ -63,12 +63,23 @@ class ToolCost(msgspec.Struct, frozen=True):
 
 
 class ToolShelf:
-    """The tools of the main agent. `specs` gives all that may be called right now; `call` runs one of them."""
+    """The tools of the main agent. `specs` gives all that may be called right now; `call` runs one of them.
 
-    def __init__(self, specs: Callable[[], Sequence[ToolSpec]], call: Call, *, core: Collection[str] = CORE) -> None:
+    `judges`: `call` itself says what is wrong with a name that is not among them.
+    """
+
+    def __init__(
+        self,
+        specs: Callable[[], Sequence[ToolSpec]],
+        call: Call,
+        *,
+        core: Collection[str] = CORE,
+        judges: bool = False,
+    ) -> None:
         self._specs = specs
         self._call = call
         self._core = frozenset(core)
+        self._judges = judges
 
     def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
         specs = self._specs()
@@ -83,7 +94,7 @@ class ToolShelf:
         specs = self._specs()
         if use.name == NAME:
             return _searched(use, [spec for spec in specs if spec.name not in self._core])
-        if not any(spec.name == use.name for spec in specs):
+        if not self._judges and not any(spec.name == use.name for spec in specs):
             return not_found(use.name, [spec.name for spec in specs])
         return await self._call(use)
 

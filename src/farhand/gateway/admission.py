@@ -35,8 +35,26 @@ def allow(target: Target, credential: Credential) -> None:
     needed = scope_of(target.spec)
     if not credential.may(needed):
         raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
-    if credential.narrowed and not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
+    if not credential.narrowed:
+        return
+    if credential.pinned:
+        _stay(target, credential)
+    elif not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
         raise Denied(f"this credential is not for {target.tool!r}; it was made for some tools or nodes alone")
+
+
+def _stay(target: Target, credential: Credential) -> None:
+    """Raises Denied for a tool of a machine that a pinned run may not reach."""
+    if target.node is None:
+        if target.kind == "native" or target.spec is None or target.spec.capability is None:
+            return
+        place = "the gateway's own machine"
+    elif target.node.card.node_id in credential.nodes:
+        return
+    else:
+        place = f"the node {target.node.card.node_id!r}"
+    here = f"use the tools of {', '.join(map(repr, credential.nodes))}" if credential.nodes else "none is connected"
+    raise Denied(f"this run is pinned to {credential.pinned}, and {target.tool!r} works on {place}; {here}")
 
 
 def time_limit(call: ToolCall, target: Target) -> int:

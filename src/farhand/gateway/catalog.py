@@ -161,14 +161,17 @@ class Catalog:
             Offer(name, spec.description, spec.parameters or EMPTY, host) for name, (spec, host) in self.specs().items()
         ]
 
-    def specs(self) -> dict[str, tuple[ToolSpec, str]]:
-        """By the name that calls it: what is known of each tool that is offered, and whose it is."""
+    def specs(self, among: Callable[[Node], bool] | None = None) -> dict[str, tuple[ToolSpec, str]]:
+        """By the name that calls it: what is known of each tool that is offered, and whose it is.
+
+        `among`: of these nodes only.
+        """
         specs: dict[str, tuple[ToolSpec, str]] = {
             name: (tool.spec, OWN_HOST[own_kind(name)]) for name, tool in self._own.items()
         }
         for node_id in sorted(self._roster.nodes):
             node = self._roster.nodes[node_id]
-            if node.connection is None:
+            if node.connection is None or (among is not None and not among(node)):
                 continue
             for spec in node.card.tools:
                 name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)

@@ -42,10 +42,12 @@ class Credential(msgspec.Struct, frozen=True):
     """Patterns of tool names it is for; none: all."""
     nodes: tuple[str, ...] = ()
     """Nodes it is for; none: all, and the gateway's own tools."""
+    pinned: str = ""
+    """Of a run that is pinned: to what, in words. It reaches `nodes`, and what is no machine's."""
 
     @property
     def narrowed(self) -> bool:
-        return bool(self.tools or self.nodes)
+        return bool(self.tools or self.nodes or self.pinned)
 
     def reaches(self, node_id: str | None, tool: str) -> bool:
         """Whether a tool, as its node names it, is among those this credential is for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from farhand.gateway.cron import CronBook
+from farhand.gateway.pinning import Pin
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.cron import At, Cron, SystemEvent, Task
@@ -74,8 +75,8 @@ _JOB: Final = {
     "windowSeconds": {"type": "number", "description": "For missed=window: how old a slot may be."},
     "retries": {"type": "integer", "description": "How often a failed run is tried again."},
     "retryDelaySeconds": {"type": "number"},
-    "node": {"type": "string", "description": "Run only while this node is connected."},
-    "tag": {"type": "string", "description": "Run only while a node with this tag is connected."},
+    "node": {"type": "string", "description": "Run when this node is connected, and reach no other."},
+    "tag": {"type": "string", "description": "Run when a node with this tag is connected, and reach no other."},
 }
 _NATIVE: Final[dict[str, Any]] = {
     "type": "object",
@@ -110,14 +111,14 @@ _PLAIN: Final[dict[str, Any]] = {
 _WRAPPING: Final = ("action", "id", "mode", "includeDisabled", "limit", "offset", "job", "patch", "jobId")
 
 
-def cron_tools(book: CronBook) -> list[Tool]:
-    """The tools of the schedule: the native one, and the agent's own."""
+def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> list[Tool]:
+    """The tools of the schedule: the native one, and the agent's own. `pin_of`: to what a session's run is pinned."""
 
     async def native(arguments: Mapping[str, Any], context: CallContext) -> Any:
-        return await act(book, arguments, context)
+        return await act(book, arguments, context, pin_of(context.session_key))
 
     async def plain(arguments: Mapping[str, Any], context: CallContext) -> Any:
-        return {"content": await _plain(book, arguments, context)}
+        return {"content": await _plain(book, arguments, context, pin_of(context.session_key))}
 
     return [
         Tool(
@@ -140,8 +141,8 @@ def cron_tools(book: CronBook) -> list[Tool]:
     ]
 
 
-async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext) -> dict[str, Any]:
-    """One action of `gsv__Cron`. Raises ToolError."""
+async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> dict[str, Any]:
+    """One action of `gsv__Cron`. What a pinned run makes is pinned alike. Raises ToolError."""
     action = _text(arguments, "action")
     if action is None:
         raise InvalidArgs(f"gsv__Cron parameter action is required: {', '.join(ACTIONS)}")
@@ -161,13 +162,17 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
             payload = _object(arguments, "job")
             if payload is None:
                 payload = {name: value for name, value in arguments.items() if name not in _WRAPPING}
-            return await book.add(payload, agent_id or context.agent_id)
+            return await book.add(_alike(pin, payload), agent_id or context.agent_id)
         case "update":
             patch = _object(arguments, "patch")
             if job_id is None:
                 raise InvalidArgs("cron update requires id")
             if patch is None:
                 raise InvalidArgs("cron update requires patch object")
+            if pin is not None:
+                before = await book.get(job_id)
+                pin.check(before)
+                pin.check({**before, **patch})
             return await book.update(job_id, patch)
         case "remove":
             if job_id is None:
@@ -187,7 +192,7 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
     raise InvalidArgs(f"Unknown cron action: {action[:50]}; use {', '.join(ACTIONS)}")
 
 
-async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallContext) -> str:
+async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> str:
     action = _text(arguments, "action")
     if not action:
         raise InvalidArgs("cron parameter action is required: list, add or remove")
@@ -205,7 +210,7 @@ async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallCont
                 raise InvalidArgs("cron parameter prompt is required")
             name = " ".join(prompt.split())[:NAME_CHARACTERS]
             payload = {"name": name, "schedule": schedule, "spec": {"mode": "systemEvent", "text": prompt}}
-            added = await book.add(payload, context.agent_id)
+            added = await book.add(_alike(pin, payload), context.agent_id)
             return msgspec.json.encode({"id": added["job"]["id"]}).decode()
         case "remove":
             job_id = _text(arguments, "id")
@@ -214,6 +219,16 @@ async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallCont
             await book.remove(job_id)
             return f"removed cron job {job_id}"
     raise InvalidArgs(f"invalid action {action[:50]!r}: use list, add or remove")
+
+
+def _alike(pin: Pin | None, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A job as a pinned run may make it. Raises NotAllowed."""
+    if pin is None:
+        return payload
+    if not payload.get("node") and not payload.get("tag"):
+        return {**payload, **msgspec.to_builtins(pin)}
+    pin.check(payload)
+    return payload
 
 
 def _brief(job: dict[str, Any]) -> dict[str, Any]:

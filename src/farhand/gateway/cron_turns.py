@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 
+from farhand.gateway.pinning import Pin
 from farhand.gateway.runs import Run, RunOptions
 from farhand.gateway.sessions import Sessions
 from farhand.llm.model import Thinking
@@ -59,7 +60,12 @@ class AgentTurns:
                     session_key,
                     text,
                     origin=f"cron:{job.id}",
-                    options=RunOptions(model=model, thinking=cast(Thinking | None, thinking), fresh=fresh),
+                    options=RunOptions(
+                        model=model,
+                        thinking=cast(Thinking | None, thinking),
+                        fresh=fresh,
+                        pin=Pin.of(job.node, job.tag),
+                    ),
                     kind="cron" if fresh else "chat",
                     title=job.name if fresh else "",
                     run_id=run_id,

@@ -15,8 +15,10 @@ from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, new_call_id
 from farhand.gateway.open_call import Outcome as Ended
+from farhand.gateway.pinning import Pinned, of_a_machine
 from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall
+from farhand.protocol.errors import ToolError
 from farhand.protocol.names import join_tool, split_tool
 from farhand.store.database import StoreError
 from farhand.tools.tool import Tool
@@ -45,15 +47,17 @@ class RunCalls:
         credential: Credential,
         stopped: Callable[[], str | None],
         only: Mapping[str, Tool] | None = None,
+        pinned: Pinned | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
         """`stopped` tells why the run is being stopped, if it is. `only`: the tools there are for this run, by their
-        names; without, those that the hub serves."""
+        names; without, those that the hub serves. `pinned`: machines' tools are those of some machines alone."""
         self._hub = hub
         self._session_key = session_key
         self._agent_id = agent_id
         self._credential = credential
         self._only = only
+        self._pinned = pinned
         self._end_jobs = end_jobs
         self._made: dict[str, str] = {}
         self._stopped = stopped
@@ -65,16 +69,24 @@ class RunCalls:
     async def call(self, use: ToolUse, key: str) -> Outcome:
         """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
         own = None if self._only is None else self._only.get(use.name)
-        if own is None and self._only is not None:
+        name, given, credential = use.name, use.arguments, self._credential
+        if self._pinned is not None:
+            name, credential = self._pinned.name(name), self._pinned.credential(credential)
+            own = None if own is not None and of_a_machine(use.name, own.spec) else own
+            try:
+                given = self._pinned.arguments(name, given)
+            except ToolError as error:
+                return Outcome.failed(error.kind, error.message)
+        elsewhere = self._pinned is not None and self._pinned.on_a_node(name)
+        if own is None and self._only is not None and not elsewhere:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
-        arguments = msgspec.Raw(use.arguments.encode())
-        call = ToolCall(new_call_id(), use.name, arguments, self._session_key, self._agent_id)
+        call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
         gate = self._hub.gate
         # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
-        opening = asyncio.ensure_future(gate.begin(call, credential=self._credential, own=own, idempotency_key=key))
+        opening = asyncio.ensure_future(gate.begin(call, credential=credential, own=own, idempotency_key=key))
         try:
             opened = await asyncio.shield(opening)
-            self._made[opened.record.id] = use.name
+            self._made[opened.record.id] = name
             if not isinstance(opened, OpenCall):
                 return Outcome.of_result(opened.result)
             return Outcome.of_result((await gate.wait(opened)).result)

@@ -10,6 +10,7 @@ import msgspec
 
 from farhand.agent.events import Event
 from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.pinning import Pin
 from farhand.llm.messages import Message, Usage
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import Failed
@@ -30,6 +31,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     instructions: str = ""
     """More for the model to go by, after the agent's own prompt."""
     max_tokens: int | None = None
+    pin: Pin | None = None
+    """It may reach these nodes only, and what it sets going as well."""
     record: bool = False
     """Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording."""
 

@@ -115,7 +115,7 @@ class SessionTools:
                 prompt,
                 origin=f"agent:{agent}",
                 credential=Credential(context.credential, frozenset({Scope.TOOLS_READ.value})),
-                options=RunOptions(timeout_seconds=self._spawn_seconds),
+                options=RunOptions(timeout_seconds=self._spawn_seconds, pin=self._sessions.pin_of(parent)),
                 kind="child",
                 parent_key=parent,
                 title=title or prompt.strip()[:60],
@@ -235,7 +235,8 @@ class SessionTools:
         sender = session_keys.short(context.session_key) if context.session_key else context.credential
         # Whoever may call this may run anything, so its message may as well.
         credential = Credential(context.credential, frozenset({Scope.TOOLS_EXEC.value}))
-        return await self._sessions.send(key, text, origin=f"session:{sender}", credential=credential)
+        options = RunOptions(pin=self._sessions.pin_of(context.session_key))
+        return await self._sessions.send(key, text, origin=f"session:{sender}", credential=credential, options=options)
 
 
 def message_of(entry: Entry) -> Message:

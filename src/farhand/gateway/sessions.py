@@ -22,6 +22,7 @@ import msgspec
 from farhand.gateway import commands, session_keys
 from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.gate import IdempotencyConflict
+from farhand.gateway.pinning import Pin
 from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message
@@ -248,6 +249,11 @@ class Sessions:
         lane = self._lanes.get(key)
         return lane.current if lane else None
 
+    def pin_of(self, key: str | None) -> Pin | None:
+        """What the run is pinned to that a session is at work on."""
+        run = self.current(self.canonical(key)) if key else None
+        return run.options.pin if run is not None else None
+
     def waiting(self, key: str) -> int:
         lane = self._lanes.get(key)
         return len(lane.waiting) if lane else 0
@@ -271,7 +277,7 @@ class Sessions:
     def joining(self, run: Run) -> list[Run]:
         """Messages that wait and may become part of a run: it acts for all their senders with what each of them may."""
         lane = self._lanes.get(run.session_key)
-        if lane is None or run.stopping is not None:
+        if lane is None or run.stopping is not None or run.options.pin is not None:
             return []
         return [one for one in lane.waiting if one.options.plain and one.scopes >= run.scopes]
 

@@ -16,13 +16,14 @@ from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, 
 from farhand.agent.loop import Incoming, Limits
 from farhand.agent.outcome import Outcome
 from farhand.agent.tokens import text_tokens
-from farhand.agent.tool_search import ToolCost, ToolShelf
+from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import Call, ToolList, Tools
 from farhand.agent.transcript import interrupted, mend, unanswered
 from farhand.gateway.admission import scope_of
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.hub import Hub
+from farhand.gateway.pinning import Pinned, of_a_machine
 from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.session_keys import main_key
@@ -107,19 +108,24 @@ class Turns:
 
     # -- tools ------------------------------------------------------------------------------------------
 
-    def specs(self, credential: Credential) -> list[ToolSpec]:
+    def specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
         """The tools that may be called with a credential, under the names that call them."""
+        found = self.hub.catalog.specs() if pinned is None else pinned.specs()
         return [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
-            for name, (spec, _) in self.hub.catalog.specs().items()
+            for name, (spec, _) in found.items()
             if credential.may(scope_of(spec))
         ]
 
-    def sub_agent_specs(self, credential: Credential) -> list[ToolSpec]:
+    def sub_agent_specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
+        known = {name: tool.spec for name, tool in self.sub_agent.items()}
+        if pinned is not None:  # it reads there what others read here
+            known = {name: spec for name, spec in known.items() if not of_a_machine(name, spec)}
+            known |= {name: spec for name, (spec, _) in pinned.specs().items() if pinned.on_a_node(name)}
         return [
-            tool.spec
-            for name, tool in self.sub_agent.items()
-            if credential.may(scope_of(tool.spec)) and not self.hub.catalog.switched_off(name)
+            spec if spec.name == name else msgspec.structs.replace(spec, name=name)
+            for name, spec in known.items()
+            if credential.may(scope_of(spec)) and not self.hub.catalog.switched_off(name)
         ]
 
     async def budget(self, agent_id: str) -> Budget:
@@ -163,6 +169,8 @@ class _Turn:
         agent = house.agents.of(record.agent_id)
         self._agent = agent
         self._credential = Credential(f"agent:{record.agent_id}", run.scopes)
+        pin = run.options.pin
+        self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.roster)
         self._calls = RunCalls(
             house.hub,
             session_key=record.key,
@@ -170,6 +178,7 @@ class _Turn:
             credential=self._credential,
             stopped=lambda: run.stopping and run.stopping[1],
             only=house.sub_agent if self._is_child else None,
+            pinned=self._pinned,
             end_jobs=house.end_jobs,
         )
         self._positions: list[int] = []
@@ -340,12 +349,16 @@ class _Turn:
         return last
 
     def _specs(self) -> list[ToolSpec]:
-        house = self._house
-        return house.sub_agent_specs(self._credential) if self._is_child else house.specs(self._credential)
+        specs = self._house.sub_agent_specs if self._is_child else self._house.specs
+        return specs(self._credential, self._pinned)
 
     def _tools(self, model: Model) -> Tools:
         call = self._caller(model)
-        return ToolList(self._specs(), call) if self._is_child else ToolShelf(self._specs, call)
+        if self._is_child:
+            return ToolList(self._specs(), call)
+        if self._pinned is None:
+            return ToolShelf(self._specs, call)
+        return ToolShelf(self._specs, call, core={*CORE, *self._pinned.names()}, judges=True)
 
     def _caller(self, model: Model) -> Call:
         """Calls of a recording that is repeated are answered from it; all others pass the gate."""
