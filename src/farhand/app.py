@@ -27,6 +27,7 @@ from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.cron import cron_routes
 from farhand.api.direct import DirectDoor, direct_routes
+from farhand.api.freeze import freeze_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
@@ -149,6 +150,7 @@ class Gateway:
                     await self.messaging.open()
                     await hub.start()
                     await self.chats.start()
+                    await hub.freeze.resume()
                     stack.push_async_callback(self.chats.pause)
                     assert self._scheduler is not None
                     await stack.enter_async_context(self._scheduler)
@@ -175,6 +177,7 @@ class Gateway:
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         questions = Questions(jobs, commands, self._home / "logs")
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
+        hub.freeze.end_jobs = jobs.end_all
         sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
         guide = guide_tools(files, jobs, sandbox)
         hub.catalog.serve(guide, offered=False)
@@ -213,6 +216,7 @@ class Gateway:
         own = main_agent_tools(hands, scheduling, telling, talking.tools(), remembering)
         hub.catalog.serve(own)
         hub.catalog.serve([*talking.native_tools(), *(one for one in (*telling, *scheduling) if one not in own)])
+        hub.freeze.thawed.append(self._scheduler.wake)
         self._routes += [*messaging.routes(), *cron_routes(hub, book)]
 
     def _employ(
@@ -257,7 +261,9 @@ class Gateway:
             compact=turns.compact,
             describe_model=turns.model_name,
             check_model=turns.check_model,
+            freeze=hub.freeze.asked_in_a_chat,
         )
+        hub.freeze.runs = chats
         self._routes += [*session_routes(chats, turns, hub.ending), *chat_routes(chats, agents, hub.ending)]
         return SessionTools(chats, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds)
 
@@ -293,11 +299,12 @@ class Gateway:
                 *transfer_routes(hub),
                 *console_routes(sessions),
                 *pairing_routes(hub),
+                *freeze_routes(hub),
                 *self._routes,
                 *described,
             ]
         )
-        guard = Guard(router, hub.credentials, sessions, settings)
+        guard = Guard(router, hub.credentials, sessions, settings, held=lambda: hub.freeze.order)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
         try:

@@ -138,6 +138,7 @@ async def open_schedule(
         current=lambda: live.schedule,
         prepare=settle_heartbeats,
         reachable=reachable,
+        held=lambda: hub.gate.frozen is not None,
         report=runs.report,
         alone=True,
         resume=True,

@@ -13,16 +13,20 @@ from msgspec import UNSET, Raw
 
 from farhand.protocol.calls import ToolFailure, ToolSpec
 from farhand.protocol.errors import ErrorKind, ProtocolError
+from farhand.protocol.freezing import FreezeOrder
 from farhand.protocol.messages import (
     FEATURES,
+    FreezeReport,
     GatewayExtras,
     GatewayWelcome,
     Message,
     NodeAnswer,
     NodeExtras,
+    NodeFreeze,
     NodeHello,
     NodeInfo,
     NodeQuery,
+    NodeThaw,
     Ping,
     Pong,
     Resume,
@@ -155,8 +159,8 @@ ADDED = [
             ),
         ),
         '{"type":"node_hello","protocol_version":1,"node":{"id":"probe1","name":"sa-node-probe","node_type":"probe",'
-        '"version":"0.2.1"},"capabilities":["test"],"farhand":{"features":["cancel","resume","tools"],"tools":[{"name":'
-        '"test.echo","description":"Echo.","parameters":{"type":"object"},"read_only":true}],"max_request_bytes":5,'
+        '"version":"0.2.1"},"capabilities":["test"],"farhand":{"features":["cancel","resume","tools","freeze"],"tools":[{'
+        '"name":"test.echo","description":"Echo.","parameters":{"type":"object"},"read_only":true}],"max_request_bytes":5,'
         '"resume":{"boot":"b1","running":["r1"],"finished":["r2"],"earlier":["r0"]}}}',
         id="hello: ours stands behind the guide's fields",
     ),
@@ -186,6 +190,15 @@ ADDED = [
         NodeAnswer(7, error=ToolFailure("not_found", "m")),
         '{"type":"node_answer","query_id":7,"error":{"kind":"not_found","message":"m"}}',
         id="a query that failed",
+    ),
+    pytest.param(
+        NodeFreeze(1, FreezeOrder(5, "owner", "why", "g1")),
+        '{"type":"node_freeze","number":1,"order":{"since":5,"by":"owner","reason":"why","gateway_id":"g1"}}',
+        id="freeze",
+    ),
+    pytest.param(NodeThaw(2, "g1"), '{"type":"node_thaw","number":2,"gateway_id":"g1"}', id="thaw"),
+    pytest.param(
+        FreezeReport(1, True, 3), '{"type":"freeze_report","number":1,"frozen":true,"ended_processes":3}', id="report"
     ),
     pytest.param(ToolAck(["r1", "r2"]), '{"type":"tool_ack","request_ids":["r1","r2"]}', id="ack"),
     pytest.param(

@@ -99,7 +99,7 @@ async def test_the_hello() -> None:
             },
             "capabilities": ["test", "test.deep"],
         }
-        assert extras["features"] == ["cancel", "resume", "tools"]
+        assert extras["features"] == ["cancel", "resume", "tools", "freeze"]
         assert [tool["name"] for tool in extras["tools"]] == ["test.deep.tool", "test.echo"]
         assert extras["max_request_bytes"] == 256 * 1024
         assert extras["resume"].keys() == {"boot"}

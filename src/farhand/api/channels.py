@@ -138,6 +138,7 @@ def channel_routes(messages: Messages, reception: Reception, hooks: Hooks) -> li
             "/v1/messages/{message_id}/retry",
             Scope.TOOLS_EXEC,
             doors.retry,
+            acts=True,
             about=About("Send a message again that failed or is unknown.", status=202, errors=(503,)),
         ),
     ]

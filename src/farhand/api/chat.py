@@ -24,7 +24,7 @@ from farhand.api.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Scope
-from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
+from farhand.gateway.runs import FROZEN, Recorded, Run, RunOptions, RunOutcome
 from farhand.gateway.sessions import Sessions
 from farhand.llm.messages import Block, Image, Message, Text, Usage
 from farhand.protocol.errors import FarhandError, InvalidArgs
@@ -83,7 +83,7 @@ def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> li
                 "Chat completions in the shape of OpenAI; an agent answers.",
                 body=ChatRequest,
                 media=(JSON, EVENTS),
-                errors=(404, 409, 502, 503, 504),
+                errors=(404, 409, 423, 502, 503, 504),
                 idempotent=True,
             ),
         ),
@@ -278,6 +278,7 @@ def _refuse_failure(outcome: RunOutcome) -> None:
     """A reply is an answer, and so is the sentence that says what to set up; anything else is an error."""
     if outcome.error is not None and outcome.error.kind != NOT_CONFIGURED:
         status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
+        status = 423 if outcome.error.kind == FROZEN else status
         raise Problem(status, outcome.error.kind, outcome.error.message)
 
 

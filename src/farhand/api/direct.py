@@ -22,6 +22,7 @@ from farhand.gateway.hub import Hub
 from farhand.machine.files import AlreadyThere, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
+from farhand.protocol.freezing import Frozen
 from farhand.store.chats import Chat, ChatKey
 from farhand.store.database import StoreError
 
@@ -155,7 +156,7 @@ def direct_routes(door: DirectDoor) -> list[Route]:
                 body=ProcessRequest,
                 answer=ProcessAnswer,
                 media=(JSON, EVENTS),
-                errors=(404, 409, 500, 502, 503),
+                errors=(404, 409, 423, 500, 502, 503),
                 idempotent=True,
             ),
         ),
@@ -277,7 +278,7 @@ def problem(error: FarhandError) -> Problem:
             return Problem(inner.status, inner.code, str(error), details={"item": error.item, "done": error.done})
         case ForbiddenPath():
             return Problem(403, "tool_forbidden_path", error.message)
-        case SwitchedOff():
+        case SwitchedOff() | Frozen():
             return Problem(403, "tool_disabled", error.message)
         case Denied():
             return Problem(403, "forbidden", error.message)
@@ -393,6 +394,8 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
             return (CompletedEvent(event.steps, event.reply),)
         case Failed(kind="not_configured"):
             raise Problem(503, "model_not_configured", event.message)
+        case Failed(kind="frozen"):
+            raise Problem(423, "frozen", event.message)
         case Failed():
             raise Problem(502, "model_failed", event.message)
         case Stopped():

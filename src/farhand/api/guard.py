@@ -1,6 +1,6 @@
 """The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
 
-Host -> Origin -> size -> throttle -> credential -> scope -> route
+Host -> Origin -> size -> throttle -> credential -> scope -> freeze -> route
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +18,7 @@ from farhand.api.router import Route, Router
 from farhand.api.sessions import Sessions
 from farhand.api.throttle import Throttle
 from farhand.gateway.credentials import OWNER, Credential, Credentials
+from farhand.protocol.freezing import FreezeOrder
 
 log = logging.getLogger("farhand.guard")
 
@@ -51,8 +53,12 @@ class Guard:
         credentials: Credentials,
         sessions: Sessions,
         settings: GuardSettings,
+        *,
+        held: Callable[[], FreezeOrder | None] = lambda: None,
     ) -> None:
+        """`held`: by which order nothing may be changed now."""
         self._router = router
+        self._held = held
         self._credentials = credentials
         self._sessions = sessions
         self._settings = settings
@@ -85,6 +91,8 @@ class Guard:
             if credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
                 reason = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
                 raise Problem(403, "forbidden", reason)
+            if route.acts and (order := self._held()) is not None:
+                raise Problem(423, "frozen", order.refusal().message)
             request = Request(scope, receive, headers, credential)
             request.params = params
             reply = await self._serve(route, request)

@@ -32,6 +32,7 @@ from farhand.gateway.roster import (
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.login import SCHEME, read_key
 from farhand.protocol.messages import (
+    FreezeReport,
     GatewayChallenge,
     NodeAnswer,
     NodeHello,
@@ -360,6 +361,8 @@ class NodeConversation(picows.WSListener):
             self.send(encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
             self._hub.queries.answered(connection, message)
+        elif isinstance(message, FreezeReport):
+            self._hub.freeze.answered(connection, message)
         elif isinstance(message, TransferCredit | TransferReady | TransferDone):
             if connection.can_transfer:
                 self._hub.transfers.on_message(connection, message)

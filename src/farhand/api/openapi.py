@@ -151,6 +151,8 @@ def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
         usual.add(404)
     if about.body is not None or about.takes is not None or route.method == "POST":
         usual |= {413, 415}
+    if route.acts:
+        usual.add(423)
     error = {"schema": schemas.of(ErrorAnswer)}
     for status in sorted(usual | set(about.errors)):
         if str(status) not in responses:

@@ -27,6 +27,8 @@ class Route(msgspec.Struct, frozen=True):
     """It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out."""
     narrow: bool = False
     """A credential for some tools or nodes may use it: whatever it does passes the gate as that credential."""
+    acts: bool = False
+    """It changes or begins something without passing the gate, so a freeze refuses it here."""
     about: About | None = None
     """What its readers are told; every route of the gateway has it."""
 

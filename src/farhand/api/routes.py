@@ -237,6 +237,7 @@ class Doors:
                 "gateway_id": self._hub.gateway_id,
                 "nodes": {"known": len(nodes), "online": sum(node.online for node in nodes)},
                 "calls": {"open": len(self._hub.gate.open_records())},
+                "frozen": self._hub.freeze.order,
                 "store": {
                     "backup_at": self._hub.backup_at,
                     "backup_failure": self._hub.backup_failure,
@@ -262,6 +263,7 @@ class Doors:
                 "tools": [spec.name for spec in node.card.tools],
                 "role": node.card.role,
                 "online": node.online,
+                "frozen": node.connection is not None and node.connection.frozen is not None,
                 "connected_at": node.connected_at,
                 "last_seen": node.last_seen,
                 "running": node.running,

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from farhand.api.invoke import RouteTaken
 from farhand.gateway.catalog import Offer
 from farhand.protocol.calls import ToolFailure
+from farhand.protocol.freezing import FreezeOrder
 from farhand.store.calls import CallState
 from farhand.store.snapshots import Recovery
 
@@ -45,6 +46,7 @@ class Health(msgspec.Struct):
     gateway_id: str
     nodes: NodeCounts
     calls: CallCounts
+    frozen: FreezeOrder | None
     store: StoreHealth
 
 
@@ -58,6 +60,8 @@ class NodeShown(msgspec.Struct):
     tools: list[str]
     role: str
     online: bool
+    frozen: bool
+    """It said so itself, or was told and has not said otherwise."""
     connected_at: int | None
     last_seen: int | None
     running: int

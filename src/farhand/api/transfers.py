@@ -123,6 +123,7 @@ def transfer_routes(hub: Hub) -> list[Route]:
             "/v1/transfers",
             Scope.TOOLS_WRITE,
             doors.begin,
+            acts=True,
             about=About(
                 "Copy a file or folder from one machine to another.",
                 body=TransferRequest,
@@ -145,6 +146,7 @@ def transfer_routes(hub: Hub) -> list[Route]:
             "/v1/transfers/content",
             Scope.TOOLS_READ,
             doors.download,
+            acts=True,
             about=About("A file of a machine, as bytes.", media=("*/*",), query=(SOURCE,), errors=FAILURES),
         ),
         Route(
@@ -153,6 +155,7 @@ def transfer_routes(hub: Hub) -> list[Route]:
             Scope.TOOLS_WRITE,
             doors.upload,
             streams=True,
+            acts=True,
             about=About(
                 "The body becomes a file of a machine.",
                 takes="*/*",
@@ -169,6 +172,7 @@ def transfer_routes(hub: Hub) -> list[Route]:
             "/v1/transfers/manifest",
             Scope.TOOLS_READ,
             doors.manifest,
+            acts=True,
             about=About(
                 "What is at a place of a machine: its name, and the files of a folder.",
                 query=(SOURCE,),

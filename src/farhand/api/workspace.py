@@ -49,10 +49,16 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.TOOLS_WRITE,
             doors.write,
             streams=True,
+            acts=True,
             about=About("Write a file of an agent.", takes="*/*", errors=(409, 412, 500)),
         ),
         Route(
-            "DELETE", path, Scope.TOOLS_WRITE, doors.delete, about=About("Delete a file of an agent.", errors=(500,))
+            "DELETE",
+            path,
+            Scope.TOOLS_WRITE,
+            doors.delete,
+            acts=True,
+            about=About("Delete a file of an agent.", errors=(500,)),
         ),
         Route(
             "GET",

@@ -37,6 +37,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cron": ("farhand.cli.cron:cron", "Schedule work for the agent, and see what became of it."),
     "message": ("farhand.cli.message:message", "Send a message to somebody; show what was sent."),
     "channels": ("farhand.cli.channels:channels", "List the channels; let people in; manage hooks."),
+    "freeze": ("farhand.cli.freeze:freeze", "Stop everything now, on every machine."),
+    "thaw": ("farhand.cli.freeze:thaw", "Lift a freeze."),
     "token": ("farhand.cli.token:token", "Make, list and revoke tokens."),
     "backup": ("farhand.cli.backup:backup", "Pack the home, its store included, into one file."),
     "restore": ("farhand.cli.backup:restore", "Bring a backup back."),

@@ -89,6 +89,11 @@ class Client:
     def home(self) -> Path:
         return config.home_folder(self._home_option)
 
+    @property
+    def named(self) -> bool:
+        """Whether an address was named, so that the home here need not be that gateway's."""
+        return bool(self._url_option or (not self._home_option and os.environ.get("FARHAND_URL")))
+
     def find(self) -> Address:
         """What was named wins over what is found: --url, --home, FARHAND_URL, FARHAND_HOME. Raises ClientError.
 

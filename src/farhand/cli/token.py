@@ -12,7 +12,7 @@ import click
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
 from farhand.cli.screen import Column, ago, paint, plain, remark, show_answer, show_fields, show_json, show_table
 
-SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "admin")
+SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 
 
 @click.group()

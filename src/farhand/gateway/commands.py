@@ -1,4 +1,4 @@
-"""Commands to a session, written as messages: `/new`, `/stop`, `/status`, `/compact`, `/model`, `/think`, `/help`."""
+"""Commands to a session, written as messages: `/new`, `/stop`, `/status`, `/freeze`, `/model`, `/think`, `/help` …"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Compact = Callable[["Sessions", SessionRecord], Awaitable[str]]
 HELP: Final = """\
 /new (/reset)    begin a new conversation; the old one stays in the history
 /stop            stop what runs, and every process it started
+/freeze [WHY]    stop everything on every machine, until `farhand thaw` on the command line lifts it
 /status          what this session is doing, and what it has cost
 /compact         replace the older part of the conversation by a summary
 /model [NAME]    show or choose the model; /model default goes back
@@ -36,10 +37,12 @@ _NAMES: Final = {
     "/think": "think",
     "/thinking": "think",
     "/t": "think",
+    "/freeze": "freeze",
     "/help": "help",
     "/?": "help",
 }
 _WITH_ARGUMENT: Final = ("model", "think", "compact")
+FREEZE: Final = "freeze"
 _LEVELS: Final = {
     **{level: level for level in get_args(Thinking)},
     **{"none": "off", "0": "off", "min": "minimal", "1": "minimal", "2": "low", "med": "medium", "3": "medium"},
@@ -56,6 +59,8 @@ def read(text: str) -> Command | None:
     """The command a whole message is; None for an ordinary message, which may begin with a slash too."""
     words = text.strip().split()
     name = _NAMES.get(words[0].lower()) if words else None
+    if name == FREEZE:
+        return Command(name, " ".join(words[1:]))
     if name is None or len(words) > 2 or (len(words) == 2 and name not in _WITH_ARGUMENT):
         return None
     return Command(name, words[1] if len(words) == 2 else "")

@@ -24,6 +24,7 @@ class Scope(StrEnum):
     TOOLS_EXEC = "tools.exec"
     APPROVE = "approve"
     PAIR = "pair"
+    FREEZE = "freeze"
     ADMIN = "admin"
 
 

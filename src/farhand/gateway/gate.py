@@ -25,6 +25,7 @@ from farhand.gateway.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, Outcome
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
@@ -60,6 +61,8 @@ class Gate:
         self._open: dict[str, OpenCall] = {}
         self._acks: dict[Connection, list[str]] = {}
         self._closing = False
+        self.frozen: FreezeOrder | None = None
+        """While there is an order, no call begins."""
 
     # -- calling ----------------------------------------------------------------------------------------
 
@@ -145,6 +148,8 @@ class Gate:
         try:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
+            if self.frozen is not None:
+                raise self.frozen.refusal()
             target = self._catalog.find(call.tool, own)
             allow(target, credential)
             self._catalog.check(target, call)
@@ -153,7 +158,7 @@ class Gate:
             request = b"" if target.node is None else request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
-        refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff) else CallState.ERROR
+        refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff | Frozen) else CallState.ERROR
         node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
@@ -201,6 +206,13 @@ class Gate:
             return await self.find(call_id)
         self._stop(opened, CallState.CANCELLED, reason)
         return await opened.ended()
+
+    def stop_all(self, reason: str) -> int:
+        """Cancel every open call; how many that are. Each ends by itself, as any cancelled call does."""
+        stopping = [opened for opened in self._open.values() if not opened.over and opened.stopping is None]
+        for opened in stopping:
+            self._stop(opened, CallState.CANCELLED, reason)
+        return len(stopping)
 
     async def find(self, call_id: str) -> CallRecord | None:
         opened = self._open.get(call_id)
@@ -281,6 +293,10 @@ class Gate:
 
     def _send(self, opened: OpenCall) -> None:
         if opened.over:
+            return
+        if self.frozen is not None:  # it came while the call was being written down
+            fate = "" if opened.sent else "; it did not run"
+            self._end(opened, CallState.CANCELLED, stopped(CallState.CANCELLED, f"{self.frozen.told}{fate}"))
             return
         if opened.own is not None:
             opened.sent = True

@@ -19,6 +19,7 @@ from msgspec import UNSET
 from farhand import __version__
 from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
+from farhand.gateway.freeze import Freeze
 from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
@@ -28,6 +29,7 @@ from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
+from farhand.sdk.brake import FREEZE_FILE, Brake, FileBrake
 from farhand.store import calls
 from farhand.store.calls import CallRecord
 from farhand.store.database import Database
@@ -96,7 +98,15 @@ class Probed(msgspec.Struct, frozen=True):
 class Hub:
     """Opened by `Hub.open`; whoever opened it calls `close`."""
 
-    def __init__(self, database: Database, owner: str, environment: NodeTokens, *, open: bool) -> None:  # noqa: A002
+    def __init__(
+        self,
+        database: Database,
+        owner: str,
+        environment: NodeTokens,
+        *,
+        open: bool,  # noqa: A002
+        brake: Brake | None = None,
+    ) -> None:
         read = database.query
         self._database = self.database = database
         self.gateway_id = read(_gateway_id)
@@ -106,6 +116,9 @@ class Hub:
         self.gate = Gate(database, self.roster, self.catalog)
         self.queries = Queries(self.roster)
         self.transfers = Transfers(database, self.roster, self.queries)
+        self.freeze = Freeze(
+            brake or Brake(), self.gate, self.transfers, self.roster, gateway_id=self.gateway_id, note=self.note
+        )
         self.ending = asyncio.Event()
         """Set when the gateway stops: whoever follows something live is let go."""
         self.recovery: Recovery | None = None
@@ -120,7 +133,8 @@ class Hub:
         owner = owner_token(home)
         database, recovery = open_store(home, time.time_ns() // 1_000_000)
         database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
-        hub = cls(database, owner, NodeTokens.from_env(environ), open=open)
+        brake = FileBrake(home / FREEZE_FILE)  # not in the store: an earlier copy of that must not lift a freeze
+        hub = cls(database, owner, NodeTokens.from_env(environ), open=open, brake=brake)
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
@@ -175,6 +189,8 @@ class Hub:
             if replaced.resume is None:
                 self.gate.node_left(replaced)
             self.transfers.node_left(replaced)
+            self.freeze.left(replaced)
+        self.freeze.node_joined(connection)
         self.gate.node_joined(connection)
         self.transfers.node_joined(connection)
         return connection
@@ -182,6 +198,7 @@ class Hub:
     def leave(self, connection: Connection) -> None:
         """A socket ended. Only the node's current one makes it offline."""
         self.queries.left(connection)
+        self.freeze.left(connection)
         self.transfers.node_left(connection)
         if not self.roster.leave(connection):
             return
@@ -359,7 +376,7 @@ class Hub:
             operation(store)
             append_event(store, now, kind, subject, data)
 
-        return self._database.write(write, durable=kind.startswith("token."))
+        return self._database.write(write, durable=kind.startswith(("token.", "freeze.")))
 
     # -- credentials ------------------------------------------------------------------------------------
 

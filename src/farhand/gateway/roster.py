@@ -19,6 +19,7 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import (
     FEATURE_CANCEL,
+    FEATURE_FREEZE,
     FEATURE_QUERY,
     FEATURE_RESUME,
     FEATURE_TRANSFER,
@@ -84,6 +85,9 @@ class Connection:
         features = extras.features if extras else []
         self.can_cancel = FEATURE_CANCEL in features
         self.can_transfer = FEATURE_TRANSFER in features
+        self.can_freeze = FEATURE_FREEZE in features
+        self.frozen = extras.frozen if extras else None
+        """By whose order the node takes no call, as it says itself."""
         self.queries = {
             feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
         }

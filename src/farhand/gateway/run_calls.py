@@ -103,6 +103,8 @@ class RunCalls:
 
     async def end_processes(self) -> None:
         """End every process that a call of this run started and left running."""
+        if self._hub.gate.frozen is not None:
+            return  # whoever froze everything ends them all
         made = dict(self._made)
         nodes = {named[0] for name in made.values() if (named := split_tool(name)) and named[1] == NODE_COMMANDS}
         work = [self._end_on(node_id, made) for node_id in nodes if node_id in self._hub.roster.nodes]

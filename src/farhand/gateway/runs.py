@@ -19,6 +19,10 @@ from farhand.store.sessions import OPEN_STATES, RunRecord, RunState
 _TOOL_SCOPES = frozenset({Scope.TOOLS_READ.value, Scope.TOOLS_WRITE.value, Scope.TOOLS_EXEC.value})
 
 
+FROZEN = "frozen"
+"""The kind of failure of a run that came while nothing may run."""
+
+
 class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one message is to be worked on, where that differs from its session's ways."""
 

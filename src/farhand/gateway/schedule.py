@@ -91,6 +91,7 @@ class Scheduler:
         current: Callable[[], ScheduleSettings] | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         reachable: Callable[[Job], bool] = lambda _: True,
+        held: Callable[[], bool] = lambda: False,
         report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
         alone: bool = False,
         resume: bool = False,
@@ -100,6 +101,7 @@ class Scheduler:
     ) -> None:
         """`current`: the settings as they are now, where they may change. `prepare` is called before each look at what
         is due. `reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
+        `held`: whether nothing may start now; what passes meanwhile is missed, as if nobody had been there.
 
         `alone`: no other scheduler works on this store, so what ran before this one's start has lost its holder.
         `resume`: performing the same attempt again finds the work of the first time, so such slots are taken up instead
@@ -112,6 +114,7 @@ class Scheduler:
         self._planned_for: ZoneInfo | None = None
         self._perform = perform
         self._reachable = reachable
+        self._held = held
         self._report = report
         self._alone = alone
         self._resume = resume
@@ -193,7 +196,7 @@ class Scheduler:
             try:
                 await self._look_at_the_clock()
                 await self._follow_settings()
-                if self.settings.enabled:
+                if self.settings.enabled and not self._held():
                     await self.advance()
                     pause = await self._pause()
                 await self._look_after_runs()
@@ -251,6 +254,8 @@ class Scheduler:
 
     async def _advance(self, only: str | None) -> list[Run]:
         await self._follow_settings()
+        if self._held():
+            return []
         if not await self._database.read(lambda store: cron.pressing(store, clock(), clock() + JUMP_MS)):
             return []
 

@@ -20,13 +20,13 @@ import apsw
 import msgspec
 
 from farhand.gateway import commands, session_keys
-from farhand.gateway.credentials import OWNER, Credential
+from farhand.gateway.credentials import OWNER, Credential, Scope
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.pinning import Pin
 from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.store import calls, sessions
 from farhand.store.database import Database
 from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
@@ -65,8 +65,10 @@ class Sessions:
         compact: Callable[[Sessions, SessionRecord], Awaitable[str]] | None = None,
         describe_model: Callable[[SessionRecord], str] = lambda record: record.model or "",
         check_model: Callable[[str], str] = lambda name: name,
+        freeze: Callable[[str, str], Awaitable[str]] | None = None,
     ) -> None:
-        """`check_model` gives a model's full name, or raises InvalidArgs for one that cannot be used."""
+        """`check_model` gives a model's full name, or raises InvalidArgs for one that cannot be used. `freeze` stops
+        everything, by somebody and for a reason; what to tell them."""
         self._database = database
         self._work = work
         self._clock = clock
@@ -74,6 +76,7 @@ class Sessions:
         self._compact = compact
         self.describe_model = describe_model
         self.check_model = check_model
+        self._freeze = freeze
         self._lanes: dict[str, _Lane] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
@@ -186,6 +189,11 @@ class Sessions:
             ended.insert(0, current.id)
             await current.reply()
         return ended
+
+    async def stop_all(self, reason: str) -> int:
+        """End every run with every process it started, and what waits; how many runs that were."""
+        stopped = await asyncio.gather(*(self.stop(key, reason) for key in list(self._lanes)))
+        return sum(len(runs) for runs in stopped)
 
     def ask_to_stop(self, run: Run, state: RunState, reason: str) -> None:
         """End a run soon: one that is under way with all it started, one that still waits before it begins."""
@@ -383,13 +391,22 @@ class Sessions:
 
     async def _obey(self, run: Run, command: commands.Command) -> None:
         try:
-            reply = await commands.obey(self, run.session_key, command, self._compact)
+            if command.name == commands.FREEZE:
+                reply = await self._stop_everything(run, command.argument)
+            else:
+                reply = await commands.obey(self, run.session_key, command, self._compact)
             outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
         except ToolError as error:
             outcome = RunOutcome(
                 run.id, run.session_key, RunState.FAILED, error=RunFailure(error.kind.value, error.message)
             )
         await self.end(run, outcome)
+
+    async def _stop_everything(self, run: Run, reason: str) -> str:
+        """Whoever may have commands run may stop them all. Raises NotAllowed."""
+        if self._freeze is None or Scope.TOOLS_EXEC.value not in run.scopes:
+            raise NotAllowed("you may not freeze everything from here; /stop ends what runs in this session")
+        return await self._freeze(run.record.credential, reason)
 
 
 def _entry(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:

@@ -33,6 +33,7 @@ from farhand.protocol.errors import (
     ToolError,
 )
 from farhand.protocol.frames import read_header
+from farhand.protocol.freezing import FreezeOrder
 from farhand.protocol.messages import (
     Message,
     TransferCredit,
@@ -116,6 +117,8 @@ class Transfers:
         self._arrivals = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         self._closing = False
+        self.frozen: FreezeOrder | None = None
+        """While there is an order, no transfer begins."""
 
     @property
     def closing(self) -> bool:
@@ -146,6 +149,8 @@ class Transfers:
         """
         if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
             return known
+        if self.frozen is not None:
+            raise self.frozen.refusal()
         ends = self._read(source, destination, own or {})
         for role, end in zip(("Source", "Destination"), ends, strict=True):
             if end.node_id and not end.in_workspace:
@@ -225,10 +230,16 @@ class Transfers:
                 opened.task.cancel()
         return await asyncio.shield(opened.ended)
 
+    async def stop_all(self, reason: str) -> int:
+        """Cancel every transfer; how many that were."""
+        return len(await asyncio.gather(*(self.cancel(transfer_id, reason) for transfer_id in list(self._open))))
+
     async def recover(self) -> None:
         """Take up what was open when the gateway last stopped."""
         for record in await self._database.read(open_transfers):
             try:
+                if self.frozen is not None:
+                    raise Cancelled(self.frozen.told)
                 if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:
                     raise Failed("the gateway stopped while the file passed through it; begin again")
                 opened = OpenTransfer(record, *self._read(record.source, record.destination, {}))

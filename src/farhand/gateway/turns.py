@@ -25,7 +25,7 @@ from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.hub import Hub
 from farhand.gateway.pinning import Pinned, of_a_machine
 from farhand.gateway.run_calls import EndJobs, RunCalls
-from farhand.gateway.runs import Recorded, Run, RunFailure, RunOutcome
+from farhand.gateway.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.session_keys import main_key
 from farhand.gateway.sessions import Sessions
 from farhand.llm.choice import Models
@@ -87,6 +87,10 @@ class Turns:
         """Of stopped runs, on their way to end what these left running."""
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
+        order = self.hub.gate.frozen
+        if order is not None:
+            failure = RunFailure(FROZEN, order.refusal().message)
+            return RunOutcome(run.id, run.session_key, RunState.FAILED, error=failure)
         record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
         return await _Turn(self, sessions, run, record).work()
 
@@ -142,7 +146,9 @@ class Turns:
     # -- on request -------------------------------------------------------------------------------------
 
     async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
-        """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs."""
+        """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs, Frozen."""
+        if self.hub.gate.frozen is not None:
+            raise self.hub.gate.frozen.refusal()
         entries = await sessions.conversation(record)
         try:
             model = self.models.named(self.model_name(record))

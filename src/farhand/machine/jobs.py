@@ -28,6 +28,7 @@ from farhand.machine.job import Ending, Job, processes, read_record
 from farhand.machine.link import Link
 from farhand.machine.output import Chunk
 from farhand.machine.tree import Process
+from farhand.machine.worker import COOKIE
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 GRACE = 0.25  # seconds between SIGTERM and SIGKILL
@@ -37,6 +38,7 @@ KEPT_SECONDS = 24 * 60 * 60  # how long its record and output stay on disk,
 KEPT_JOBS = 10_000  # unless there are more finished jobs than these,
 KEPT_BYTES = 4 * 1024 * 1024 * 1024  # or they take more room than this
 SWEEP_SECONDS = 60.0
+END_SECONDS = 3.0  # how long workers are waited for that are to end everything
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _CALLS = uuid.UUID("3f0c7c5e-6f0b-4f2e-9b43-0d6f1c1f7a11")  # where the id of a call becomes that of its job
@@ -323,6 +325,47 @@ class Jobs:
             await self.wait(job)
         return Ending((), ())
 
+    async def end_all(self) -> Ending:
+        """SIGKILL everything that any command of this folder started and that still lives; say what was ended.
+
+        That is what runs, what commands that are over left running, also those of an earlier life of this program, and
+        what lost its keeper.
+        """
+        linked = [job for job in self._jobs.values() if job.id in self._links]
+        ran = [job for job in linked if job.running]
+        endings = [asyncio.ensure_future(self.end(job, grace=0.0)) for job in linked]
+        names = await asyncio.to_thread(self._names)
+        endings += [
+            asyncio.ensure_future(self._end_unlinked(name))
+            for name in names
+            if name not in self._links and (self.folder / name / "socket").exists()
+        ]
+        if endings:
+            await asyncio.wait(endings, timeout=END_SECONDS)
+        told = [ending.result() for ending in endings if ending.done()]
+        for silent in endings:  # a worker that was stopped; what it had carries its name
+            silent.cancel()
+        ended = {process for ending in told for process in ending.ended}
+        ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
+        cookies = [f"{COOKIE}={name}" for name in names]
+        orphans, survivors = await asyncio.to_thread(tree.end_carrying, *cookies) if cookies else ([], [])
+        left = {process for ending in told for process in ending.survivors} | set(survivors)
+        return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
+
+    async def _end_unlinked(self, name: str) -> Ending:
+        """End what is below a worker that this program has not spoken to."""
+        try:
+            link = await Link.open(self.folder / name / "socket", lambda _: None, lambda _: None)
+        except OSError:
+            return Ending((), ())  # it has just ended, or was lost: what it had carries its name
+        try:
+            answer = await link.ask("end", graceMs=0)
+            return Ending(processes(answer["ended"]), processes(answer["survivors"]))
+        except ConnectionError:
+            return Ending((), ())
+        finally:
+            link.close()
+
     async def _act(self, job: Job, act: str, **details: Any) -> dict[str, Any]:
         while job.running:
             if link := self._links.get(job.id):
@@ -405,10 +448,12 @@ class Jobs:
     def _folder(self, job: Job) -> str:
         return f"{self.folder}/{job.id}"
 
+    def _names(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self.folder) if _JOB_ID.fullmatch(entry.name) and entry.is_dir()]
+
     def _load_listed(self) -> list[Job]:
         """Every job that runs or is still listed."""
-        names = [entry.name for entry in os.scandir(self.folder) if _JOB_ID.fullmatch(entry.name)]
-        return [job for name in names if (job := self._load(name)) is not None and self.listed(job)]
+        return [job for name in self._names() if (job := self._load(name)) is not None and self.listed(job)]
 
     def _load(self, job_id: str) -> Job | None:
         job = None

@@ -76,29 +76,29 @@ def strike(root: int, number: int) -> list[Process]:
     return found
 
 
-def carrying(cookie: str) -> list[int]:
-    """The processes whose environment holds the line `cookie`, as far as this user may look."""
-    wanted = cookie.encode("utf-8", "surrogateescape")
+def carrying(*cookies: str) -> list[int]:
+    """The processes whose environment holds one of the lines `cookies`, as far as this user may look."""
+    wanted = {cookie.encode("utf-8", "surrogateescape") for cookie in cookies}
     found = []
     for pid in _all_pids():
         try:
             with open(f"/proc/{pid}/environ", "rb") as environ:
-                if wanted in environ.read().split(b"\0"):
+                if not wanted.isdisjoint(environ.read().split(b"\0")):
                     found.append(pid)
         except OSError:
             continue
     return found
 
 
-def end_carrying(cookie: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
-    """SIGKILL whatever carries `cookie`, and all below it, until none is left; blocking.
+def end_carrying(*cookies: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
+    """SIGKILL whatever carries one of `cookies`, and all below it, until none is left; blocking.
 
-    For a tree whose owner died. Answers (what was ended, what could not be).
+    For trees whose owners died. Answers (what was ended, what could not be).
     """
     ended: dict[int, Process] = {}
     give_up = time.monotonic() + seconds
     while True:
-        roots = carrying(cookie)
+        roots = [pid for pid in carrying(*cookies) if pid != os.getpid()]
         found = living([*roots, *(pid for root in roots for pid in descendants(root))])
         if not found or time.monotonic() > give_up:
             remaining = {process.pid for process in found}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import socket
@@ -31,6 +32,7 @@ from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MIB
 from farhand.sdk.backoff import ReconnectBackoff
+from farhand.sdk.brake import FREEZE_FILE, FileBrake
 from farhand.sdk.client import NodeClient
 from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger
@@ -41,11 +43,21 @@ MAX_BYTES = 32 * MIB
 """A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
-SECRET_FILES = ("token", "farhand.db", "farhand.db-wal", "farhand.db-shm", "farhand.toml", "node-token.json")
+SECRET_FILES = (
+    "token",
+    "farhand.db",
+    "farhand.db-wal",
+    "farhand.db-shm",
+    "farhand.toml",
+    "node-token.json",
+    FREEZE_FILE,
+)
 SECRET_FOLDERS = ("backups", "damaged", "replaced")
 
 
 ANOTHER_SECONDS = 5.0
+
+log = logging.getLogger("farhand.node")
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +105,7 @@ async def _serve(
 ) -> None:
     key = NodeKey.load(folder) if options.use_key else None
     ledger = FileLedger(folder / "ledger", machine_boot())
+    brake = FileBrake(folder / FREEZE_FILE)
     try:
         async with Jobs(folder / "jobs", environment=environment) as jobs:
             files = Files(
@@ -103,7 +116,17 @@ async def _serve(
             )
             shell = ShellTools(jobs, workspace, call_id=call_id.get)
             limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
-            transfers = Transfers(files, folder / "transfers")
+            transfers = Transfers(files, folder / "transfers", brake)
+
+            async def end_all() -> tuple[int, str | None]:
+                transfers.stop_all()
+                ending = await jobs.end_all()
+                left = ", ".join(f"{process.name} {process.pid}" for process in ending.survivors)
+                return len(ending.ended), f"still running, not ours to end: {left}" if left else None
+
+            if brake.order is not None:  # whatever is left of an ending that was cut short
+                log.warning("this node is %s; it takes no call until its gateway lifts that", brake.order.told)
+                await end_all()
             client = NodeClient(
                 options.gateway_ws_url,
                 options.token,
@@ -120,6 +143,8 @@ async def _serve(
                 queries={**Questions(jobs, environment, folder / "logs").handlers(), "transfers": transfers.held},
                 extension=transfers,
                 key=key,
+                brake=brake,
+                end_all=end_all,
             )
             try:
                 with contextlib.suppress(Shutdown):

@@ -30,6 +30,7 @@ from farhand.protocol.messages import (
     encode,
 )
 from farhand.protocol.version import MIB, TRANSFER_WINDOW_BYTES
+from farhand.sdk.brake import Brake
 from farhand.sdk.link import Link
 
 log = logging.getLogger("farhand.node.transfers")
@@ -46,9 +47,10 @@ class Transfers:
 
     features: tuple[str, ...] = (FEATURE_TRANSFER,)
 
-    def __init__(self, files: Files, folder: Path) -> None:
+    def __init__(self, files: Files, folder: Path, brake: Brake | None = None) -> None:
         """`folder` keeps the notes that let a transfer go on after this program was killed."""
         self._files = files
+        self._brake = brake or Brake()
         self._notes = Notes(folder)
         self._link: Link | None = None
         self._senders: dict[int, _Sender] = {}
@@ -70,6 +72,10 @@ class Transfers:
     def detach(self) -> None:
         """The link is gone: every end stops where it is, and is opened again by the gateway."""
         self._link = None
+        self.stop_all()
+
+    def stop_all(self) -> None:
+        """Send and write nothing more of any transfer."""
         for end in (*self._senders.values(), *self._receivers.values()):
             end.stop()
         self._senders.clear()
@@ -105,6 +111,10 @@ class Transfers:
     def _open(self, wanted: TransferOpen) -> None:
         link = self._link
         if link is None:
+            return
+        if self._brake.order is not None:
+            refused = ToolFailure.of(self._brake.order.refusal_of_node())
+            link.send(encode(TransferDone(wanted.stream, refused)))
             return
         if len(self._senders) + len(self._receivers) >= MAX_ENDS:
             busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")

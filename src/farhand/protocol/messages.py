@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from farhand.protocol.calls import NULL, ToolFailure, ToolSpec
 from farhand.protocol.errors import ProtocolError
+from farhand.protocol.freezing import FreezeOrder
 from farhand.protocol.version import PROTOCOL_VERSION
 
 Version = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -27,7 +28,8 @@ FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
 FEATURE_TRANSFER = "transfer"
-FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS)
+FEATURE_FREEZE = "freeze"
+FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE)
 """What every Farhand peer can do; `transfer` is announced by those that move files."""
 
 
@@ -74,6 +76,8 @@ class NodeExtras(Struct, frozen=True, omit_defaults=True):
     role: str = "specialized"
     max_request_bytes: int | None = None
     resume: Resume | None = None
+    frozen: FreezeOrder | None = None
+    """By whose order this node takes no call."""
 
 
 class GatewayExtras(Struct, frozen=True, omit_defaults=True):
@@ -170,6 +174,30 @@ class NodeAnswer(Struct, frozen=True, tag_field="type", tag="node_answer"):
     error: ToolFailure | UnsetType = UNSET
 
 
+class NodeFreeze(Struct, frozen=True, tag_field="type", tag="node_freeze"):
+    """Gateway -> node (`freeze`): end everything, and take no call until this gateway lifts it."""
+
+    number: int
+    order: FreezeOrder
+
+
+class NodeThaw(Struct, frozen=True, tag_field="type", tag="node_thaw"):
+    """Gateway -> node (`freeze`): take calls again. A node frozen by another gateway stays so."""
+
+    number: int
+    gateway_id: str
+
+
+class FreezeReport(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="freeze_report"):
+    """Node -> gateway: what came of a freeze or a thaw of this number."""
+
+    number: int
+    frozen: bool
+    ended_processes: int = 0
+    stopped_calls: int = 0
+    error: str | None = None
+
+
 class TransferOffer(Struct, frozen=True, omit_defaults=True):
     """What a sender has: the stream is its manifest, then the content of every file, in the manifest's order."""
 
@@ -240,6 +268,9 @@ Message = (
     | ToolsUpdate
     | NodeQuery
     | NodeAnswer
+    | NodeFreeze
+    | NodeThaw
+    | FreezeReport
     | TransferOpen
     | TransferReady
     | TransferCredit

@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
+from farhand.sdk.brake import Brake
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ledger import Ledger, storable
 from farhand.sdk.registry import ToolRegistry
@@ -23,6 +24,8 @@ MAX_WAITING = 64
 MAX_UNACKNOWLEDGED = 4096
 REMEMBERED_IDS = 65_536
 CANCEL_GRACE_SECONDS = 2.0
+FREEZE_GRACE_SECONDS = 0.25
+"""A freeze does not wait long for a tool to listen."""
 
 Send = Callable[[bytes], None]
 
@@ -39,8 +42,10 @@ class Dispatcher:
         max_request_bytes: int,
         max_response_bytes: int,
         max_waiting: int = MAX_WAITING,
+        brake: Brake | None = None,
     ) -> None:
         self._registry = registry
+        self.brake = brake or Brake()
         self._ledger = ledger
         self._max_concurrent = max_concurrent
         self._max_waiting = max_waiting
@@ -99,6 +104,8 @@ class Dispatcher:
             return
         if self._closing:
             self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
+        elif self.brake.order is not None:
+            self._refuse(request_id, self.brake.order.refusal_of_node())
         elif size > self._max_request_bytes:
             self._refuse(
                 request_id,
@@ -124,7 +131,7 @@ class Dispatcher:
                 ),
             )
 
-    def cancel(self, request_id: str, reason: str) -> None:
+    def cancel(self, request_id: str, reason: str, grace: float = CANCEL_GRACE_SECONDS) -> None:
         """Ask a call to stop; one that does not within the grace has its task cancelled."""
         if request_id in self._waiting:
             del self._waiting[request_id]
@@ -135,7 +142,7 @@ class Dispatcher:
             return
         task, token = found
         token.cancel(reason)
-        asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
+        asyncio.get_running_loop().call_later(grace, task.cancel)
 
     def acknowledge(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -147,6 +154,20 @@ class Dispatcher:
                     self._ledger.settle(request_id)
                 except OSError as error:  # it is asked about once more after a restart, that is all
                     log.warning("the ledger cannot be written: %s", error)
+
+    def stop_all(self, reason: str) -> int:
+        """Ask every call to stop, those that wait for their turn too; how many that are."""
+        known = [*self._waiting, *self._running]
+        for request_id in known:
+            self.cancel(request_id, reason, FREEZE_GRACE_SECONDS)
+        return len(known)
+
+    async def stopped(self, seconds: float) -> int:
+        """Wait until no call runs; how many still do after `seconds`."""
+        tasks = [task for task, _ in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._running)
 
     async def close(self, reason: str) -> None:
         """Cancel everything and wait for it to end; no tool runs afterwards."""

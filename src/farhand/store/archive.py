@@ -39,6 +39,7 @@ MANIFEST = "farhand-backup.json"
 REPLACED_FOLDER = "replaced"
 LEFT_OUT = frozenset(
     {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json"}
+    | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
 )
 _SQLITE = b"SQLite format 3\0"
