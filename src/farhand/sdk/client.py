@@ -22,7 +22,6 @@ from farhand.protocol.messages import (
     FEATURE_RESUME,
     FEATURE_TOOLS,
     FEATURES,
-    FreezeReport,
     GatewayChallenge,
     GatewayExtras,
     GatewayWelcome,
@@ -53,6 +52,7 @@ from farhand.sdk.backoff import ReconnectBackoff
 from farhand.sdk.brake import Brake
 from farhand.sdk.dispatch import Dispatcher
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
+from farhand.sdk.freezing import EndAll, Freezing
 from farhand.sdk.ledger import Ledger
 from farhand.sdk.link import Link, LinkLost
 from farhand.sdk.login import LoginKey, prove
@@ -63,15 +63,11 @@ log = logging.getLogger("farhand.sdk")
 DEFAULT_URL = "ws://localhost:3210/v1/nodes/ws"
 MAX_QUERIES = 64
 REFUSALS_BELIEVED = 5
-STOP_SECONDS = 2.0
-"""How long a freeze waits for calls to end before it tells that some did not."""
 PONG_SECONDS = 15.0
 """A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
 
 
 Query = Callable[[Raw], Awaitable[Any]]
-EndAll = Callable[[], Awaitable[tuple[int, str | None]]]
-"""Ends every process that calls left; how many those were, and what could not be ended."""
 
 
 class Extension(Protocol):
@@ -161,10 +157,7 @@ class NodeClient:
         self._ledger = ledger
         self.queries = dict(queries or {})
         self.extension = extension
-        self._brake = brake or Brake()
-        self.end_all = end_all
-        self.endings: set[asyncio.Task[None]] = set()
-        """Of freezes that are under way."""
+        self.freezing = Freezing(brake or Brake(), end_all)
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
         self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
         self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
@@ -183,7 +176,7 @@ class NodeClient:
             max_concurrent=self._max_concurrent,
             max_request_bytes=self._max_request_bytes,
             max_response_bytes=self._max_response_bytes,
-            brake=self._brake,
+            brake=self.freezing.brake,
         )
         stop = asyncio.ensure_future(shutdown.wait())
         attempt = refusals = 0
@@ -243,7 +236,7 @@ class NodeClient:
                 role=self._role,
                 max_request_bytes=self._max_request_bytes,
                 resume=dispatcher.resume(),
-                frozen=self._brake.order,
+                frozen=self.freezing.brake.order,
             ),
         )
 
@@ -408,9 +401,9 @@ class _Connection:
             case ToolAck(request_ids):
                 self._dispatcher.acknowledge(request_ids)
             case NodeFreeze():
-                self._freeze(link, message)
+                self._client.freezing.freeze(message, self._dispatcher, link.send)
             case NodeThaw():
-                self._thaw(link, message)
+                self._client.freezing.thaw(message, link.send)
             case NodeQuery():
                 if len(self._asked) >= MAX_QUERIES:
                     busy = ToolFailure("failed", f"busy: {MAX_QUERIES} questions are open; try again later")
@@ -425,41 +418,6 @@ class _Connection:
     def on_frame(self, frame: bytes) -> None:
         if self._extension is not None:
             self._extension.on_frame(frame)
-
-    def _freeze(self, link: Link, message: NodeFreeze) -> None:
-        """Holds for the very next frame; the report follows once everything has ended."""
-        kept = self._dispatcher.brake.keep_freezing(message.order)
-        calls = self._dispatcher.stop_all(message.order.told)
-        log.warning("this node is %s", message.order.told, extra={"event": "freeze"})
-        # Not with the link: a gateway that is killed now has given its order all the same.
-        ending = asyncio.get_running_loop().create_task(self._end_everything(link, message.number, calls, kept))
-        self._client.endings.add(ending)
-        ending.add_done_callback(self._client.endings.discard)
-
-    async def _end_everything(self, link: Link, number: int, calls: int, kept: str | None) -> None:
-        errors = [kept] if kept else []
-        processes = 0
-        try:
-            end_all = self._client.end_all
-            if end_all is not None:
-                processes, error = await end_all()
-                errors += [error] if error else []
-            if left := await self._dispatcher.stopped(STOP_SECONDS):
-                errors.append(f"{left} calls did not stop")
-            if end_all is not None:  # what a call had just begun to start is there by now
-                more, error = await end_all()
-                processes += more
-                errors += [error] if error and error not in errors else []
-        except Exception as error:
-            log.exception("the freeze did not go well")
-            errors.append(f"{type(error).__name__}: {error}")
-        link.send(encode(FreezeReport(number, True, processes, calls, "; ".join(errors) or None)))
-
-    def _thaw(self, link: Link, message: NodeThaw) -> None:
-        error = self._dispatcher.brake.release(message.gateway_id, time.time_ns() // 1_000_000)
-        if error is None:
-            log.warning("this node takes calls again", extra={"event": "thaw"})
-        link.send(encode(FreezeReport(message.number, error is not None, error=error)))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,66 @@
+"""A node's part in a freeze: stop at once, end everything, and say for oneself what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
+from farhand.sdk.brake import Brake
+from farhand.sdk.dispatch import Dispatcher, Send
+
+log = logging.getLogger("farhand.sdk")
+
+STOP_SECONDS = 2.0
+"""How long calls may take to end before it is told that some did not."""
+
+EndAll = Callable[[], Awaitable[tuple[int, str | None]]]
+"""Ends every process that calls left; how many those were, and what could not be ended."""
+
+
+class Freezing:
+    """Obeys the gateway's orders, across any number of connections."""
+
+    def __init__(self, brake: Brake, end_all: EndAll | None) -> None:
+        self.brake = brake
+        self._end_all = end_all
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
+        """Holds for the very next frame; the report follows once everything has ended."""
+        unkept = self.brake.keep_freezing(message.order)
+        calls = dispatcher.stop_all(message.order.told)
+        log.warning("this node is %s", message.order.told, extra={"event": "freeze"})
+        # Not with the link: a gateway that is killed now has given its order all the same.
+        ending = asyncio.get_running_loop().create_task(self._end(message.number, calls, unkept, dispatcher, send))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def thaw(self, message: NodeThaw, send: Send) -> None:
+        error = self.brake.release(message.gateway_id, time.time_ns() // 1_000_000)
+        if error is None:
+            log.warning("this node takes calls again", extra={"event": "thaw"})
+        send(encode(FreezeReport(message.number, error is not None, error=error)))
+
+    async def _end(self, number: int, calls: int, unkept: str | None, dispatcher: Dispatcher, send: Send) -> None:
+        errors = [unkept] if unkept else []
+        processes = 0
+        try:
+            processes = await self._end_processes(errors)
+            if left := await dispatcher.stopped(STOP_SECONDS):
+                errors.append(f"{left} calls did not stop")
+            processes += await self._end_processes(errors)  # what a call had just begun to start is there by now
+        except Exception as error:
+            log.exception("the freeze did not go well")
+            errors.append(f"{type(error).__name__}: {error}")
+        told = "; ".join(dict.fromkeys(errors)) or None
+        send(encode(FreezeReport(number, True, processes, calls, told)))
+
+    async def _end_processes(self, errors: list[str]) -> int:
+        if self._end_all is None:
+            return 0
+        ended, error = await self._end_all()
+        errors += [error] if error else []
+        return ended
