@@ -41,6 +41,7 @@ from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
 from farhand.api.transfers import transfer_routes
+from farhand.api.undo import undo_routes
 from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.confinement import sandbox_of
@@ -63,16 +64,19 @@ from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
 from farhand.gateway.skills import Skills
 from farhand.gateway.turns import Turns
+from farhand.gateway.undo import Undo
 from farhand.gateway.workspace import Workspace
 from farhand.gateway.workspace_ends import workspace_end
 from farhand.llm.choice import Models
 from farhand.machine.intents import settle
 from farhand.machine.jobs import Jobs
+from farhand.machine.kept import MIB, KeptFiles
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.messaging import Messaging
+from farhand.node.program import UNDO_FOLDER
 from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.masking import own_secret
@@ -171,7 +175,13 @@ class Gateway:
         live = LiveConfig(self._home, self._config, environ)
         hub.catalog.obey(lambda: live.now.tools.disabled)
         self.workspace.mkdir(parents=True, exist_ok=True)
-        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots)
+        kept = KeptFiles(
+            self._home / UNDO_FOLDER / "gateway",
+            quota=self._config.undo.quota_mb * MIB,
+            largest=self._config.undo.largest_mb * MIB,
+        )
+        stack.callback(kept.close)
+        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, kept)
         await asyncio.to_thread(settle, files)
         commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
@@ -182,8 +192,11 @@ class Gateway:
         guide = guide_tools(files, jobs, sandbox)
         hub.catalog.serve(guide, offered=False)
         hands = [*AgentFiles(files).tools(), *AgentShell(jobs, files, sandbox=sandbox, host=host).tools()]
-        objects = open_objects(self._home, self._config.objects)
+        objects = open_objects(self._home, self._config.objects, kept)
         stack.push_async_callback(objects.close)
+        undo = Undo(hub, kept, files, objects)
+        hub.catalog.serve(undo.tools(), offered=False)
+        self._routes += undo_routes(hub, undo)
         workspace = Workspace(objects)
         hub.transfers.serve_workspace(partial(workspace_end, workspace))
         hub.catalog.serve([transfer_tool(hub.transfers)])
@@ -404,10 +417,10 @@ def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, m
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score)
 
 
-def open_objects(home: Path, section: ObjectsSection) -> Objects:
+def open_objects(home: Path, section: ObjectsSection, kept: KeptFiles | None = None) -> Objects:
     """The engine the settings name. Raises ConfigError when it cannot be had."""
     if not section.url:
-        return FolderObjects(home)
+        return FolderObjects(home, kept)
     try:
         from farhand.store.s3_objects import S3Objects  # noqa: PLC0415
     except ImportError:

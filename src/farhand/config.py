@@ -129,6 +129,15 @@ class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
     the ids by which a repetition is told; 0: for ever."""
 
 
+class UndoSection(msgspec.Struct, forbid_unknown_fields=True):
+    """What files held before calls changed them, on the gateway's own machine; nodes have `--undo-quota`."""
+
+    quota_mb: int = 512
+    """How much is kept, the newest; 0: nothing."""
+    largest_mb: int = 64
+    """Larger files are not kept."""
+
+
 class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
     entries: dict[str, SkillEntry] = {}
     """By the skill's name: `enabled`, `always`, `requires`."""
@@ -175,6 +184,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     objects: ObjectsSection = msgspec.field(default_factory=ObjectsSection)
     retention: RetentionSection = msgspec.field(default_factory=RetentionSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
+    undo: UndoSection = msgspec.field(default_factory=UndoSection)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)
     heartbeat: HeartbeatSection = msgspec.field(default_factory=HeartbeatSection)

@@ -57,9 +57,7 @@ class InvokeDoor:
 
     async def answer(self, request: Request) -> Reply:
         wanted = _read(await request.body())
-        key = request.header(b"idempotency-key")
-        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        key = read_key(request)
         call = _call(wanted)
         request.id = call.id
         try:
@@ -69,10 +67,10 @@ class InvokeDoor:
         except IdempotencyConflict as error:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except StoreError as error:
-            raise _not_recorded(error) from None
-        outcome = opened if isinstance(opened, Outcome) else await self._watched(request, opened)
+            raise not_recorded(error) from None
+        outcome = opened if isinstance(opened, Outcome) else await watched(self._hub, request, opened)
         request.id = outcome.record.id
-        return Reply(_answer(outcome.record))
+        return Reply(answer_of(outcome.record))
 
     def answer_at_once(
         self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
@@ -93,18 +91,27 @@ class InvokeDoor:
         opened = gate.run(
             call,
             credential,
-            lambda record: reply(record.id, Reply(_answer(record))),
-            lambda error: reply(call.id, _not_recorded(error).reply()),
+            lambda record: reply(record.id, Reply(answer_of(record))),
+            lambda error: reply(call.id, not_recorded(error).reply()),
         )
         return lambda: None if opened is None else gate.abandon(opened)
 
-    async def _watched(self, request: Request, opened: OpenCall) -> Outcome:
-        """The end of a call; should its client leave before, nobody waits for it any more."""
-        watch = ClientWatch(request, lambda: self._hub.gate.abandon(opened))
-        try:
-            return await self._hub.gate.wait(opened)
-        finally:
-            watch.stop()
+
+async def watched(hub: Hub, request: Request, opened: OpenCall) -> Outcome:
+    """The end of a call; should its client leave before, nobody waits for it any more."""
+    watch = ClientWatch(request, lambda: hub.gate.abandon(opened))
+    try:
+        return await hub.gate.wait(opened)
+    finally:
+        watch.stop()
+
+
+def read_key(request: Request) -> str | None:
+    """Raises Problem."""
+    key = request.header(b"idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+    return key
 
 
 def _read(body: bytes) -> InvokeRequest:
@@ -135,11 +142,11 @@ def _agent(session_key: str | None) -> str | None:
     return agent_id(agent_of(session_key)) if session_key and session_key.startswith("agent:") else None
 
 
-def _not_recorded(error: Exception) -> Problem:
+def not_recorded(error: Exception) -> Problem:
     return Problem(503, "not_recorded", f"the call was not run: {error}")
 
 
-def _answer(record: CallRecord) -> bytes:
+def answer_of(record: CallRecord) -> bytes:
     result: msgspec.Raw | UnsetType = UNSET
     error: ToolFailure | UnsetType = UNSET
     state = record.state

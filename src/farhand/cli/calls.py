@@ -297,7 +297,7 @@ def show(call_id: str, client: Client, as_json: bool) -> None:
       farhand calls show 0198c0de-7a11-7000-8000-0123456789ab
       farhand calls show 0123456789ab --json
     """
-    answer = client.get(_path(client, call_id))
+    answer = client.get(call_path(client, call_id))
     if as_json:
         show_answer(answer)
         return
@@ -338,7 +338,7 @@ def cancel(call_id: str, client: Client, as_json: bool) -> int:
     Example:
       farhand calls cancel 0198c0de-7a11-7000-8000-0123456789ab
     """
-    answer = client.request("DELETE", _path(client, call_id))
+    answer = client.request("DELETE", call_path(client, call_id))
     record = answer.value
     cancelled = record["state"] == "cancelled"
     if as_json:
@@ -350,7 +350,7 @@ def cancel(call_id: str, client: Client, as_json: bool) -> int:
     return 0 if cancelled else 1
 
 
-def _path(client: Client, call_id: str) -> str:
+def call_path(client: Client, call_id: str) -> str:
     """The resource of a call named by its id or the end of it. Raises ClientError when that is not one call."""
     if len(call_id) != 36:
         recent: Answer = client.get(f"/v1/calls?limit={SEARCHED}")

@@ -18,6 +18,7 @@ import click
 
 from farhand import config
 from farhand.cli.program import run_loop, set_up_logging
+from farhand.machine.kept import MIB, QUOTA
 from farhand.node.key import KEY_FILE
 from farhand.node.program import NodeOptions, default_node_id, node_folder, run_node
 from farhand.protocol.errors import FarhandError
@@ -50,6 +51,14 @@ def node_options(command: Command) -> Command:
                 "--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable."
             ),
             click.option("--deny-tool", "denied", multiple=True, help="Do not lend this tool. Repeatable."),
+            click.option(
+                "--undo-quota",
+                type=click.IntRange(min=0),
+                default=QUOTA // MIB,
+                show_default=True,
+                metavar="MB",
+                help="How much old content of changed files is kept for undo; 0: none.",
+            ),
             click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable."),
             click.option(
                 "--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://."
@@ -114,6 +123,7 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         tags=tuple(options["tags"]),
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],
+        undo_quota=options["undo_quota"] * MIB,
         home=home,
         use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
     )

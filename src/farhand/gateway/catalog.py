@@ -12,6 +12,7 @@ from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.names import join_tool, split_tool
+from farhand.tools import undo
 from farhand.tools.tool import Tool
 
 NATIVE_PREFIX = "gsv__"
@@ -134,6 +135,8 @@ class Catalog:
             raise NotFound(f"there is no node {node_id!r}; `farhand nodes` lists the known ones")
         if node.connection is None:
             raise Failed(f"node {node_id!r} is offline; the call did not run")
+        if tool == undo.NAME and self.can_undo(node):
+            return Target(node, tool, undo.SPEC.capability, undo.SPEC)
         spec = node.specs.get(tool.casefold())
         if spec is not None:
             return Target(node, spec.name, spec.capability, spec)
@@ -141,6 +144,16 @@ class Catalog:
         if found is None:
             raise NotFound(f"node {node_id!r} has no tool {tool!r}")
         return Target(node, tool, found, None)
+
+    @staticmethod
+    def can_undo(node: Node) -> bool:
+        """Whether a connected node keeps what calls change, and may write."""
+        connection = node.connection
+        return (
+            connection is not None
+            and undo.NAME in connection.unlisted
+            and undo.SPEC.capability in node.card.capabilities
+        )
 
     def check(self, target: Target, call: ToolCall) -> None:
         """Raises InvalidArgs naming the parameter at fault."""

@@ -23,6 +23,7 @@ from farhand.protocol.messages import (
     FEATURE_QUERY,
     FEATURE_RESUME,
     FEATURE_TRANSFER,
+    FEATURE_UNLISTED,
     NodeExtras,
     NodeHello,
     Resume,
@@ -90,6 +91,9 @@ class Connection:
         """By whose order the node takes no call, as it says itself."""
         self.queries = {
             feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
+        }
+        self.unlisted = {
+            feature.removeprefix(FEATURE_UNLISTED) for feature in features if feature.startswith(FEATURE_UNLISTED)
         }
         self.resume: Resume | None = extras.resume if extras and FEATURE_RESUME in features else None
         self.max_request_bytes = (extras.max_request_bytes if extras else None) or MAX_REQUEST_BYTES

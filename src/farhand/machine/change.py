@@ -8,8 +8,19 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from farhand.machine.files import Files, Place, content_of, folder_of, replaceable, shown, take_over, told
+from farhand.machine.files import (
+    Files,
+    Place,
+    content_of,
+    folder_of,
+    open_regular,
+    replaceable,
+    shown,
+    take_over,
+    told,
+)
 from farhand.machine.intents import Step, digest, intended, missing_folders, remove_folders
+from farhand.machine.kept import Changing, Digest
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import Failed, NotAllowed
 
@@ -22,6 +33,7 @@ class Change:
     old: bytes | None
     new: bytes | None
     mode: int | None = None  # of a new file, where it is not what the system gives
+    owner: tuple[int, int] | None = None  # of a new file, where it should not be ours and may be given
 
 
 def change_files(files: Files, changes: Sequence[Change]) -> None:
@@ -41,19 +53,39 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
             for step in steps:
                 step.refuse_changed()
             done: list[_Step] = []
-            try:
-                for step in steps:
-                    done.append(step)
-                    with told("write", step.place.path):
-                        step.take()
-                for step in steps:
-                    sync_folder(step.folder)
-                if intent is not None:
-                    intent.done()
-            except BaseException:
-                for step in reversed(done):
-                    step.take_back()
-                raise
+            with _keeping(files, steps):
+                try:
+                    for step in steps:
+                        done.append(step)
+                        with told("write", step.place.path):
+                            step.take()
+                    for step in steps:
+                        sync_folder(step.folder)
+                    if intent is not None:
+                        intent.done()
+                except BaseException:
+                    for step in reversed(done):
+                        step.take_back()
+                    raise
+
+
+@contextlib.contextmanager
+def _keeping(files: Files, steps: Sequence[_Step]) -> Iterator[None]:
+    """Keep what the files hold, all for one change, if a call is being worked on."""
+    if files.kept is None or not files.kept.wanted:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        changing = []
+        for step in steps:
+            change, old = step.change, None
+            if change.old is not None:
+                with told("read", step.place.path):
+                    old = stack.enter_context(open_regular(step.folder, step.name, buffered=False))
+            new = None if change.new is None else Digest.of(change.new)
+            changing.append(Changing(step.folder, step.name, step.place.real, old, new))
+        stack.enter_context(files.kept.keeping(changing))
+        yield
 
 
 @contextlib.contextmanager
@@ -104,8 +136,12 @@ class _Step:
             file.flush()
             if old:
                 take_over(descriptor, old)
-            elif self.change.mode is not None:
-                os.fchmod(descriptor, self.change.mode & 0o777)
+            else:
+                if self.change.owner is not None:
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(descriptor, *self.change.owner)
+                if self.change.mode is not None:
+                    os.fchmod(descriptor, self.change.mode & 0o777)
             os.fsync(descriptor)
 
     def refuse_changed(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from farhand.machine.kept import Changing, Digest, KeptFiles
 from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 MOST_SHOWN = 4096
 """The longest path an error repeats whole, and the longest the system takes."""
+_PIECE = 1024 * 1024
 
 
 class ForbiddenPath(NotAllowed):
@@ -47,7 +50,8 @@ class Files:
 
     Relative paths start at the workspace; `.` and `..` are taken out of the text before links are looked at, or, with
     `upward=False`, a path with a part `..` is refused; `~` is an ordinary character. Of what is hidden, `exposed`
-    folders are still to be seen. Roots that change are given as a function. Safe to use from several threads.
+    folders are still to be seen. Roots that change are given as a function. What a call changes is kept in `kept`, so
+    that it can be undone. Safe to use from several threads.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Files:
         read_only: bool = False,
         upward: bool = True,
         intents: Path | None = None,
+        kept: KeptFiles | None = None,
     ) -> None:
         """`intents`: where changes of several files at once are written down while they are under way."""
         self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
@@ -71,6 +76,7 @@ class Files:
         self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
         self._exposed = tuple(os.path.realpath(path).rstrip("/") + "/" for path in exposed)
         self._upward = upward
+        self.kept = kept
         self.settling = threading.Lock()
         """Held from the last look at a file to its replacement."""
 
@@ -186,13 +192,14 @@ class Files:
             with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
                 before = os.fstat(file.fileno())
                 refuse_irregular(before)
-                try:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    os.ftruncate(file.fileno(), before.st_size)
-                    raise
+                with self._keeping_appended(folder, name, place, content):
+                    try:
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    except OSError:
+                        os.ftruncate(file.fileno(), before.st_size)
+                        raise
                 return os.fstat(file.fileno()).st_size
 
     def _writable(self, path: str) -> Place:
@@ -223,7 +230,7 @@ class Files:
                 _refuse_existing(folder, name, place)
             old = replaceable(folder, name)
             beside = f".farhand-{secrets.token_hex(8)}.tmp"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
@@ -231,6 +238,7 @@ class Files:
                     file.flush()
                     if old:
                         take_over(descriptor, old)
+                    written = self.written(descriptor)
                     os.fsync(descriptor)
                 # Two edits of one file must not both find it unchanged.
                 with self.settling:
@@ -241,11 +249,12 @@ class Files:
                             f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
                             "in the meantime, so nothing was written. Read it again and repeat the edit."
                         )
-                    if new:
-                        _refuse_existing(folder, name, place)
-                        _settle(folder, beside, name, place)
-                    else:
-                        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    with self.keeping(folder, name, place.real, written):
+                        if new:
+                            _refuse_existing(folder, name, place)
+                            _settle(folder, beside, name, place)
+                        else:
+                            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(beside, dir_fd=folder)
@@ -265,12 +274,63 @@ class Files:
             folder = place.root.open_folder(place.real)
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if not stat.S_ISLNK(status.st_mode):
+                linked = stat.S_ISLNK(status.st_mode)
+                if not linked:
                     refuse_irregular(status)
-                os.unlink(name, dir_fd=folder)
+                real = os.path.join(place.real, name)  # noqa: PTH118
+                with self.settling, self.keeping(folder, name, real, None, unkept="it was a link" if linked else ""):
+                    os.unlink(name, dir_fd=folder)
                 sync_folder(folder)
             finally:
                 os.close(folder)
+
+    # -- keeping what was there -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def keeping(
+        self, folder: int, name: str, real: str, new: Digest | None, *, in_place: bool = False, unkept: str = ""
+    ) -> Iterator[None]:
+        """Keep what a file holds while the block changes it, if a call is being worked on: see `KeptFiles.keeping`."""
+        if self.kept is None or not self.kept.wanted:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            old = None
+            if not unkept:
+                try:
+                    old = stack.enter_context(open_regular(folder, name, buffered=False))
+                except FileNotFoundError:
+                    pass
+                except OSError as error:  # it may be written and not read
+                    unkept = f"it could not be read: {error.strerror}"
+            stack.enter_context(self.kept.keeping([Changing(folder, name, real, old, new, in_place, unkept)]))
+            yield
+
+    def written(self, descriptor: int) -> Digest | None:
+        """What a file that was just written holds, where that matters: its old content is kept for a call."""
+        if self.kept is None or not self.kept.wanted:
+            return None
+        size = os.fstat(descriptor).st_size
+        if size > self.kept.largest:
+            return Digest("", size)
+        content = hashlib.sha256()
+        offset = 0
+        while piece := os.pread(descriptor, _PIECE, offset):
+            content.update(piece)
+            offset += len(piece)
+        return Digest(content.hexdigest(), size)
+
+    @contextlib.contextmanager
+    def _keeping_appended(self, folder: int, name: str, place: Place, content: bytes) -> Iterator[None]:
+        if self.kept is None or not self.kept.wanted:
+            yield
+            return
+        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size + len(content)
+        new = Digest("", size)
+        if size <= self.kept.largest:
+            new = Digest.of((content_of(folder, name) or b"") + content)
+        with self.keeping(folder, name, place.real, new, in_place=True):
+            yield
 
 
 # As a path separates its parts, and as an address or another system would.

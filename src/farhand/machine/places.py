@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.machine.files import Files
+from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
 from farhand.protocol.errors import NotFound
 
@@ -39,7 +40,9 @@ INTENTS_FOLDER = "changes"
 """In the gateway's home: changes of several files that are under way."""
 
 
-def local_files(workspace: Path, home: Path, allowed: Callable[[], Sequence[str]]) -> Files:
+def local_files(
+    workspace: Path, home: Path, allowed: Callable[[], Sequence[str]], kept: KeptFiles | None = None
+) -> Files:
     """The files of this machine: those of the workspace and of the folders that are `allowed` at the time."""
     own = home.resolve()
     exposed = [own / AGENTS_FOLDER]
@@ -52,6 +55,7 @@ def local_files(workspace: Path, home: Path, allowed: Callable[[], Sequence[str]
         exposed=exposed,
         upward=False,
         intents=own / INTENTS_FOLDER,
+        kept=kept,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import time
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.machine.kept import call_id
 from farhand.node.log import calls
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import NotAllowed, ToolError
@@ -19,6 +19,8 @@ from farhand.sdk.registry import Registered, ToolRegistry
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, ShellTools
 from farhand.tools.schema import Parameters
+from farhand.tools.undo import SPEC as UNDO
+from farhand.tools.undo import UndoTool
 
 CAPABILITIES: Final = {
     "Glob": "filesystem.list",
@@ -31,8 +33,6 @@ CAPABILITIES: Final = {
 }
 READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
 ACTING: Final = frozenset({"write", "submit", "kill"})
-
-call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", default=None)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -49,33 +49,38 @@ class Limits(msgspec.Struct, frozen=True):
         # Process tends what Bash started, so whoever may not use the one has no business with the other.
         if tool in self.denied or (tool == "Process" and "Bash" in self.denied):
             return f"the owner of this node does not lend {tool} (--deny-tool)"
-        if self.read_only and tool in ("Write", "Edit", "Bash"):
+        if self.read_only and tool in ("Write", "Edit", "Bash", UNDO.name):
             return f"{tool} is not allowed: this node is lent read-only"
+        if tool == UNDO.name and "Write" in self.denied:
+            return "Undo is not allowed: the owner of this node does not lend Write (--deny-tool)"
         # Process only tends what Bash started, so it is lent with it.
         if self.confined and tool in ("Bash", "Process") and not {tool, "Bash"} & set(self.allowed):
             return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool Bash lifts it)"
         return None
 
 
-def family(files: FileTools, shell: ShellTools, limits: Limits) -> ToolRegistry:
+def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool | None = None) -> ToolRegistry:
     registry = ToolRegistry()
     for name in CAPABILITIES:
         method = getattr(files if hasattr(files, name) else shell, name)
-        registry.add(_lent(name, method, limits))
+        spec = ToolSpec(
+            name=name,
+            description=inspect.getdoc(method) or "",
+            parameters=Parameters(method).schema,
+            read_only=name in READ_ONLY,
+            capability=CAPABILITIES[name],
+            timeout_ms=DEFAULT_TIMEOUT_MS,
+            timeout_parameter="timeout" if name == "Bash" else None,
+        )
+        registry.add(_lent(spec, method, limits))
+    if undo is not None:
+        registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
     return registry
 
 
-def _lent(name: str, method: Callable[..., Any], limits: Limits) -> Registered:
+def _lent(spec: ToolSpec, method: Callable[..., Any], limits: Limits, *, unlisted: bool = False) -> Registered:
+    name = spec.name
     parameters = Parameters(method)
-    spec = ToolSpec(
-        name=name,
-        description=inspect.getdoc(method) or "",
-        parameters=parameters.schema,
-        read_only=name in READ_ONLY,
-        capability=CAPABILITIES[name],
-        timeout_ms=DEFAULT_TIMEOUT_MS,
-        timeout_parameter="timeout" if name == "Bash" else None,
-    )
     refusal = limits.refusal(name)
 
     async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
@@ -99,7 +104,7 @@ def _lent(name: str, method: Callable[..., Any], limits: Limits) -> Registered:
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
 
-    return Registered(spec, run, method, continues=name == "Bash")
+    return Registered(spec, run, method, continues=name == "Bash", unlisted=unlisted)
 
 
 def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:

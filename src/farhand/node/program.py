@@ -20,8 +20,9 @@ import msgspec
 from farhand import __version__
 from farhand.machine.files import Files
 from farhand.machine.jobs import Jobs, machine_boot
+from farhand.machine.kept import QUOTA, KeptFiles, call_id
 from farhand.machine.root import Root
-from farhand.node.family import CAPABILITIES, Limits, call_id, family
+from farhand.node.family import CAPABILITIES, Limits, family
 from farhand.node.key import KEY_FILE, NodeKey
 from farhand.node.log import kept_log
 from farhand.node.questions import Questions
@@ -38,6 +39,8 @@ from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import ShellTools
+from farhand.tools.undo import NAME as UNDO
+from farhand.tools.undo import UndoTool
 
 MAX_BYTES = 32 * MIB
 """A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
@@ -52,7 +55,9 @@ SECRET_FILES = (
     "node-token.json",
     FREEZE_FILE,
 )
-SECRET_FOLDERS = ("backups", "damaged", "replaced")
+UNDO_FOLDER = "undo"
+"""In the home: what files held before calls changed them, of the gateway and of every node."""
+SECRET_FOLDERS = ("backups", "damaged", "replaced", UNDO_FOLDER)
 
 
 ANOTHER_SECONDS = 5.0
@@ -76,6 +81,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     pinned_cert: str | None = None
     use_key: bool = False
     """Log in by the key in this node's folder."""
+    undo_quota: int = QUOTA
+    """Bytes of old content that are kept; 0: none."""
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
@@ -106,6 +113,7 @@ async def _serve(
     key = NodeKey.load(folder) if options.use_key else None
     ledger = FileLedger(folder / "ledger", machine_boot())
     brake = FileBrake(folder / FREEZE_FILE)
+    kept = KeptFiles(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
     try:
         async with Jobs(folder / "jobs", environment=environment) as jobs:
             files = Files(
@@ -113,6 +121,7 @@ async def _serve(
                 roots=roots,
                 hidden=[*(options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)), folder / KEY_FILE],
                 read_only=options.read_only,
+                kept=kept,
             )
             shell = ShellTools(jobs, workspace, call_id=call_id.get)
             limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
@@ -148,18 +157,20 @@ async def _serve(
             )
             try:
                 with contextlib.suppress(Shutdown):
-                    await client.run(family(FileTools(files), shell, limits), shutdown)
+                    await client.run(family(FileTools(files), shell, limits, UndoTool(files, kept)), shutdown)
             finally:
                 await transfers.close()
     finally:
         ledger.close()
+        kept.close()
 
 
 def _refuse_unknown_tools(options: NodeOptions) -> None:
     """A slip in the name of a tool must not lend what its owner meant to keep."""
     for name in (*options.allowed, *options.denied):
-        if name not in CAPABILITIES:
-            raise ValueError(f"there is no tool {name!r} to allow or deny; there are {', '.join(CAPABILITIES)}")
+        if name not in (*CAPABILITIES, UNDO):
+            known = ", ".join((*CAPABILITIES, UNDO))
+            raise ValueError(f"there is no tool {name!r} to allow or deny; there are {known}")
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from blake3 import blake3
 
 from farhand.machine.files import Files, replaceable, shown, take_over, told
 from farhand.machine.jobs import machine_boot
+from farhand.machine.kept import call_id
 from farhand.machine.root import by_walk, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
@@ -98,6 +99,7 @@ class Arrival:
 
     def __init__(self, files: Files, notes: Notes, transfer_id: str, path: str, offer: TransferOffer) -> None:
         """Take up what an earlier try left, or begin. Raises ToolError when the destination cannot be written."""
+        self._files = files
         self._notes = notes
         self._id = transfer_id
         self._partial = f".farhand-{transfer_id}.part"
@@ -336,7 +338,8 @@ class Arrival:
                 if not _exists(self._folder, self._partial):
                     pass
                 elif not self._offer.folder or not _exists(self._folder, self._name):
-                    os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    with self._keeping():
+                        os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
                 else:
                     self._merge()
             except OSError:
@@ -347,6 +350,22 @@ class Arrival:
         self._notes.path(self._id, "manifest").unlink(missing_ok=True)
         self.complete = True
         self.close()
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep the file that is replaced, if one is; a transfer that a tool began has the id of its call."""
+        files, before = self._files, call_id.set(self._id)
+        try:
+            if files.kept is None or not files.kept.wanted or not _exists(self._folder, self._name):
+                yield
+                return
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(self._partial, flags, dir_fd=self._folder), "rb") as new:
+                digest = files.written(new.fileno())
+            with files.settling, files.keeping(self._folder, self._name, self._place.real, digest):
+                yield
+        finally:
+            call_id.reset(before)
 
     def _merge(self) -> None:
         """Move what arrived into a folder that exists: each file in one step, other files there stay."""

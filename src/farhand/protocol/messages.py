@@ -29,6 +29,8 @@ FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
 FEATURE_TRANSFER = "transfer"
 FEATURE_FREEZE = "freeze"
+FEATURE_UNLISTED = "tool."
+"""Before the name of a tool that is not among those a node offers, and can be called all the same."""
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE)
 """What every Farhand peer can do; `transfer` is announced by those that move files."""
 

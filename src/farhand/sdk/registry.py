@@ -34,6 +34,8 @@ class Registered(msgspec.Struct, frozen=True):
     handler: Callable[..., Any]
     continues: bool = False
     """The same call again goes on with what it began, also after this program was killed; it never begins twice."""
+    unlisted: bool = False
+    """It is told of by its name alone, as a feature: a gateway that knows it may call it, nobody is offered it."""
 
 
 class ToolRegistry:
@@ -130,7 +132,11 @@ class ToolRegistry:
         return sorted(self._prefixes or self._derived())
 
     def specs(self) -> list[ToolSpec]:
-        return [self._tools[name].spec for name in self.tool_names()]
+        return [tool.spec for name in self.tool_names() if not (tool := self._tools[name]).unlisted]
+
+    def unlisted(self) -> list[str]:
+        """The names of the tools that are not offered."""
+        return [tool.spec.name for tool in self._tools.values() if tool.unlisted]
 
     def get(self, name: str) -> Callable[..., Any] | None:
         """The handler registered under `name`, in any casing."""

@@ -24,6 +24,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from farhand.machine.files import Files, told
+from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
 from farhand.protocol.errors import Failed, NotAllowed, NotFound
 from farhand.store.objects import (
@@ -60,8 +61,10 @@ class _Child(NamedTuple):
 class FolderObjects:
     """The engine of one home folder, which no other process writes through at the same time."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, kept: KeptFiles | None = None) -> None:
+        """`kept`: where what calls change is kept."""
         self._home = Path(os.path.realpath(home))
+        self._kept = kept
         self._trees: dict[str, Files] = {}
         self._types = self._read_types()
         # Folders that have become empty are removed: never one in which a file is about to be made.
@@ -128,8 +131,12 @@ class FolderObjects:
             raise NotFound(f"there is no object {key!r}")
         files = self._trees.get(name)
         if files is None:
-            files = self._trees[name] = Files(folder, roots=[Root(folder)])
+            files = self._trees[name] = Files(folder, roots=[Root(folder)], kept=self._kept)
         return files, "/".join(parts[depth:])
+
+    def files_of(self, path: str) -> Files:
+        """The files among which an object's file is, for whoever puts an old content back. Raises NotFound."""
+        return self.tree(os.path.relpath(path, self._home))[0]
 
     def _head(self, key: str) -> ObjectInfo | None:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from farhand.machine.kept import call_id
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters
@@ -99,6 +100,8 @@ def tool(
             raise InvalidArgs(_MISSING.sub(rf"{chosen} parameter \1 is required", error.message)) from None
         if wants_context:
             read["context"] = context
+        if not read_only:
+            call_id.set(context.call_id)
         result = await (function(**read) if asynchronous else asyncio.to_thread(function, **read))
         return {"content": result} if isinstance(result, str) else result
 

@@ -1,0 +1,44 @@
+"""`Undo`: takes back what a call did to files. It is offered to no model; people and programs ask for it."""
+
+# The names of parameters are written as those of the other node tools.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from farhand.machine.files import Files
+from farhand.machine.kept import KeptFiles
+from farhand.machine.undo import undo
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
+from farhand.tools.schema import Parameters
+
+NAME: Final = "Undo"
+
+Call = Annotated[str, Meta(description="Id of the call to undo.")]
+DryRun = Annotated[bool, Meta(description="Only tell what would be done.")]
+
+
+class UndoTool:
+    """The tool over one computer's files. It blocks; run it in a thread."""
+
+    def __init__(self, files: Files, kept: KeptFiles) -> None:
+        self._files = files
+        self._kept = kept
+
+    def Undo(self, *, call: Call, dryRun: DryRun = False) -> dict[str, Any]:  # noqa: N802
+        """Give the files that a call changed their old content back, unless they were changed since."""
+        if not call:
+            raise InvalidArgs("parameter 'call': must name a call")
+        return undo(self._files, self._kept, call, dry_run=dryRun)
+
+
+SPEC: Final = ToolSpec(
+    name=NAME,
+    description=UndoTool.Undo.__doc__ or "",
+    parameters=Parameters(UndoTool.Undo, skip=1).schema,
+    capability="filesystem.write",
+)
