@@ -406,7 +406,8 @@ class KeptFiles:
         if self._log >= 0:
             return
         contents = self.folder / "contents"
-        contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.folder.parent, self.folder, contents):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self._calls.clear()
         self._dropped.clear()
