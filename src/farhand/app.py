@@ -32,6 +32,7 @@ from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.lane import LaneProtocol
 from farhand.api.logs import log_routes
+from farhand.api.mcp import mcp_routes
 from farhand.api.memory import memory_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.openapi import openapi_routes
@@ -313,6 +314,7 @@ class Gateway:
                 *console_routes(sessions),
                 *pairing_routes(hub),
                 *freeze_routes(hub),
+                *mcp_routes(hub),
                 *self._routes,
                 *described,
             ]

@@ -220,6 +220,11 @@ class Gate:
             return opened.record
         return await self._database.read(lambda connection: calls.find(connection, call_id))
 
+    async def end_of(self, call_id: str) -> CallRecord | None:
+        """The record of a call once it has ended; None when there is no such call."""
+        opened = self._open.get(call_id)
+        return await self.find(call_id) if opened is None else await opened.ended()
+
     def open_records(self) -> list[CallRecord]:
         return [opened.record for opened in self._open.values()]
 

@@ -140,6 +140,8 @@ class Roster:
         self._generations = itertools.count(1)
         self.version = 0
         """Counts every change of who serves what."""
+        self.listeners: set[Callable[[], None]] = set()
+        """Called after each of these changes."""
         self._serving: dict[str, dict[str, Node]] = {}
         """Capability -> the connected nodes that announced it."""
         self.nodes: dict[str, Node] = {card.node_id: Node(card, at, seen) for card, at, seen in known}
@@ -201,6 +203,7 @@ class Roster:
             return False
         node.connection = None
         self._withdraw(node)
+        self._changed()
         return True
 
     def seen(self, connection: Connection) -> None:
@@ -223,11 +226,16 @@ class Roster:
         return card
 
     def _offer(self, node: Node, card: NodeCard) -> None:
-        self.version += 1
         self._withdraw(node)
         node.update(card)
         for capability in card.capabilities:
             self._serving.setdefault(capability.casefold(), {})[card.node_id] = node
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        for listener in list(self.listeners):
+            listener()
 
     def _withdraw(self, node: Node) -> None:
         self.version += 1

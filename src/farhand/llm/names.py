@@ -14,6 +14,8 @@ DEEPEST_SCHEMA: Final = 32
 
 _ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_ACCEPTED_WITH_DOTS = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OTHER_THAN_DOTS = re.compile(r"[^A-Za-z0-9._-]")
 _NOT_AT_ROOT = ("anyOf", "oneOf", "allOf", "not", "enum", "$schema", "$id", "title", "description")
 
 
@@ -23,11 +25,13 @@ class ToolNames:
     A name that would be sent like another one, or is too long, gets a digest of itself, so both stay callable.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, dots: bool = False) -> None:
+        """`dots`: whoever is sent the names accepts dots in them."""
+        accepted, other = (_ACCEPTED_WITH_DOTS, _OTHER_THAN_DOTS) if dots else (_ACCEPTED, _OTHER)
         wanted = dict.fromkeys(names)
-        taken = {name for name in wanted if _ACCEPTED.fullmatch(name)}
+        taken = {name for name in wanted if accepted.fullmatch(name)}
         self._sent = {name: name for name in taken}
-        plain = {name: _OTHER.sub("_", name) for name in wanted if name not in taken}
+        plain = {name: other.sub("_", name) for name in wanted if name not in taken}
         often = Counter(plain.values())
         for name, candidate in plain.items():
             unique = often[candidate] == 1 and candidate not in taken and 0 < len(candidate) <= LONGEST_NAME
