@@ -34,6 +34,7 @@ from farhand.api.lane import LaneProtocol
 from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
 from farhand.api.memory import memory_routes
+from farhand.api.metrics import metrics_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.openapi import openapi_routes
 from farhand.api.pairing import pairing_routes
@@ -315,6 +316,7 @@ class Gateway:
                 *pairing_routes(hub),
                 *freeze_routes(hub),
                 *mcp_routes(hub),
+                *metrics_routes(hub),
                 *self._routes,
                 *described,
             ]

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import apsw
@@ -30,6 +31,7 @@ from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
+from farhand.store.measures import Durations
 from farhand.tools.tool import LEAVING, CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
@@ -60,6 +62,8 @@ class Gate:
         self._catalog = catalog
         self._open: dict[str, OpenCall] = {}
         self._acks: dict[Connection, list[str]] = {}
+        self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
+        """How long the calls took that ended, in milliseconds, by who ran them and how they ended."""
         self._closing = False
         self.frozen: FreezeOrder | None = None
         """While there is an order, no call begins."""
@@ -179,6 +183,7 @@ class Gate:
         )
         if refusal is not None:
             record = ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
+            self.ended[record.route, refused].add(0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
@@ -227,6 +232,10 @@ class Gate:
 
     def open_records(self) -> list[CallRecord]:
         return [opened.record for opened in self._open.values()]
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
 
     @property
     def quiet(self) -> bool:
@@ -542,6 +551,7 @@ class Gate:
             return
         opened.over = True
         duration = (time.perf_counter() - opened.started) * 1000
+        self.ended[opened.record.route, state].add(duration)
         if opened.deadline is not None:
             opened.deadline.cancel()
         if opened.node is not None:

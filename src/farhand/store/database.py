@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import apsw
 
 from farhand.protocol.errors import FarhandError
+from farhand.store.measures import Durations
 from farhand.store.migrations import MIGRATIONS
 
 log = logging.getLogger("farhand.store")
@@ -101,6 +102,8 @@ class Database:
         self._connection.set_wal_hook(self._log_grew)
         self.commits = 0
         """How many groups were committed."""
+        self.syncs = Durations()
+        """Waits for the disk, in microseconds."""
         self._watchers: list[asyncio.Event] = []
 
     @classmethod
@@ -228,7 +231,9 @@ class Database:
         except OSError as error:
             # What the kernel failed to write once it may report as written later: trust nothing from here on.
             self._broken = StoreError(f"the disk did not take a write: {error}")
-        return self._broken, time.perf_counter() - began
+        took = time.perf_counter() - began
+        self.syncs.add(took * 1_000_000)
+        return self._broken, took
 
     def _settle(self, done: list[tuple[Settle, Any]], failure: StoreError | None, took: float) -> None:
         self._sync_seconds += (took - self._sync_seconds) / 8
@@ -311,6 +316,16 @@ class Database:
         self._watchers.remove(event)
 
     # -- life -------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Writes that wait for their transaction."""
+        return len(self._pending)
+
+    @property
+    def syncing(self) -> int:
+        """Groups that wait for the disk."""
+        return self._syncs_under_way
 
     @property
     def healthy(self) -> bool:
