@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,7 +16,8 @@ from typing import Any
 import httpx2
 import mcp_types as types
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.conformance.test_node_files import IMAGES
@@ -255,6 +259,97 @@ def test_a_narrow_token_sees_and_calls_its_own_tools_alone(shared_gateway: Gatew
                 assert refused.is_error is True and text_of(refused).startswith("not_allowed: ")
 
     run(act())
+
+
+# -- over standard input and output
+
+
+@contextlib.asynccontextmanager
+async def started(gateway: GatewayProcess, mode: str, **options: Any) -> AsyncIterator[Client]:
+    """`farhand mcp`, started by the official client."""
+    arguments = ["-m", "farhand", "mcp", "--home", str(gateway.home)]
+    program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+    async with Client(stdio_client(program), mode=mode, **options) as client:
+        yield client
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_that_starts_programs_is_served(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+    told: list[str | None] = []
+
+    async def progress(_value: float, _total: float | None, message: str | None) -> None:
+        told.append(message)
+
+    async def act() -> None:
+        async with started(shared_gateway, mode) as client:
+            assert "hands__Bash" in {tool.name for tool in (await client.list_tools()).tools}
+            command = {"command": "echo one; sleep 1; echo two"}
+            slow = asyncio.create_task(client.call_tool("hands__Bash", command, progress_callback=progress))
+            quick = await client.call_tool("gsv__ReadFile", {})
+            assert quick.is_error is False and not slow.done()
+            result = await slow
+            assert result.structured_content is not None and result.structured_content["output"] == "one\ntwo\n"
+
+    run(act())
+    assert "one" in told
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+def test_it_cancels_too(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+    mark = f"stdio-{uuid.uuid4().hex[:8]}"
+
+    def state() -> Any:
+        calls = shared_gateway.get("/v1/calls?tool=hands__Bash&limit=20")["calls"]
+        return next(call for call in calls if mark in call["args"]["command"])["state"]
+
+    async def act() -> None:
+        async with started(shared_gateway, mode) as client:
+            call = asyncio.create_task(client.call_tool("hands__Bash", {"command": f"touch {mark}; sleep 600"}))
+            await asyncio.to_thread(wait_until, (hands.workspace / mark).exists)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            await asyncio.to_thread(wait_until, lambda: state() == "cancelled", 20, "the end of the call")
+
+    run(act())
+
+
+def test_it_finds_the_answer_of_a_gateway_that_was_killed(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path, "hands") as node:
+        gate = node.workspace / "gate"
+
+        async def act() -> None:
+            async with started(gateway, "legacy") as client:
+                command = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
+                heard = asyncio.Event()
+
+                async def progress(_value: float, _total: float | None, _message: str | None) -> None:
+                    heard.set()
+
+                call = asyncio.create_task(
+                    client.call_tool("hands__Bash", {"command": command}, progress_callback=progress)
+                )
+                await heard.wait()
+                await asyncio.to_thread(gateway.kill)
+                await asyncio.to_thread(gateway.start)
+                await asyncio.to_thread(gateway.wait_for_node, "hands")
+                gate.touch()
+                result = await call
+                assert result.structured_content is not None
+                assert result.structured_content["output"] == "before\nafter\n"
+
+        run(act())
+
+
+def test_a_gateway_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "farhand", "mcp", "--home", str(tmp_path)],
+        input=b"",
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1 and b"no gateway is running" in done.stderr
 
 
 # -- by hand

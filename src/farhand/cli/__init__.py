@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "nodes": ("farhand.cli.listing:nodes", "List the machines that joined."),
     "calls": ("farhand.cli.calls:calls", "List what ran and what runs; show or cancel one call."),
     "undo": ("farhand.cli.undo:undo", "Give the files a call changed their old content back."),
+    "mcp": ("farhand.cli.mcp:mcp", "Serve the gateway's tools to an MCP client that starts programs."),
     "ps": ("farhand.cli.jobs:ps", "List the commands that run on all nodes."),
     "attach": ("farhand.cli.jobs:attach", "Show what a command prints, and type to it."),
     "logs": ("farhand.cli.logs:logs", "Show the log of a node."),

@@ -31,8 +31,8 @@ log = logging.getLogger("farhand.kept")
 MIB = 1024 * 1024
 QUOTA = 512 * MIB
 LARGEST = 64 * MIB
-MOST_CALLS = 20_000
-MOST_DROPPED = 5_000
+MOST_CALLS = 5_000
+MOST_DROPPED = 2_000
 """So many calls whose contents made room for newer ones are remembered by their ids."""
 
 DEAD_LINES = 1_000
