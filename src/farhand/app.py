@@ -81,6 +81,7 @@ from farhand.messaging import Messaging
 from farhand.node.program import UNDO_FOLDER
 from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
@@ -143,6 +144,8 @@ class Gateway:
         self._retention: Retention | None = None
         self._messaging: Messaging | None = None
         self.url = ""
+        self.on_secrets: Callable[[KnownSecrets], None] = lambda _: None
+        """Told what is to be hidden, once that is known: for a log that is written elsewhere."""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
         """Serve until SIGTERM or SIGINT. Calls `ready` once requests are answered. Raises FarhandError."""
@@ -150,6 +153,8 @@ class Gateway:
             listener = _listen(self._section.host, self._section.port)
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
             hub.credentials.tokens_beside_keys = self._section.tokens_beside_keys
+            hub.secrets.add_settings([msgspec.to_builtins(self._config), environ])
+            self.on_secrets(hub.secrets)
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     await self._furnish(hub, stack, environ)
@@ -321,7 +326,7 @@ class Gateway:
                 *described,
             ]
         )
-        guard = Guard(router, hub.credentials, sessions, settings, held=lambda: hub.freeze.order)
+        guard = Guard(router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
         try:

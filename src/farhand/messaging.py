@@ -28,7 +28,7 @@ class Messaging:
     ) -> None:
         """Raises ChannelError for settings that cannot be meant."""
         clock = hub.roster.clock
-        self.messages = Messages(hub.database, workspace, clock=clock, alone=True)
+        self.messages = Messages(hub.database, workspace, clock=clock, alone=True, hide=hub.secrets.hide_text)
         self.reception = Reception(
             hub.database,
             self.messages,
@@ -39,7 +39,9 @@ class Messaging:
             dm_scope=config.sessions.dm_scope,
             identity_links=config.sessions.identity_links,
         )
-        self.hooks = Hooks(hub.database, sessions, self.messages, self.reception, config.hooks, clock=clock)
+        self.hooks = Hooks(
+            hub.database, sessions, self.messages, self.reception, config.hooks, clock=clock, learn=hub.secrets.add
+        )
         for name, channel in make_channels(config.channels, environ).items():
             self.messages.connect(name, channel)
             if isinstance(channel, WebhookChannel | WhatsAppChannel):

@@ -200,7 +200,7 @@ class ChannelDoors:
         )
         with _problems():
             await self._hooks.make(hook_id, settings)
-        return json_reply({**_hook_view(hook_id, settings), "secret": secret}, 201)
+        return json_reply({**_hook_view(hook_id, settings), "secret": secret}, 201, bare=True)
 
     async def remove_hook(self, request: Request) -> Reply:
         with _problems():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +19,7 @@ from farhand.api.sessions import Sessions
 from farhand.api.throttle import Throttle
 from farhand.gateway.credentials import OWNER, Credential, Credentials
 from farhand.protocol.freezing import FreezeOrder
+from farhand.protocol.known_secrets import KnownSecrets, Veil
 
 log = logging.getLogger("farhand.guard")
 
@@ -53,10 +54,12 @@ class Guard:
         credentials: Credentials,
         sessions: Sessions,
         settings: GuardSettings,
+        secrets: KnownSecrets,
         *,
         held: Callable[[], FreezeOrder | None] = lambda: None,
     ) -> None:
-        """`held`: by which order nothing may be changed now."""
+        """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer."""
+        self.secrets = secrets
         self._router = router
         self._held = held
         self._credentials = credentials
@@ -105,6 +108,11 @@ class Guard:
             request_id = new_request_id()
             log.exception("a request failed in the guard (request %s)", request_id)
             reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
+        if not reply.bare:
+            if reply.pieces is None:
+                reply.body = self.secrets.hide(reply.body)
+            else:
+                reply.pieces = _veiled(reply.pieces, self.secrets)
         await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
 
     async def _serve(self, route: Route, request: Request) -> Reply:
@@ -216,6 +224,15 @@ class Guard:
             _require_json(headers, method)
             return OWNER
         raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+
+
+async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:
+    veil = Veil(known)
+    async for piece in pieces:
+        if shown := veil.feed(piece):
+            yield shown
+    if rest := veil.end():
+        yield rest
 
 
 def new_request_id() -> str:

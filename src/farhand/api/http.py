@@ -49,7 +49,7 @@ class Problem(FarhandError):
 class Reply:
     """What a route answers: bytes, or pieces as they come."""
 
-    __slots__ = ("body", "content_type", "headers", "pieces", "status")
+    __slots__ = ("bare", "body", "content_type", "headers", "pieces", "status")
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class Reply:
         content_type: bytes = JSON,
         headers: list[tuple[bytes, bytes]] | None = None,
         pieces: AsyncIterator[bytes] | None = None,
+        bare: bool = False,
     ) -> None:
+        """`bare`: sent as it is, secrets included: a new token for whoever asked for one, or a file, byte for byte."""
+        self.bare = bare
         self.body = body
         self.status = status
         self.content_type = content_type
@@ -84,8 +87,8 @@ class Reply:
         )
 
 
-def json_reply(value: Any, status: int = 200) -> Reply:
-    return Reply(msgspec.json.encode(value), status=status)
+def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:
+    return Reply(msgspec.json.encode(value), status=status, bare=bare)
 
 
 class Request:

@@ -98,6 +98,7 @@ class LaneProtocol(CorkedProtocol):
         if transport.is_closing():
             return
         self.server_state.total_requests += 1
+        reply.body = self._guard.secrets.hide(reply.body)
         transport.write(reply.whole(call_id, self.server_state.default_headers, close=self._last))
         if self._last:
             transport.close()

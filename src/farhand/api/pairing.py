@@ -85,7 +85,7 @@ def pairing_routes(hub: Hub) -> list[Route]:
             raise Problem(401, "unauthorized", "this code was used a moment ago")
         label = code.label or f"paired by {code.made_by}"
         _, secret = await hub.create_token(node_id=wanted.node_id, label=label, scopes=[], public_key=key)
-        return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201)
+        return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201, bare=True)
 
     return [
         Route(

@@ -24,6 +24,7 @@ from farhand.api.shapes import (
     Version,
 )
 from farhand.api.streams import until_gone
+from farhand.gateway.covered import covered
 from farhand.gateway.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Scope
 from farhand.gateway.hub import Hub, Output
 from farhand.protocol.calls import NULL
@@ -332,7 +333,7 @@ class Doors:
         """Bytes from `offset` on: what is there with `wait=0`, else until the command has ended."""
         offset = request.query_int("offset", 0, 0, 2**62)
         wait = request.flag("wait")
-        pages = self._hub.output(node_id, of, offset, wait=wait)
+        pages = covered(lambda place: self._hub.output(node_id, of, place, wait=wait), offset, self._hub.secrets)
         try:
             first = await anext(pages)
         except ToolError as error:
@@ -343,9 +344,9 @@ class Doors:
             async for page in pages:
                 parts.append(page.data)
             headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
-            return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers)
+            return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers, bare=True)
         pieces = until_gone(request, _bytes(first, pages), self._hub.ending)
-        return Reply(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
+        return Reply(content_type=b"application/octet-stream", headers=headers, pieces=pieces, bare=True)
 
     async def jobs(self, request: Request) -> Reply:
         jobs, silent = await self._hub.jobs(request.query("node_id"))
@@ -397,7 +398,7 @@ class Doors:
             )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
-        return json_reply({**_token_view(token), "token": secret}, 201)
+        return json_reply({**_token_view(token), "token": secret}, 201, bare=True)
 
     async def revoke_token(self, request: Request) -> Reply:
         token_id = request.params["token_id"]

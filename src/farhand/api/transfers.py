@@ -274,6 +274,7 @@ class TransferDoors:
             content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
             headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
             pieces=self._pieces(begun, receiver),
+            bare=True,
         )
 
     async def manifest(self, request: Request) -> Reply:

@@ -108,11 +108,11 @@ class WorkspaceDoors:
                     raise Problem(404, "not_found", f"Not found: {path[:200]}")
                 return json_reply({"path": clean(path), "files": folder.files, "directories": folder.directories})
             if request.method == "HEAD":
-                return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing())
+                return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing(), bare=True)
             reader = await self._objects.open_read(found.info.key)
         except ToolError as error:
             raise tool_problem(error) from None
-        return Reply(content_type=_type(reader.info), headers=_headers(reader.info), pieces=_pieces(reader))
+        return Reply(content_type=_type(reader.info), headers=_headers(reader.info), pieces=_pieces(reader), bare=True)
 
     async def write(self, request: Request) -> Reply:
         path = request.params["path"]

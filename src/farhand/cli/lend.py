@@ -22,6 +22,7 @@ from farhand.machine.kept import MIB, QUOTA
 from farhand.node.key import KEY_FILE
 from farhand.node.program import NodeOptions, default_node_id, node_folder, run_node
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.known_secrets import KnownSecrets
 
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
 """What `farhand join` got: the gateway, this node's id and its token."""
@@ -106,7 +107,7 @@ def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, **
 
 def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None) -> None:
     """Run a node until it is told to stop."""
-    set_up_logging(options["log_level"])
+    set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
     home = config.home_folder(options["home"])
     config.make_home(home)
     node_id = options["node_id"] or default_node_id()

@@ -9,25 +9,35 @@ from collections.abc import Coroutine
 from typing import Any
 
 from farhand.config import ConfigError
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import masked_text
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(level: str) -> MaskedFormatter:
     """Log lines to standard error, secrets masked. Raises ConfigError for an unknown level."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ConfigError(f"[log] level: {level!r} is none of debug, info, warning, error")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    formatter = MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(formatter)
     logging.basicConfig(level=number, handlers=[handler], force=True)
     # They put whole addresses, a token in the query included, into their lines.
     for noisy in ("uvicorn.error", "uvicorn.access", "websockets", "picows", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+    return formatter
 
 
-class _MaskedFormatter(logging.Formatter):
+class MaskedFormatter(logging.Formatter):
+    """What looks like a secret is not in any line, nor any of those it is told by value."""
+
+    secrets = KnownSecrets()
+
+    def know(self, secrets: KnownSecrets) -> None:
+        self.secrets = secrets
+
     def format(self, record: logging.LogRecord) -> str:
-        return masked_text(super().format(record))
+        return self.secrets.hide_text(masked_text(super().format(record)))
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:

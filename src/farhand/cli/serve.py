@@ -58,9 +58,10 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     for name in ("host", "port", "tls_cert", "tls_key"):
         if options[name] is not None:
             setattr(section, name, options[name])
-    set_up_logging(options["log_level"] or settings.log.level)
+    log = set_up_logging(options["log_level"] or settings.log.level)
     folder = Path(workspace).absolute() if workspace else None
     running = Gateway(home, settings, workspace=folder, open=options["open_"])
+    running.on_secrets = log.know
     local: LocalNode | None = None
 
     def ready(gateway: Gateway) -> None:

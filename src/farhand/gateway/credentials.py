@@ -99,6 +99,10 @@ class NodeTokens(msgspec.Struct, frozen=True):
         named = "SA_NODE_TOKENS" in environ
         return cls(None if named else environ.get("SA_NODE_TOKEN") or None, pairs, caps)
 
+    @property
+    def secrets(self) -> list[str]:
+        return [*(secret for _, secret in self.by_node), *((self.shared,) if self.shared else ())]
+
 
 class Credentials:
     """Recognises tokens by their hashes. `open`: no credentials needed (loopback only, the guard sees to that)."""

@@ -85,7 +85,10 @@ class Hooks:
         configured: Mapping[str, HookSettings],
         *,
         clock: Callable[[], int],
+        learn: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`learn` is told the secret of each hook."""
+        self._learn = learn
         self._database = database
         self._sessions = sessions
         self._messages = messages
@@ -96,6 +99,8 @@ class Hooks:
             name: msgspec.json.decode(settings, type=HookSettings)
             for name, settings in database.query(hooks.all_hooks).items()
         }
+        for settings in self._made.values():
+            learn(settings.secret)
         self._doors: dict[str, Door] = {}
         self._waiting: dict[str, deque[HookPost]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +135,7 @@ class Hooks:
         encoded = msgspec.json.encode(settings)
         await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, self._clock()))
         self._made[hook_id] = settings
+        self._learn(settings.secret)
 
     async def remove(self, hook_id: str) -> None:
         """Raises NotFound, InvalidArgs for one of the settings file."""

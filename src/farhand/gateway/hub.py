@@ -25,6 +25,7 @@ from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
@@ -110,6 +111,8 @@ class Hub:
         read = database.query
         self._database = self.database = database
         self.gateway_id = read(_gateway_id)
+        self.secrets = KnownSecrets([owner, *environment.secrets])
+        """Hidden in whatever leaves the gateway."""
         self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
         self.roster = Roster(read(all_nodes), environment.capabilities)
         self.catalog = Catalog(self.roster)

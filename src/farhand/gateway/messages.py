@@ -70,8 +70,11 @@ class Messages:
         alone: bool = False,
         lease_seconds: float = LEASE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
+        hide: Callable[[str], str] = str,
     ) -> None:
-        """`alone`: no other gateway works on this store, so what was being sent before `start` has lost its sender."""
+        """`alone`: no other gateway works on this store, so what was being sent before `start` has lost its sender.
+        `hide` takes the gateway's secrets out of what is sent."""
+        self._hide = hide
         self._database = database
         self._workspace = workspace
         self._clock = clock
@@ -142,6 +145,7 @@ class Messages:
         if channel is None:
             self.resolve(place.channel, place.account)
             raise AssertionError("resolve has told")
+        text = self._hide(text)
         if not text.strip() and not media:
             raise InvalidArgs("text is required")
         if len(text) > MAX_TEXT:

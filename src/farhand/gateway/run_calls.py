@@ -17,7 +17,7 @@ from farhand.gateway.open_call import OpenCall, new_call_id
 from farhand.gateway.open_call import Outcome as Ended
 from farhand.gateway.pinning import Pinned, of_a_machine
 from farhand.llm.messages import ToolUse
-from farhand.protocol.calls import ToolCall
+from farhand.protocol.calls import ToolCall, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import join_tool, split_tool
 from farhand.store.database import StoreError
@@ -88,8 +88,8 @@ class RunCalls:
             opened = await asyncio.shield(opening)
             self._made[opened.record.id] = name
             if not isinstance(opened, OpenCall):
-                return Outcome.of_result(opened.result)
-            return Outcome.of_result((await gate.wait(opened)).result)
+                return self._outcome(opened.result)
+            return self._outcome((await gate.wait(opened)).result)
         except (StoreError, IdempotencyConflict) as error:
             return Outcome.failed("failed", f"the call was not run: {error}")
         except asyncio.CancelledError:
@@ -99,7 +99,16 @@ class RunCalls:
             self._made[call.id] = use.name
             ended = await gate.cancel((await opening).record.id, reason)
             assert ended is not None
-            return Outcome.of_result(Ended(ended).result)
+            return self._outcome(Ended(ended).result)
+
+    def _outcome(self, result: ToolResult) -> Outcome:
+        """What the model is told: nothing of the gateway's own secrets."""
+        secrets = self._hub.secrets
+        if result.error is not None:
+            return Outcome.failed(result.error.kind, secrets.hide_text(result.error.message))
+        return Outcome.of_result(
+            msgspec.structs.replace(result, result=msgspec.Raw(secrets.hide(bytes(result.result))))
+        )
 
     async def end_processes(self) -> None:
         """End every process that a call of this run started and left running."""

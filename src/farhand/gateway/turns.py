@@ -28,6 +28,7 @@ from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.session_keys import main_key
 from farhand.gateway.sessions import Sessions
+from farhand.gateway.veiled_events import VeiledEvents
 from farhand.llm.choice import Models
 from farhand.llm.errors import ModelError, NotConfigured
 from farhand.llm.messages import Message, ToolUse, Usage
@@ -340,6 +341,7 @@ class _Turn:
             max_tokens=run.options.max_tokens,
         )
         last: Event | None = None
+        veil = VeiledEvents(house.hub.secrets)
         async with contextlib.aclosing(steps):
             async for event in steps:
                 if isinstance(event, Appended):
@@ -349,7 +351,8 @@ class _Turn:
                         self._sessions, self._record, run.id, self._positions, event.compaction, model.name
                     )
                 if not isinstance(event, Appended):  # it repeats what was told before
-                    run.happened(event)
+                    for shown in veil.shown(event):
+                        run.happened(shown)
                 last = event
         assert last is not None
         return last

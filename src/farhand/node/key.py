@@ -11,6 +11,8 @@ from farhand.protocol.errors import FarhandError
 from farhand.protocol.login import KEY_BYTES, from_text, key_text, to_text
 
 KEY_FILE: Final = "key.json"
+SEED: Final = "fhk_"
+"""The private half says what it is, so that it is masked wherever it turns up."""
 
 
 class NodeKey:
@@ -30,7 +32,7 @@ class NodeKey:
         path = folder / KEY_FILE
         try:
             kept = json.loads(path.read_text())
-            seed, gateway_id = from_text(kept["seed"]), kept.get("gateway_id")
+            seed, gateway_id = from_text(str(kept["seed"]).removeprefix(SEED)), kept.get("gateway_id")
             if len(seed) != KEY_BYTES or not isinstance(gateway_id, str | None):
                 raise ValueError("this is not what a node writes there")
         except FileNotFoundError:
@@ -75,7 +77,7 @@ class NodeKey:
         self._save()
 
     def _save(self) -> None:
-        kept = {"seed": to_text(bytes(self._key)), "public": self.public}
+        kept = {"seed": SEED + to_text(bytes(self._key)), "public": self.public}
         if self._gateway_id is not None:
             kept["gateway_id"] = self._gateway_id
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from farhand import __version__
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import masked_text
 
 FILE: Final = "node.log"
@@ -29,14 +30,14 @@ calls = logging.getLogger("farhand.node.calls")
 
 
 @contextlib.contextmanager
-def kept_log(folder: Path, node_id: str, workspace: Path) -> Iterator[None]:
+def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets | None = None) -> Iterator[None]:
     """Keep everything this program logs, from `node.start` to `shutdown`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     handler = RotatingFileHandler(
         folder / FILE, maxBytes=MAX_BYTES, backupCount=EARLIER_FILES, encoding="utf-8", errors="backslashreplace"
     )
     (folder / FILE).chmod(0o600)
-    handler.setFormatter(_JsonLines(node_id, str(workspace)))
+    handler.setFormatter(_JsonLines(node_id, str(workspace), secrets or KnownSecrets()))
     handler.setLevel(logging.INFO)
     program = logging.getLogger("farhand")
     program.addHandler(handler)
@@ -54,8 +55,9 @@ def kept_log(folder: Path, node_id: str, workspace: Path) -> Iterator[None]:
 
 
 class _JsonLines(logging.Formatter):
-    def __init__(self, node_id: str, workspace: str) -> None:
+    def __init__(self, node_id: str, workspace: str, secrets: KnownSecrets) -> None:
         super().__init__()
+        self._secrets = secrets
         self._always = {"component": "node", "nodeId": node_id, "workspace": workspace}
 
     def format(self, record: logging.LogRecord) -> str:
@@ -70,7 +72,7 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self._text(self.formatException(record.exc_info))
-        return msgspec.json.encode(line).decode()
+        return self._secrets.hide(msgspec.json.encode(line)).decode()
 
     @staticmethod
     def _text(text: str) -> str:

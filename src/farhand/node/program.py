@@ -28,6 +28,7 @@ from farhand.node.log import kept_log
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import own_secret
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
@@ -98,7 +99,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     folder = node_folder(options.home, options.node_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with _held(folder, options.node_id):
-        with kept_log(folder / "logs", options.node_id, workspace):
+        with kept_log(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
             await _serve(options, shutdown, folder, workspace, roots, environment)
 
 

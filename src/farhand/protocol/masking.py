@@ -15,7 +15,7 @@ _IN_TEXT: Final = re.compile(
     | (?:api_?key|secret|password|passwd)=["']?
     | \bbearer[.\s]
     | \bauthorization:\s*basic\s
-    | \bfh[onc]_ | \bsk- | \bgh[pousr]_ | \bgithub_pat_ | \bxox[abprs]- | \bglpat- )
+    | \bfh[onck]_ | \bsk- | \bgh[pousr]_ | \bgithub_pat_ | \bxox[abprs]- | \bglpat- )
     [\w.~%+/=-]+
     """,
     re.IGNORECASE | re.VERBOSE,

@@ -1,0 +1,37 @@
+"""The events of a run as they are shown: a secret that the model says piece by piece is hidden as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from farhand.agent.events import Event, Retrying, TextDelta, ThinkingDelta
+from farhand.protocol.known_secrets import KnownSecrets, Veil
+
+
+class VeiledEvents:
+    """For one run; whole texts in events are hidden where they leave the gateway."""
+
+    def __init__(self, secrets: KnownSecrets) -> None:
+        self._secrets = secrets
+        self._open: tuple[type[TextDelta | ThinkingDelta], int, Veil] | None = None
+
+    def shown(self, event: Event) -> Iterator[Event]:
+        """What is to be told now: deltas may wait for the next one; everything else comes after what waited."""
+        if not isinstance(event, TextDelta | ThinkingDelta):
+            if isinstance(event, Retrying) and event.void:
+                self._open = None
+            yield from self._rest()
+            yield event
+            return
+        if self._open is None or self._open[:2] != (type(event), event.step):
+            yield from self._rest()
+            self._open = (type(event), event.step, Veil(self._secrets))
+        if text := self._open[2].feed_text(event.text):
+            yield type(event)(event.step, text)
+
+    def _rest(self) -> Iterator[Event]:
+        if self._open is not None:
+            kind, step, veil = self._open
+            self._open = None
+            if text := veil.end_text():
+                yield kind(step, text)
