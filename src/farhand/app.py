@@ -27,6 +27,7 @@ from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.cron import cron_routes
 from farhand.api.direct import DirectDoor, direct_routes
+from farhand.api.fanout import fanout_routes
 from farhand.api.freeze import freeze_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
@@ -322,6 +323,7 @@ class Gateway:
                 *freeze_routes(hub),
                 *mcp_routes(hub),
                 *metrics_routes(hub),
+                *fanout_routes(hub),
                 *self._routes,
                 *described,
             ]

@@ -42,6 +42,7 @@ CALL_QUERY = (
     Query("node_id", "Of this node."),
     Query("state", "In this state.", CallState),
     Query("session_key", "Of this session."),
+    Query("group", "Of this fan-out."),
     Query("bodies", "0 leaves arguments and results out."),
 )
 OUTPUT_QUERY = (
@@ -298,7 +299,7 @@ class Doors:
         if state is not None and state not in {known.value for known in CallState}:
             known_states = ", ".join(known.value for known in CallState)
             raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
-        records = await self._hub.calls(filters, limit, request.query("before"))
+        records = await self._hub.calls(filters, limit, request.query("before"), request.query("group"))
         views = [_call_view(record) for record in records]
         if not request.flag("bodies"):
             for view in views:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from farhand.cli.client import Answer, Client, ClientError, ConnectionLost, client_command
+from farhand.cli.fanout import call_many
 from farhand.cli.screen import (
     SHORT_ID,
     Column,
@@ -46,6 +47,13 @@ SEARCHED = 1000
 @click.option("--background", is_flag=True, help="Do not wait: print the call's id.")
 @click.option("--follow", "-f", is_flag=True, help="Print what its command prints, as it comes.")
 @click.option("--idempotency-key", metavar="KEY", help="Run once however often this is repeated, for 24 hours.")
+@click.option("--on", "targets", multiple=True, metavar="NODES", help="On these nodes: ids and tag:NAME, with commas.")
+@click.option("--concurrency", type=click.IntRange(1, 100), metavar="N", help="With --on: so many at once.  [10]")
+@click.option(
+    "--canary", type=click.IntRange(1, 1000), metavar="N", help="With --on: N first; the rest if they succeed."
+)
+@click.option("--stop-on-failure", is_flag=True, help="With --on: begin nothing more after a failure.")
+@click.option("--skip-offline", is_flag=True, help="With --on: a node that is offline is no failure.")
 @client_command
 def call(
     tool: str,
@@ -55,10 +63,15 @@ def call(
     background: bool,
     follow: bool,
     idempotency_key: str | None,
+    targets: tuple[str, ...],
+    concurrency: int | None,
+    canary: int | None,
+    stop_on_failure: bool,
+    skip_offline: bool,
     client: Client,
     as_json: bool,
 ) -> int:
-    """Call one tool, and print its result.
+    """Call one tool, and print its result; with --on, the same tool on many nodes, and print one table.
 
     A VALUE that is JSON is taken as JSON (5, true, null, [1,2]), anything else as text; n='"5"' is the text 5. One
     argument that begins with { or [ is all the arguments; - reads them from standard input.
@@ -66,8 +79,8 @@ def call(
     With --follow the output of a command comes as it is printed (with --json on standard error), then how the call
     ended.
 
-    The status is 0 only when the call succeeded. Ctrl-C cancels the call, unless it is in the background or has an
-    idempotency key.
+    The status is 0 only when the call succeeded, with --on only when it did on every node. Ctrl-C cancels the call,
+    unless it is in the background or has an idempotency key.
 
     \b
     Examples:
@@ -77,6 +90,7 @@ def call(
       farhand call laptop__Bash command='make test' --follow
       farhand call node.echo '{"text": "hello", "times": 3}'
       date | jq -R '{now: .}' | farhand call node.echo -
+      farhand call --on tag:web --canary 1 --stop-on-failure Bash command='systemctl reload nginx'
     """
     body: dict[str, Any] = {"tool": tool, "args": read_arguments(arguments)}
     if seconds is not None:
@@ -93,6 +107,16 @@ def call(
         raise click.UsageError("--idempotency-key takes printable ASCII characters.")
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     lasting = background or idempotency_key is not None
+    fanning = {"concurrency": concurrency, "canary": canary, "stop_on_failure": stop_on_failure or None}
+    fanning |= {"skip_offline": skip_offline or None}
+    chosen = {name: value for name, value in fanning.items() if value is not None}
+    if targets:
+        if background or follow:
+            raise click.UsageError("--on waits for all nodes; --background and --follow are for one call.")
+        return call_many(client, {**body, **chosen}, targets, headers, as_json)
+    if chosen:
+        option = next(iter(chosen)).replace("_", "-")
+        raise click.UsageError(f"--{option} is for a call to many nodes; name them with --on.")
     if follow:
         return _follow(client, body, headers, as_json)
     try:
@@ -230,12 +254,21 @@ def _show_failure(error: dict[str, str]) -> None:
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
 @click.option("--node", "node_id", metavar="ID", help="Only calls that went to this node.")
 @click.option("--tool", metavar="NAME", help="Only calls of this tool.")
+@click.option("--group", metavar="ID", help="Only calls of this call to many nodes.")
 @click.option("--state", metavar="STATE", help="running, ok, error, timeout, cancelled, denied or unknown.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=20, metavar="N", help="How many.  [default: 20, at most 1000]"
 )
 @client_command
-def calls(node_id: str | None, tool: str | None, state: str | None, limit: int, client: Client, as_json: bool) -> None:
+def calls(
+    node_id: str | None,
+    tool: str | None,
+    group: str | None,
+    state: str | None,
+    limit: int,
+    client: Client,
+    as_json: bool,
+) -> None:
     """List what ran and what runs, newest first; show or cancel one call.
 
     \b
@@ -248,12 +281,12 @@ def calls(node_id: str | None, tool: str | None, state: str | None, limit: int, 
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    filters = {"node_id": node_id, "tool": tool, "state": state, "limit": limit}
+    filters = {"node_id": node_id, "tool": tool, "state": state, "group": group, "limit": limit}
     answer = client.get("/v1/calls?" + urlencode({key: value for key, value in filters.items() if value is not None}))
     if as_json:
         show_answer(answer)
     elif not answer.value["calls"]:
-        remark("no such calls" if node_id or tool or state else "no calls yet")
+        remark("no such calls" if node_id or tool or state or group else "no calls yet")
     else:
         _show_calls(answer.value["calls"])
 

@@ -173,10 +173,16 @@ class Client:
             yield _read_events(response, worded)
 
     @contextlib.contextmanager
-    def stream(self, path: str, seconds: float) -> Iterator[Iterator[Any]]:
-        """The data of the events at `path`; `seconds` is the longest silence to bear. Raises ClientError, as above."""
-        headers = {"Accept": "text/event-stream"}
-        with self._asked("GET", path, None, headers, seconds) as (response, worded):
+    def stream(
+        self, path: str, seconds: float, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[Iterator[Any]]:
+        """The data of the events at `path`; `seconds` is the longest silence to bear. Raises ClientError, as above.
+
+        With a body it is posted.
+        """
+        sent = {"Accept": "text/event-stream", **(headers or {})}
+        method = "GET" if body is None else "POST"
+        with self._asked(method, path, body, sent, seconds) as (response, worded):
             yield _read_events(response, worded)
 
     @contextlib.contextmanager

@@ -23,6 +23,8 @@ STATE_COLOURS: Final = {
     "valid": "green",
     "error": "red",
     "timeout": "red",
+    "failed": "red",
+    "skipped": "yellow",
     "denied": "red",
     "unknown": "yellow",
     "cancelled": "yellow",

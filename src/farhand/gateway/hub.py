@@ -35,6 +35,7 @@ from farhand.store import calls
 from farhand.store.calls import CallRecord
 from farhand.store.database import Database
 from farhand.store.events import Event, append_event, events_after, last_event
+from farhand.store.fanouts import fanout_calls
 from farhand.store.nodes import NodeCard, all_nodes, forget_node, node_seen, save_node
 from farhand.store.snapshots import Recovery, note_revoked, open_store, revoked_tokens
 from farhand.store.tokens import (
@@ -321,12 +322,19 @@ class Hub:
 
     # -- the record -------------------------------------------------------------------------------------
 
-    async def calls(self, filters: Mapping[str, str], limit: int, before: str | None = None) -> list[CallRecord]:
+    async def calls(
+        self, filters: Mapping[str, str], limit: int, before: str | None = None, group: str | None = None
+    ) -> list[CallRecord]:
         """Newest first; read-only calls that still run are known to the gate alone."""
-        found = await self._database.read(lambda store: calls.search(store, filters, limit=limit, before=before))
+        found, members = await self._database.read(
+            lambda store: (
+                calls.search(store, filters, limit=limit, before=before, group=group),
+                set() if group is None else fanout_calls(store, group),
+            )
+        )
         if before is None:
             # The gate's word is newer than the row's, by a moment.
-            newer = {record.id: record for record in self.gate.open_records()}
+            newer = {record.id: record for record in self.gate.open_records() if group is None or record.id in members}
             merged = {record.id: record for record in found} | newer
             fitting = [
                 record

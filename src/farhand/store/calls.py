@@ -162,11 +162,22 @@ def open_calls(connection: apsw.Connection) -> list[CallRecord]:
 
 
 def search(
-    connection: apsw.Connection, filters: Mapping[str, str], *, limit: int, before: str | None = None
+    connection: apsw.Connection,
+    filters: Mapping[str, str],
+    *,
+    limit: int,
+    before: str | None = None,
+    group: str | None = None,
 ) -> list[CallRecord]:
-    """Newest first. `filters` name columns of the caller's choice among tool, node_id, state and session_key."""
+    """Newest first. `filters` name columns of the caller's choice among tool, node_id, state and session_key.
+
+    `group`: only the calls of this fan-out.
+    """
     clauses = [f"{column} = ?" for column in filters]
     values: list[Any] = list(filters.values())
+    if group is not None:
+        clauses.append("id IN (SELECT call_id FROM fanout_calls WHERE fanout = ?)")
+        values.append(group)
     if before is not None:
         clauses.append("seq < (SELECT seq FROM calls WHERE id = ?)")
         values.append(before)

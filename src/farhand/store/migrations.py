@@ -321,6 +321,22 @@ CREATE INDEX hook_posts_ended ON hook_posts (ended_at) WHERE ended_at IS NOT NUL
 CREATE INDEX awaited_replies_ended ON awaited_replies (ended_at) WHERE ended_at IS NOT NULL;
 """
 
+FANOUTS = """
+CREATE TABLE fanouts (
+    id         TEXT PRIMARY KEY,
+    tool       TEXT NOT NULL,
+    credential TEXT NOT NULL,
+    nodes      BLOB NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE fanout_calls (
+    fanout  TEXT NOT NULL,
+    call_id TEXT NOT NULL,
+    PRIMARY KEY (fanout, call_id)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -331,4 +347,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     NARROW_TOKENS,
     NODE_KEYS,
     OUTBOX_CLAIMS,
+    FANOUTS,
 )
