@@ -506,6 +506,23 @@ def test_what_is_no_message_is_refused(shared_gateway: GatewayProcess, body: byt
     assert (answer.status, answer.json()["error"]["code"]) == (400, code), answer
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"path": 1e999}', '{"path": %s}' % ("9" * 400), '{{"path": {}1{}}}'.format("[" * 600, "]" * 600)]
+)
+def test_arguments_nobody_can_hold_are_a_mistake_of_the_caller(
+    shared_gateway: GatewayProcess, hands: NodeProcess, arguments: str
+) -> None:
+    session = begin(shared_gateway)
+    head = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hands__Read","arguments":'
+    answer = post(shared_gateway, f"{head}{arguments}}}}}".encode(), session)
+    assert answer.status in (200, 400), answer
+    told = answer.json()
+    assert "error" in told or told["result"]["isError"] is True, told
+    body = f'{{"tool": "hands__Read", "args": {arguments}}}'.encode()
+    invoked = shared_gateway.request("POST", "/v1/tools/invoke", body)
+    assert (invoked.status, invoked.json()["error"]["kind"]) == (200, "invalid_args"), invoked
+
+
 def test_strangers_and_other_pages_are_kept_out(shared_gateway: GatewayProcess) -> None:
     stranger = shared_gateway.request("POST", "/mcp", listing(), headers=BOTH, token=None)
     assert stranger.status == 401 and stranger.headers["www-authenticate"] == "Bearer"

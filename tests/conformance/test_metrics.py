@@ -52,6 +52,7 @@ def test_calls_nodes_and_times_are_counted(tmp_path: Path) -> None:
         assert value(samples, "farhand_store_commits_total") > 0
         assert value(samples, "farhand_store_sync_seconds_count") > 0
         assert value(samples, "farhand_store_healthy") == 1
+        assert value(samples, "farhand_frozen") == 0
         assert value(samples, "process_resident_memory_bytes") > 10_000_000
         assert value(samples, "process_open_fds") > 5
         gateway.request("DELETE", f"/v1/calls/{call}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,63 @@ def test_a_change_that_fails_keeps_nothing(machine: Machine) -> None:
     with pytest.raises(NotFound):
         machine.undo("c1")
     assert machine.contents == []
+
+
+def test_a_file_on_another_disk_is_copied(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        path = Path(elsewhere) / "a"
+        path.write_bytes(b"old")
+        if path.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is only one file system here")
+        machine = Machine(tmp_path)
+        machine.write("c1", str(path), b"new")
+        machine.undo("c1")
+        assert path.read_bytes() == b"old"
+
+
+def test_a_name_that_is_no_text_is_as_good_as_any(machine: Machine) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (machine.work / name).write_bytes(b"old")
+    machine.write("c1", name, b"new")
+    machine.again()
+    machine.undo("c1")
+    assert (machine.work / name).read_bytes() == b"old"
+
+
+def test_a_store_that_cannot_be_used_stops_no_write_and_undo_says_so(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.store.write_text("in the way")
+    (machine.work / "a").write_text("old")
+    machine.write("c1", "a", b"new")
+    assert (machine.work / "a").read_text() == "new"
+    assert "could not be kept" in caplog.text
+    with pytest.raises(Failed, match="cannot be read"):
+        machine.undo("c1")
+
+
+def test_two_at_once_undo_once(machine: Machine) -> None:
+    for round_ in range(10):
+        path = machine.work / f"f{round_}"
+        path.write_text("old")
+        machine.write(f"c{round_}", path.name, b"new")
+        start, ended = threading.Barrier(2), []
+
+        def attempt(by: str, call: str = f"c{round_}", start: Any = start, ended: Any = ended) -> None:
+            start.wait()
+            try:
+                machine.undo(call, by)
+                ended.append("undone")
+            except Failed as error:
+                ended.append(error.message)
+
+        threads = [threading.Thread(target=attempt, args=(f"u{round_}-{n}",)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert path.read_text() == "old"
+        assert ended.count("undone") == 1, ended
 
 
 # -- quota

@@ -139,10 +139,10 @@ class McpDoor:
             return Reply(status=202)
         session = self._session(request)
         if message.method == "notifications/cancelled":
-            cancelled = message.arguments.get("requestId")
+            cancelled = message.value("requestId")
             call_id = session.calls.get(cancelled) if isinstance(cancelled, int | str) else None
             if call_id is not None:
-                reason = message.arguments.get("reason")
+                reason = message.value("reason")
                 told = f": {reason[:500]}" if isinstance(reason, str) and reason else ""
                 await self._hub.gate.cancel(call_id, f"cancelled by its client{told}")
         return Reply(status=202)
@@ -157,7 +157,7 @@ class McpDoor:
         if method == "subscriptions/listen" and modern:
             return self._subscribe(request, message, request_id)
         if method == "tools/list":
-            cursor = message.arguments.get("cursor")
+            cursor = message.value("cursor")
             if not isinstance(cursor, str | None):
                 raise RpcError(rpc.INVALID_PARAMS, "cursor must be one that an earlier answer gave")
             value, cached = tools(self._hub, request.credential, cursor), 0
@@ -170,7 +170,7 @@ class McpDoor:
         return Reply(rpc.result(request_id, rpc.complete(value, modern=modern, cached_ms=cached)))
 
     def _initialize(self, request: Request, message: Message, request_id: Id) -> Reply:
-        wanted = message.arguments.get("protocolVersion")
+        wanted = message.value("protocolVersion")
         if not isinstance(wanted, str):
             raise RpcError(rpc.INVALID_PARAMS, "initialize needs protocolVersion")
         version = wanted if wanted in rpc.HANDSHAKE_VERSIONS else rpc.HANDSHAKE_VERSIONS[-1]
@@ -184,12 +184,14 @@ class McpDoor:
     # -- calls ------------------------------------------------------------------------------------------
 
     async def _call(self, request: Request, message: Message, request_id: Id, session: Session | None) -> Reply:
-        name, arguments = message.arguments.get("name"), message.arguments.get("arguments")
+        name, arguments = message.value("name"), message.raw("arguments")
         if not isinstance(name, str) or not name:
             raise RpcError(rpc.INVALID_PARAMS, "tools/call needs the name of a tool")
-        if not isinstance(arguments, dict | None):
+        if arguments is None or bytes(arguments) == b"null":
+            arguments = msgspec.Raw(b"{}")
+        if not bytes(arguments).startswith(b"{"):
             raise RpcError(rpc.INVALID_PARAMS, "arguments must be an object")
-        call = ToolCall(new_call_id(), self._names.meant(name), msgspec.Raw(msgspec.json.encode(arguments or {})))
+        call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
         begun = await self._hub.gate.begin(call, credential=request.credential)
         if isinstance(begun, Outcome):
@@ -264,7 +266,7 @@ class McpDoor:
     def _subscribe(self, request: Request, message: Message, request_id: Id) -> Reply:
         if not _accepts(request, SSE):
             raise RpcError(rpc.INVALID_REQUEST, "a subscription is answered by text/event-stream", status=406)
-        wanted = message.arguments.get("notifications")
+        wanted = message.value("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(rpc.INVALID_PARAMS, "subscriptions/listen needs notifications")
         self._refuse_when_busy()

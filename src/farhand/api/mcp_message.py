@@ -53,17 +53,25 @@ class Message(msgspec.Struct):
     jsonrpc: str
     id: Any = UNSET
     method: str | UnsetType = UNSET
-    params: dict[str, Any] | UnsetType = UNSET
+    params: dict[str, msgspec.Raw] | UnsetType = UNSET
+    """Each as it came: the arguments of a tool are passed on unread."""
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {} if self.params is UNSET else self.params
+    def raw(self, name: str) -> msgspec.Raw | None:
+        return None if self.params is UNSET else self.params.get(name)
+
+    def value(self, name: str) -> Any:
+        """A parameter; None where there is none. Raises RpcError for one that cannot be held."""
+        raw = self.raw(name)
+        try:
+            return None if raw is None else msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RpcError(INVALID_PARAMS, f"params.{name}: {error}") from None
 
     @property
     def meta(self) -> dict[str, Any]:
-        meta = self.arguments.get("_meta")
+        meta = self.value("_meta")
         return meta if isinstance(meta, dict) else {}
 
     @property
@@ -141,12 +149,11 @@ def is_modern(request: Request) -> bool:
 
 def check_modern(request: Request, message: Message) -> None:
     """Raises RpcError for a request that does not say what it must, or says two things."""
-    meta = message.arguments.get("_meta")
-    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if not isinstance(meta, dict) or key not in meta]
+    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
         raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}")
     version = message.meta[VERSION_KEY]
-    named = {"tools/call": message.arguments.get("name")}.get(str(message.method))
+    named = message.value("name") if message.method == "tools/call" else None
     for header, said in (
         ("mcp-protocol-version", version),
         ("mcp-method", message.method),

@@ -58,6 +58,8 @@ def _calls(hub: Hub) -> Iterator[str]:
         )
     yield from _about("farhand_calls_open", "gauge", "Calls that have not ended.")
     yield _line("farhand_calls_open", hub.gate.open_count)
+    yield from _about("farhand_frozen", "gauge", "Whether everything is frozen.")
+    yield _line("farhand_frozen", int(hub.gate.frozen is not None))
 
 
 def _nodes(hub: Hub) -> Iterator[str]:

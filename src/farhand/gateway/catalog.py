@@ -163,7 +163,10 @@ class Catalog:
         if validator is None:
             return
         arguments = read_arguments(call.args)
-        error = next(validator.iter_errors({} if arguments is None else arguments), None)
+        try:
+            error = next(validator.iter_errors({} if arguments is None else arguments), None)
+        except ValueError as failure:  # nested deeper than the validator goes
+            raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
         if error is not None:
             place = ".".join(str(part) for part in error.instance_path)
             raise InvalidArgs((f"parameter '{place}': " if place else "arguments: ") + error.message[:500])
