@@ -27,6 +27,7 @@ from farhand.api.mcp_sessions import MOST_STREAMS, Listener, Session, Sessions
 from farhand.api.mcp_tools import Names, outcome, tools
 from farhand.api.router import Route
 from farhand.api.streams import ClientWatch, until_gone, with_pulse
+from farhand.gateway.covered import covered
 from farhand.gateway.credentials import Scope
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
@@ -357,7 +358,9 @@ class _Exchange:
         """Progress is the time it has taken; what the call's command last printed goes with it."""
         record = self._opened.record
         began = time.monotonic()
-        pages = self._hub.output(record.node_id or NATIVE, {"call_id": record.id}, 0, wait=True)
+        hub, of = self._hub, {"call_id": record.id}
+        # What is secret is hidden before a line is cut out of it.
+        pages = covered(lambda at: hub.output(record.node_id or NATIVE, of, at, wait=True), 0, hub.secrets)
         tail = b""
         printing = True
         following: asyncio.Future[Any] | None = None
