@@ -21,6 +21,7 @@ from typing import IO
 
 import msgspec
 
+from farhand.store.chain import HEAD_FILE
 from farhand.store.database import StoreError, damage_in
 from farhand.store.snapshots import (
     BACKUPS_FOLDER,
@@ -38,7 +39,7 @@ from farhand.store.snapshots import (
 MANIFEST = "farhand-backup.json"
 REPLACED_FOLDER = "replaced"
 LEFT_OUT = frozenset(
-    {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json"}
+    {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json", HEAD_FILE}
     | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
 )

@@ -10,6 +10,7 @@ import apsw
 import msgspec
 
 from farhand.protocol.calls import NULL
+from farhand.store.chain import packed
 from farhand.store.events import append_event
 
 IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
@@ -53,11 +54,18 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = CallRecord.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
 
+BEGUN: Final = ("seq", *_COLUMNS[:12], "created_at", "deadline_at")
+"""What is settled when a call begins: the journal's `call.started` covers it."""
+ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
+"""What `call.ended` covers, and of a call that is written down whole, all."""
+
 INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 FINISH: Final = """
     UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
     WHERE id = ? AND ended_at IS NULL"""
 ONE: Final = f"{_SELECT} WHERE id = ?"
+WHOLE: Final = f"SELECT {', '.join((*BEGUN, *ENDED))} FROM calls WHERE id = ?"  # noqa: S608
+"""A row as the journal covers it."""
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 CLAIM: Final = """
     INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
@@ -101,55 +109,66 @@ def forget_keys(connection: apsw.Connection, now: int) -> None:
 
 def begin(connection: apsw.Connection, record: CallRecord) -> None:
     """Write a call down; one that is already over goes in whole."""
-    connection.execute(
-        INSERT,
-        (
-            record.id,
-            record.tool,
-            bytes(record.args),
-            record.session_key,
-            record.agent_id,
-            record.credential,
-            record.route,
-            record.node_id,
-            record.capability,
-            record.node_boot,
-            int(record.background),
-            record.idempotency_key,
-            str(record.state),
-            record.created_at,
-            record.deadline_at,
-            record.ended_at,
-            record.duration_ms,
-            None if record.result is None else bytes(record.result),
-            record.error_kind,
-            record.error_message,
-        ),
+    values = (
+        record.id,
+        record.tool,
+        bytes(record.args),
+        record.session_key,
+        record.agent_id,
+        record.credential,
+        record.route,
+        record.node_id,
+        record.capability,
+        record.node_boot,
+        int(record.background),
+        record.idempotency_key,
+        str(record.state),
+        record.created_at,
+        record.deadline_at,
+        record.ended_at,
+        record.duration_ms,
+        None if record.result is None else bytes(record.result),
+        record.error_kind,
+        record.error_message,
     )
+    connection.execute(INSERT, values)
+    begun = packed((connection.last_insert_rowid(), *values[:12], *values[13:15]))
     if record.ended_at is None:
-        append_event(connection, record.created_at, "call.started", record.id, {"tool": record.tool, **_where(record)})
+        data = {"tool": record.tool, **_where(record)}
+        append_event(connection, record.created_at, "call.started", record.id, data, begun)
     else:
-        _append_end(connection, record)
+        _append_end(connection, record, begun + packed((values[12], *values[15:])))
 
 
 def finish(connection: apsw.Connection, record: CallRecord) -> bool:
     """Write down how a call ended; False when its end is already written."""
-    connection.execute(
-        FINISH,
-        (
-            str(record.state),
-            record.ended_at,
-            record.duration_ms,
-            None if record.result is None else bytes(record.result),
-            record.error_kind,
-            record.error_message,
-            record.id,
-        ),
+    values = (
+        str(record.state),
+        record.ended_at,
+        record.duration_ms,
+        None if record.result is None else bytes(record.result),
+        record.error_kind,
+        record.error_message,
     )
+    connection.execute(FINISH, (*values, record.id))
     if not connection.changes():
         return False
-    _append_end(connection, record)
+    _append_end(connection, record, packed(values))
     return True
+
+
+def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) -> None:
+    """Have the journal tell of a call that was written down without it, or whose end was."""
+    record = find(connection, call_id)
+    assert record is not None
+    if begun and record.ended_at is None:
+        return
+    row: Any = connection.execute(WHOLE, (call_id,)).fetchall()[0]
+    start, end = packed(row[: len(BEGUN)]), packed(row[len(BEGUN) :])
+    if record.ended_at is None:
+        append_event(connection, now, "call.started", record.id, {"tool": record.tool, **_where(record)}, start)
+    else:
+        _append_end(connection, record, end if begun else start + end)
 
 
 def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
@@ -186,11 +205,11 @@ def search(
     return [_record(row) for row in rows]
 
 
-def _append_end(connection: apsw.Connection, record: CallRecord) -> None:
+def _append_end(connection: apsw.Connection, record: CallRecord, covered: bytes) -> None:
     data: dict[str, Any] = {"tool": record.tool, **_where(record), "state": str(record.state)}
     if record.error_kind is not None:
         data["error"] = {"kind": record.error_kind, "message": record.error_message}
-    append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data)
+    append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
 
 
 def _where(record: CallRecord) -> dict[str, str]:

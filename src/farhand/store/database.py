@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 import apsw
 
 from farhand.protocol.errors import FarhandError
+from farhand.store.chain import Chain, JournalConnection
 from farhand.store.measures import Durations
-from farhand.store.migrations import MIGRATIONS
+from farhand.store.migrations import MIGRATIONS, SEALED
+from farhand.store.sealing import mind_head, seal_old_rows
 
 log = logging.getLogger("farhand.store")
 
@@ -84,7 +86,9 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._connection = _connect(path)
+        self._connection = JournalConnection(str(path))
+        _set_up(self._connection)
+        self._chain = self._connection.chain = Chain(path.parent)
         self._reader = threading.Lock()
         self._read_connection: apsw.Connection | None = None
         self._pending: list[tuple[Operation, Settle, bool]] = []
@@ -107,15 +111,21 @@ class Database:
         self._watchers: list[asyncio.Event] = []
 
     @classmethod
-    def open(cls, path: Path) -> Database:
-        """Open, bring the tables up to date. Raises StoreError when that cannot be done."""
+    def open(cls, path: Path, *, restored: bool = False) -> Database:
+        """Open, bring the tables up to date. Raises StoreError when that cannot be done.
+
+        `restored`: an earlier copy was put here, so the journal need not go as far as it went.
+        """
         if sqlite_version() < SAFE_SQLITE:
             raise StoreError(f"SQLite {apsw.sqlite_lib_version()} can damage the store; install a newer apsw")
         try:
             database = cls(path)
-            database._migrate()
+            fresh = database._migrate() or restored
+            database._take_up_journal(fresh)
         except apsw.Error as error:
             raise StoreError(f"cannot open the store {path}: {error}") from None
+        except OSError as error:
+            raise StoreError(f"cannot open what belongs to the store {path}: {error}") from None
         return database
 
     # -- writing ----------------------------------------------------------------------------------------
@@ -185,8 +195,10 @@ class Database:
                     if not isinstance(error, apsw.ConstraintError | apsw.MismatchError):
                         raise  # the store's own trouble: nothing of the group can be kept
                     failed.append((settle, error))
+                    self._chain.load(connection)
                 except Exception as error:
                     failed.append((settle, error))
+                    self._chain.load(connection)
                 else:
                     done.append((settle, value))
                     waits = waits or durable
@@ -194,6 +206,7 @@ class Database:
         except apsw.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            self._chain.rolled_back()
             failure = StoreError(f"the store could not be written: {error}")
             if isinstance(error, DAMAGE):
                 self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
@@ -201,6 +214,7 @@ class Database:
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return
+        self._chain.committed()
         self.commits += 1
         self.wake()
         for settle, mistake in failed:
@@ -285,7 +299,11 @@ class Database:
 
     def query(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
-        return query(self._connection)
+        try:
+            return query(self._connection)
+        finally:
+            self._chain.load(self._connection)
+            self._chain.committed()
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -345,9 +363,20 @@ class Database:
         with self._reader:
             if self._read_connection is not None:
                 self._read_connection.close()
-        self._connection.close()
+        self.shut()
 
-    def _migrate(self) -> None:
+    def shut(self) -> None:
+        """`close` for one who only asked queries."""
+        self._connection.close()
+        self._chain.close()
+
+    def _take_up_journal(self, fresh: bool) -> None:
+        with self._connection:
+            mind_head(self._connection, self.path.parent, time.time_ns() // 1_000_000, fresh=fresh)
+        self._chain.opened()
+
+    def _migrate(self) -> bool:
+        """Whether the journal had no seals before."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         done = int(connection.pragma("user_version") or 0)
@@ -360,17 +389,26 @@ class Database:
         for number, statements in enumerate(MIGRATIONS[done:], done + 1):
             connection.execute(statements)
             connection.execute(f"PRAGMA user_version = {number}")
+        sealed = MIGRATIONS.index(SEALED) + 1
+        if done < sealed:
+            seal_old_rows(connection, time.time_ns() // 1_000_000)
+        self._chain.load(connection)
         connection.execute("COMMIT")
+        return done < sealed
 
 
 def _connect(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path))
+    _set_up(connection)
+    return connection
+
+
+def _set_up(connection: apsw.Connection) -> None:
     connection.set_busy_timeout(2000)
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", "normal")  # the syncer adds the sync that `full` would do, once per group
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("foreign_keys", True)
-    return connection
 
 
 def _tell(settle: Settle, value: Any, error: Exception | None) -> None:

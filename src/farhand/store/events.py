@@ -1,4 +1,4 @@
-"""The journal: what happened, in order, never rewritten."""
+"""The journal: what happened, in order, never rewritten; each row is sealed to the one before (`chain.py`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-APPEND: Final = "INSERT INTO events (at, kind, subject, data) VALUES (?, ?, ?, ?)"
+from farhand.store.chain import Chain
+
+APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
 AFTER: Final = "SELECT id, at, kind, subject, data FROM events WHERE id > ? ORDER BY id LIMIT ?"
 LAST: Final = "SELECT coalesce(max(id), 0) FROM events"
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -21,8 +25,35 @@ class Event(msgspec.Struct, frozen=True):
     data: msgspec.Raw
 
 
-def append_event(connection: apsw.Connection, at: int, kind: str, subject: str, data: Mapping[str, Any]) -> None:
-    connection.execute(APPEND, (at, kind, subject, msgspec.json.encode(data)))
+def append_event(
+    connection: apsw.Connection,
+    at: int,
+    kind: str,
+    subject: str,
+    data: Mapping[str, Any],
+    covered: bytes = b"",
+    *,
+    skip: int = 1,
+) -> int:
+    """Add to the journal, on the connection of its `Database`; the event's id.
+
+    `covered`: the record the event tells of, packed, so that a change there is found as well. `skip` leaves out ids.
+    """
+    chain: Chain = connection.chain  # type: ignore[attr-defined]
+    body = _encode(data)
+    number = chain.id + skip
+    digest = chain.sealer.hash(chain.hash, (number, at, kind, subject, body), covered)
+    try:
+        connection.execute(APPEND, (number, at, kind, subject, body, digest))
+    except apsw.ConstraintError:
+        # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
+        chain.load(connection)
+        number = chain.id + skip
+        digest = chain.sealer.hash(chain.hash, (number, at, kind, subject, body), covered)
+        connection.execute(APPEND, (number, at, kind, subject, body, digest))
+    chain.id = number
+    chain.hash = digest
+    return number
 
 
 def events_after(connection: apsw.Connection, last: int, limit: int) -> list[Event]:

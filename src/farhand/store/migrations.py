@@ -337,6 +337,10 @@ CREATE TABLE fanout_calls (
 ) STRICT, WITHOUT ROWID;
 """
 
+SEALED = """
+ALTER TABLE events ADD COLUMN hash BLOB;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -348,4 +352,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     NODE_KEYS,
     OUTBOX_CLAIMS,
     FANOUTS,
+    SEALED,
 )

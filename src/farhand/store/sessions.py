@@ -12,6 +12,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
+from farhand.store.chain import packed
 from farhand.store.events import append_event
 
 
@@ -79,6 +80,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Of a summary: it stands for everything before the entry with this number."""
 
 
+class _Role(msgspec.Struct, frozen=True):
+    """Who speaks in a message; the rest of it is not read here."""
+
+    role: str
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the runs."""
 
@@ -108,6 +115,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 _SESSION: Final = SessionRecord.__struct_fields__
 _ENTRY: Final = Entry.__struct_fields__
 _RUN: Final = RunRecord.__struct_fields__
+ENTRY_COLUMNS: Final = _ENTRY
 
 
 def _select(columns: tuple[str, ...], table: str) -> str:
@@ -209,7 +217,7 @@ def begin_anew(connection: apsw.Connection, record: SessionRecord, new_id: str, 
 
 def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: int | None = None) -> int:
     """Add to a transcript and to its session's counts; the entry's number."""
-    ((seq,),) = connection.execute(ADD_ENTRY, [_value(getattr(entry, name)) for name in _ENTRY[1:]]).fetchall()
+    seq = _add_entry(connection, entry)
     count_usage(
         connection,
         entry.session_key,
@@ -222,6 +230,17 @@ def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: i
     )
     if context_tokens is not None:
         change_session(connection, entry.session_key, context_tokens=context_tokens)
+    return seq
+
+
+def _add_entry(connection: apsw.Connection, entry: Entry) -> int:
+    values = [_value(getattr(entry, name)) for name in _ENTRY[1:]]
+    ((seq,),) = connection.execute(ADD_ENTRY, values).fetchall()
+    role = msgspec.json.decode(entry.message, type=_Role).role
+    data = {"seq": seq, "role": role if entry.keeps_from is None else "summary"}
+    if entry.run_id is not None:
+        data["run"] = entry.run_id
+    append_event(connection, entry.at, "message.added", entry.session_key, data, packed((seq, *values)))
     return _number(seq)
 
 

@@ -19,8 +19,11 @@ from pathlib import Path
 import apsw
 import msgspec
 
+from farhand.store import calls
+from farhand.store.chain import KeptHead, forget_head, journal_end
 from farhand.store.database import Database, StoreError, damage_in
 from farhand.store.events import append_event
+from farhand.store.sealing import other_key
 
 log = logging.getLogger("farhand.store")
 
@@ -167,9 +170,11 @@ def open_store(home: Path, now: int) -> tuple[Database, Recovery | None]:
     aside = set_aside(home, DAMAGED_FOLDER)
     if backup is not None:
         put_in_place(backup.path, path)
-    database = Database.open(path)
+    kept = forget_head(home)
+    database = Database.open(path, restored=True)
     recovery = Recovery(reason, str(aside), backup.path.name if backup else None, backup.taken_at if backup else None)
-    database.query(lambda store: _settle_restored(store, now, "store.recovered", msgspec.to_builtins(recovery)))
+    told = msgspec.to_builtins(recovery)
+    database.query(lambda store: _settle_restored(store, now, "store.recovered", told, kept))
     what = f"the copy {backup.path.name} took its place" if backup else "there is no good copy, so it begins empty"
     log.error("the damaged store was set aside in %s; %s", aside, what)
     return database, recovery
@@ -216,22 +221,33 @@ def put_in_place(copy: Path, path: Path) -> None:
 
 def settle_restored(home: Path, now: int) -> None:
     """Bring an older store that was put into the home to terms with the time since. Raises StoreError."""
-    database = Database.open(home / STORE_FILE)
+    kept = forget_head(home)
+    database = Database.open(home / STORE_FILE, restored=True)
     try:
-        database.query(lambda store: _settle_restored(store, now, "store.restored", {}))
+        database.query(lambda store: _settle_restored(store, now, "store.restored", {}, kept))
     finally:
-        database.query(lambda store: store.close())
+        database.shut()
 
 
-def _settle_restored(store: apsw.Connection, now: int, kind: str, data: dict[str, object]) -> None:
-    """What the copy holds as open may have gone on since: nothing of it is taken up and done a second time."""
+def _settle_restored(
+    store: apsw.Connection, now: int, kind: str, data: dict[str, object], kept: KeptHead | None
+) -> None:
+    """What the copy holds as open may have gone on since: nothing of it is taken up and done a second time.
+
+    The journal goes on behind what the copy has of it, and says how far it had gone before.
+    """
+    end, foreign = journal_end(store), other_key(store)
     with store:
-        for table in ("calls", "transfers"):
-            store.execute(
-                f"UPDATE {table} SET state = ?, ended_at = ?, error_kind = 'failed', error_message = ? "  # noqa: S608
-                "WHERE ended_at IS NULL",
-                ("unknown" if table == "calls" else "error", now, LOST),
+        for record in calls.open_calls(store):
+            unknown = msgspec.structs.replace(
+                record, state=calls.CallState.UNKNOWN, ended_at=now, error_kind="failed", error_message=LOST
             )
+            calls.finish(store, unknown)
+        store.execute(
+            "UPDATE transfers SET state = 'error', ended_at = ?, error_kind = 'failed', error_message = ? "
+            "WHERE ended_at IS NULL",
+            (now, LOST),
+        )
         store.execute(
             "UPDATE runs SET state = 'failed', ended_at = ?, error_kind = 'failed', error_message = ? "
             "WHERE ended_at IS NULL",
@@ -242,12 +258,13 @@ def _settle_restored(store: apsw.Connection, now: int, kind: str, data: dict[str
             (now, LOST),
         )
         store.execute("UPDATE cron_jobs SET cursor = max(cursor, ?1), floor = max(floor, ?1)", (now,))
-        store.execute(
-            "INSERT INTO events (id, at, kind, subject, data) "
-            "SELECT coalesce(max(id), 0) + ?, ?, 'store.gap', 'store', x'7b7d' FROM events",
-            (EVENT_GAP, now),
-        )
-        append_event(store, now, kind, "store", data)
+        journal = {
+            "head": str(end),
+            "head_before": None if kept is None else str(kept.head),
+            "other_key": foreign,
+        }
+        append_event(store, now, "store.gap", "store", {}, skip=EVENT_GAP)
+        append_event(store, now, kind, "store", {**data, "journal": journal})
 
 
 # -- tokens that were revoked: a copy of the store from before must not bring them back ----------------------
