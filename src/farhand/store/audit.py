@@ -11,9 +11,19 @@ import apsw
 import msgspec
 
 from farhand.protocol.errors import FarhandError
-from farhand.store.calls import ENDED
-from farhand.store.chain import Head, KeptHead, Sealer, boot_id, journal_end, kept_head, load_key
-from farhand.store.sealing import CUT, SEALED, UNGUARDED, Row, SealedRows, covered, fits, rows_after
+from farhand.store.calls import ENDED, NOT_ENDED
+from farhand.store.chain import Head, KeptHead, Pending, Sealer, boot_id, journal_end, kept_head, load_key
+from farhand.store.sealing import (
+    CUT,
+    SEALED,
+    UNGUARDED,
+    Covers,
+    Row,
+    SealedRows,
+    open_before,
+    rows_after,
+    seal_before,
+)
 
 MOST_FAULTS: Final = 100
 RESTORED: Final = ("store.restored", "store.recovered")
@@ -85,13 +95,13 @@ def read_head(store: Path) -> Head:
 
 
 def quick_look(home: Path, store: Path) -> tuple[Head, str | None]:
-    """The head, and what is wrong at the journal's end, if anything is: the kept head, and the last row's own seal."""
+    """The head, and what is wrong with the journal's end, if anything is. Nothing else is looked at."""
     sealer = Sealer(load_key(home))
     kept = kept_head(home)
     with _reading(store) as connection:
         end = journal_end(connection)
-        found = _Verification(connection, sealer, kept, max(1, end.id - 20), None).report()
-    return end, found.fault.message if found.fault else None
+        verification = _Verification(connection, sealer, kept, None, None)
+        return end, verification.end_fault()
 
 
 @contextlib.contextmanager
@@ -129,7 +139,7 @@ class _Verification:
         self._noted = noted
         self._faults: list[Fault] = []
         self._notes: list[Note] = []
-        self._open: set[str] = set()
+        self._covers = Covers(connection)
         self._begun = 0
         self._messages = 0
         self._old_entries = 0
@@ -140,12 +150,18 @@ class _Verification:
     def report(self) -> Report:
         last, before = self._beginning()
         checked, first = 0, None
-        while page := rows_after(self._store, last):
+        group: list[Row] = []
+        while page := rows_after(self._store, group[-1][0] if group else last):
             for row in page:
-                self._row(row, last, before)
-                last, before = int(row[0]), row[5] if isinstance(row[5], bytes) else b""
-                first = last if first is None else first
+                group.append(row)
+                first = int(row[0]) if first is None else first
                 checked += 1
+                if row[5] is not None:
+                    self._group(group, last, before)
+                    last, before = int(row[0]), bytes(row[5])
+                    group = []
+        if group:
+            self._fault(group[0][0], f"{_named(group)} without a seal: the gateway did not write this")
         end = journal_end(self._store)
         self._end()
         if self._start is None and not self._foreign:
@@ -160,49 +176,57 @@ class _Verification:
     # -- where to begin ---------------------------------------------------------------------------------
 
     def _beginning(self) -> tuple[int, bytes]:
-        """The id and hash behind which the check begins."""
+        """The id and seal behind which the check begins."""
         if self._start is not None:
             return self._behind(self._start)
         rows: list[Any] = self._store.execute(
-            "SELECT id, at, kind, subject, data, hash FROM events WHERE kind IN (?, ?) ORDER BY id DESC", RESTORED
+            "SELECT id, at, data FROM events WHERE kind IN (?, ?) ORDER BY id DESC", RESTORED
         ).fetchall()
-        for row in rows:
-            number, before = self._behind(int(row[0]))
-            told = _restored(row[4])
-            if told is not None and told.other_key and fits(self._sealer, before, row, [b""]):
+        for number, at, data in rows:
+            told = _restored(data)
+            if told is not None and told.other_key and self._sealed_here(number):
                 self._foreign = True
                 message = f"the events up to {told.head.partition(':')[0]} are of a home with another key: not checked"
-                self._notes.append(Note(int(row[0]), int(row[1]), message))
-                return number, before
+                self._notes.append(Note(number, at, message))
+                return self._behind(number)
         return 0, self._sealer.beginning
 
     def _behind(self, number: int) -> tuple[int, bytes]:
-        rows: list[Any] = self._store.execute(
-            "SELECT id, hash FROM events WHERE id < ? ORDER BY id DESC LIMIT 1", (number,)
-        ).fetchall()
-        return (rows[0][0], rows[0][1] or b"") if rows else (0, self._sealer.beginning)
+        last, before = seal_before(self._store, number, self._sealer)
+        self._covers.open = open_before(self._store, last + 1)
+        return last, before
+
+    def _sealed_here(self, number: int) -> bool:
+        """Whether the rows that were written with this one have our seal."""
+        last, before = seal_before(self._store, number, self._sealer)
+        covers = Covers(self._store, open_before(self._store, last + 1))
+        rows: list[Pending] = []
+        for row in rows_after(self._store, last):
+            rows.append((_plain(row), covers(*row[2:5])))
+            if row[5] is not None:
+                return bool(self._sealer.hash(before, rows) == row[5])
+        return False
 
     # -- rows -------------------------------------------------------------------------------------------
 
-    def _row(self, row: Row, last: int, before: bytes) -> None:
-        number, at, kind, subject, data, digest = row
-        candidates, missing = covered(self._store, kind, subject, data)
-        if not isinstance(digest, bytes):
-            self._fault(number, f"event {number} ({kind}) has no seal: the gateway did not write it")
-        elif not fits(self._sealer, before, row, candidates):
-            self._fault(number, _what(row, last, missing))
-        if kind == "call.started":
-            self._begun += 1
-            self._open.add(subject)
-        elif kind == "call.ended":
-            if subject in self._open:
-                self._open.discard(subject)
-            else:
+    def _group(self, group: list[Row], last: int, before: bytes) -> None:
+        """Rows that were committed at once, after `last`."""
+        rows: list[Pending] = []
+        missing: str | None = None
+        for row in group:
+            number, at, kind, subject, data, _ = row
+            if kind in ("call.started", "call.ended") and subject not in self._covers.open:
                 self._begun += 1
-        elif kind == "message.added":
-            self._messages += 1
-        elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
-            self._told(number, at, kind, data)
+            rows.append((_plain(row), self._covers(kind, subject, data)))
+            if self._covers.missing is not None and missing is None:
+                missing = f"{self._covers.missing}, of which event {number} ({kind}) tells, is gone"
+            if kind == "message.added":
+                self._messages += 1
+            elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
+                self._told(number, at, kind, data)
+        if self._sealer.hash(before, rows) != group[-1][5]:
+            number, what = _what(group, last)
+            self._fault(number, missing or what)
 
     def _told(self, number: int, at: int, kind: str, data: bytes) -> None:
         """What the journal says of itself."""
@@ -234,6 +258,10 @@ class _Verification:
 
     # -- the end, and what goes with it -----------------------------------------------------------------
 
+    def end_fault(self) -> str | None:
+        self._end()
+        return self._faults[0].message if self._faults else None
+
     def _end(self) -> None:
         if self._kept is None:
             message = "journal.head is missing: rows cut off at the journal's end would not be missed"
@@ -258,9 +286,9 @@ class _Verification:
             told = "SELECT subject FROM events WHERE kind IN ('call.started', 'call.ended')"
             for (call_id,) in self._store.execute(f"SELECT id FROM calls WHERE id NOT IN ({told}) LIMIT 1"):  # noqa: S608
                 self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
-        for call_id in sorted(self._open):
+        for call_id in sorted(self._covers.open):
             found = self._store.execute(f"SELECT {', '.join(ENDED)} FROM calls WHERE id = ?", (call_id,)).fetchall()  # noqa: S608
-            if found and found[0] != ("running", *[None] * (len(ENDED) - 1)):
+            if found and found[0] != NOT_ENDED:
                 message = f"call {call_id} is said to have ended ({found[0][0]}), and no event tells of it"
                 self._fault(None, message)
         ((rows,),) = self._store.execute("SELECT count(*) FROM entries WHERE seq > ?", (self._old_entries,)).fetchall()
@@ -285,20 +313,32 @@ class _Verification:
         self._faults.append(Fault(number, message))
 
 
-def _what(row: Row, last: int, missing: str | None) -> str:
-    number, _, kind, subject = row[:4]
-    if missing is not None:
-        return f"{missing}, of which event {number} ({kind}) tells, is gone, or the event was changed"
-    if number > last + 1 and kind not in ("store.gap", CUT):
-        gone = f"event {last + 1} is" if number == last + 2 else f"events {last + 1} to {number - 1} are"
-        return f"{gone} missing before event {number} ({kind}), or its id was changed"
-    record = {
-        "call.started": f", or the record of call {subject}",
-        "call.ended": f", or the record of call {subject}",
-        "message.added": f", or the message in {subject} it tells of",
-        SEALED: ", or one of the messages older than it",
-    }.get(kind, "")
-    return f"event {number} ({kind}){record} was changed, or stands in another's place"
+def _plain(row: Row) -> tuple[int, int, str, str, bytes]:
+    number, at, kind, subject, data = row[:5]
+    return number, at, kind, subject, data
+
+
+def _named(group: list[Row]) -> str:
+    first, last = group[0], group[-1]
+    if first is last:
+        return f"event {first[0]} ({first[2]})"
+    return f"events {first[0]} to {last[0]} ({first[2]} … {last[2]})"
+
+
+def _what(group: list[Row], last: int) -> tuple[int, str]:
+    """Where rows that do not fit their seal go wrong, as far as it shows, and what it may be."""
+    for row in group:
+        number, kind = row[0], row[2]
+        if number > last + 1 and kind not in ("store.gap", CUT):
+            gone = f"event {last + 1} is" if number == last + 2 else f"events {last + 1} to {number - 1} are"
+            return number, f"{gone} missing before event {number} ({kind}), or its id was changed"
+        last = number
+    covered = [f"the record of call {row[3]}" for row in group if row[2] in ("call.started", "call.ended")]
+    covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
+    covered += ["a message older than it" for row in group if row[2] == SEALED]
+    shown = f", or {covered[0]}{' or another they tell of' if len(covered) > 1 else ''}," if covered else ""
+    moved = "it stands in another's place" if len(group) == 1 else "they stand in another order"
+    return group[0][0], f"{_named(group)}{shown} was changed, or {moved}"
 
 
 def _restored(data: Any) -> RestoredJournal | None:

@@ -54,18 +54,15 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = CallRecord.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
 
-BEGUN: Final = ("seq", *_COLUMNS[:12], "created_at", "deadline_at")
-"""What is settled when a call begins: the journal's `call.started` covers it."""
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
-"""What `call.ended` covers, and of a call that is written down whole, all."""
+NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 FINISH: Final = """
     UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
     WHERE id = ? AND ended_at IS NULL"""
 ONE: Final = f"{_SELECT} WHERE id = ?"
-WHOLE: Final = f"SELECT {', '.join((*BEGUN, *ENDED))} FROM calls WHERE id = ?"  # noqa: S608
-"""A row as the journal covers it."""
+_COVERED: Final = f"SELECT {', '.join(_COLUMNS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 CLAIM: Final = """
     INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
@@ -132,12 +129,12 @@ def begin(connection: apsw.Connection, record: CallRecord) -> None:
         record.error_message,
     )
     connection.execute(INSERT, values)
-    begun = packed((connection.last_insert_rowid(), *values[:12], *values[13:15]))
+    covered = packed(values) + packed(connection.last_insert_rowid())
     if record.ended_at is None:
         data = {"tool": record.tool, **_where(record)}
-        append_event(connection, record.created_at, "call.started", record.id, data, begun)
+        append_event(connection, record.created_at, "call.started", record.id, data, covered)
     else:
-        _append_end(connection, record, begun + packed((values[12], *values[15:])))
+        _append_end(connection, record, covered)
 
 
 def finish(connection: apsw.Connection, record: CallRecord) -> bool:
@@ -160,15 +157,36 @@ def finish(connection: apsw.Connection, record: CallRecord) -> bool:
 def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) -> None:
     """Have the journal tell of a call that was written down without it, or whose end was."""
     record = find(connection, call_id)
-    assert record is not None
-    if begun and record.ended_at is None:
-        return
-    row: Any = connection.execute(WHOLE, (call_id,)).fetchall()[0]
-    start, end = packed(row[: len(BEGUN)]), packed(row[len(BEGUN) :])
-    if record.ended_at is None:
-        append_event(connection, now, "call.started", record.id, {"tool": record.tool, **_where(record)}, start)
-    else:
-        _append_end(connection, record, end if begun else start + end)
+    row = covered_row(connection, call_id)
+    assert record is not None and row is not None
+    if record.ended_at is not None:
+        _append_end(connection, record, row.ended if begun else row.whole)
+    elif not begun:
+        data = {"tool": record.tool, **_where(record)}
+        append_event(connection, now, "call.started", record.id, data, row.begun)
+
+
+class CoveredRow(msgspec.Struct, frozen=True):
+    """What events of the journal cover of a call: its beginning, its end, or both at once."""
+
+    begun: bytes
+    ended: bytes
+    whole: bytes
+
+
+def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
+    rows: list[Any] = connection.execute(f"{_COVERED} WHERE id = ?", (call_id,)).fetchall()
+    if not rows:
+        return None
+    *columns, seq = rows[0]
+    values = dict(zip(_COLUMNS, columns, strict=True))
+    began = values | dict(zip(ENDED, NOT_ENDED, strict=True))
+    number = packed(seq)
+    return CoveredRow(
+        packed(tuple(began.values())) + number,
+        packed(tuple(values[name] for name in ENDED)),
+        packed(tuple(columns)) + number,
+    )
 
 
 def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:

@@ -1,8 +1,9 @@
-"""What makes the journal's rows hold together: each carries a keyed hash over itself and the one before.
+"""What makes the journal's rows hold together: all that is committed at once carries a keyed hash, over itself and the
+hash before, on the last of its rows.
 
 The key lies in the home, beside the database and apart from it: who can write the database alone cannot seal anything.
 The head, the newest row's id and hash, is kept in a third file after every commit, so that rows cut off at the end are
-missed. A row that tells of a record kept elsewhere (a call, a message) has that record in its hash, too.
+missed. A row that tells of a record kept elsewhere (a call, a message) has that record in the hash, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ KEY_FILE: Final = "journal.key"
 HEAD_FILE: Final = "journal.head"
 KEY_BYTES: Final = 32
 HASH_BYTES: Final = 32
+APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
 LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
 
 packed = msgspec.msgpack.Encoder().encode
@@ -37,6 +39,10 @@ _MAGIC: Final = b"fhhead1\n"
 _HEAD: Final = struct.Struct(f"<q{HASH_BYTES}s")
 _REST: Final = struct.Struct("<c36s")
 _OPEN, _CLEAN = b"o", b"c"
+
+
+Pending = tuple[tuple[int, int, str, str, bytes], bytes]
+"""A row (id, at, kind, subject, data), and what it covers beside itself."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -77,23 +83,28 @@ class Sealer:
         self.beginning = self._base.copy().update(b"farhand journal").digest()
         """What stands before the first row."""
 
-    def hash(self, before: bytes, row: Sequence[Any], covered: bytes) -> bytes:
-        """Of a row (id, at, kind, subject, data) behind the row with the hash `before`."""
+    def hash(self, before: bytes, rows: Iterable[Pending]) -> bytes:
+        """Of rows that were committed at once, behind those with the hash `before`."""
+        parts = [before]
+        for row, covered in rows:
+            parts.append(packed(row))
+            parts.append(covered)
         state = self._base.copy()
-        state.update(before + packed(row))
-        if covered:
-            state.update(covered)
+        state.update(b"".join(parts))
         return state.digest()
 
 
 class Chain:
     """The end of the journal that is being written, and the files that belong to it. Its owner calls `close`."""
 
-    __slots__ = ("_file", "_kept", "hash", "id", "sealer")
+    __slots__ = ("_file", "_kept", "hash", "id", "pending", "sealer")
 
     def __init__(self, home: Path) -> None:
         self.sealer = Sealer(load_key(home, make=True))
+        self.pending: list[Pending] = []
+        """Rows of the transaction under way."""
         self.id = 0
+        """Of the newest row, pending ones included."""
         self.hash = self.sealer.beginning
         self._kept = (self.id, self.hash)
         self._file = os.open(home / HEAD_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,6 +113,37 @@ class Chain:
         """Go on behind the newest row there is."""
         end = journal_end(connection)
         self.id, self.hash = (end.id, end.hash) if end.id else (0, self.sealer.beginning)
+        self._kept = (self.id, self.hash)
+
+    def write(self, connection: apsw.Connection) -> None:
+        """Put the pending rows into the journal, under one seal; before the commit."""
+        pending = self.pending
+        if not pending:
+            return
+        sealed = self.sealer.hash(self.hash, pending)
+        last = pending[-1]
+        written = 0
+        try:
+            for row in pending:
+                connection.execute(APPEND, (*row[0], sealed if row is last else None))
+                written += 1
+        except apsw.ConstraintError:
+            # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
+            for (number, *_), _ in pending[:written]:
+                connection.execute("DELETE FROM events WHERE id = ?", (number,))
+            self.load(connection)
+            behind = self.id - pending[0][0][0] + 1
+            self.pending = [((number + behind, *rest), covered) for (number, *rest), covered in pending]  # type: ignore[misc]
+            self.write(connection)
+            self.id = last[0][0] + behind
+            return
+        self.hash = sealed
+        self.pending = []
+
+    def drop(self, count: int) -> None:
+        """Forget the pending rows but the first `count`: what they tell of did not happen."""
+        del self.pending[count:]
+        self.id = self.pending[-1][0][0] if self.pending else self._kept[0]
 
     def opened(self) -> None:
         """From here on, the file tells where the journal stands."""
@@ -117,6 +159,7 @@ class Chain:
                 log.warning("the head of the journal could not be noted: %s", error)
 
     def rolled_back(self) -> None:
+        self.pending = []
         self.id, self.hash = self._kept
 
     def close(self) -> None:

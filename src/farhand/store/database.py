@@ -182,31 +182,33 @@ class Database:
             self._gathering.cancel()
             self._gathering = None
         pending, self._pending = self._pending, []
-        connection = self._connection
+        connection, chain = self._connection, self._chain
         done: list[tuple[Settle, Any]] = []
         failed: list[tuple[Settle, Exception]] = []
         waits = False
         try:
             connection.execute("BEGIN IMMEDIATE")
             for operation, settle, durable in pending:
+                told = len(chain.pending)
                 try:
                     value = operation(connection)
                 except apsw.Error as error:
                     if not isinstance(error, apsw.ConstraintError | apsw.MismatchError):
                         raise  # the store's own trouble: nothing of the group can be kept
                     failed.append((settle, error))
-                    self._chain.load(connection)
+                    chain.drop(told)
                 except Exception as error:
                     failed.append((settle, error))
-                    self._chain.load(connection)
+                    chain.drop(told)
                 else:
                     done.append((settle, value))
                     waits = waits or durable
+            chain.write(connection)
             connection.execute("COMMIT")
         except apsw.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._chain.rolled_back()
+            chain.rolled_back()
             failure = StoreError(f"the store could not be written: {error}")
             if isinstance(error, DAMAGE):
                 self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
@@ -214,7 +216,7 @@ class Database:
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return
-        self._chain.committed()
+        chain.committed()
         self.commits += 1
         self.wake()
         for settle, mistake in failed:
@@ -300,10 +302,14 @@ class Database:
     def query(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
         try:
-            return query(self._connection)
-        finally:
-            self._chain.load(self._connection)
-            self._chain.committed()
+            with self._connection:
+                value = query(self._connection)
+                self._chain.write(self._connection)
+        except BaseException:
+            self._chain.rolled_back()
+            raise
+        self._chain.committed()
+        return value
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -371,8 +377,8 @@ class Database:
         self._chain.close()
 
     def _take_up_journal(self, fresh: bool) -> None:
-        with self._connection:
-            mind_head(self._connection, self.path.parent, time.time_ns() // 1_000_000, fresh=fresh)
+        now, home = time.time_ns() // 1_000_000, self.path.parent
+        self.query(lambda store: mind_head(store, home, now, fresh=fresh))
         self._chain.opened()
 
     def _migrate(self) -> bool:
@@ -392,6 +398,7 @@ class Database:
         sealed = MIGRATIONS.index(SEALED) + 1
         if done < sealed:
             seal_old_rows(connection, time.time_ns() // 1_000_000)
+            self._chain.write(connection)
         self._chain.load(connection)
         connection.execute("COMMIT")
         return done < sealed

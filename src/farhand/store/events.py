@@ -1,4 +1,4 @@
-"""The journal: what happened, in order, never rewritten; each row is sealed to the one before (`chain.py`)."""
+"""The journal: what happened, in order, never rewritten, and sealed (`chain.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 
 from farhand.store.chain import Chain
 
-APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
 AFTER: Final = "SELECT id, at, kind, subject, data FROM events WHERE id > ? ORDER BY id LIMIT ?"
 LAST: Final = "SELECT coalesce(max(id), 0) FROM events"
 
@@ -35,24 +34,13 @@ def append_event(
     *,
     skip: int = 1,
 ) -> int:
-    """Add to the journal, on the connection of its `Database`; the event's id.
+    """Add to the journal with the transaction under way, on the connection of its `Database`; the event's id.
 
     `covered`: the record the event tells of, packed, so that a change there is found as well. `skip` leaves out ids.
     """
     chain: Chain = connection.chain  # type: ignore[attr-defined]
-    body = _encode(data)
-    number = chain.id + skip
-    digest = chain.sealer.hash(chain.hash, (number, at, kind, subject, body), covered)
-    try:
-        connection.execute(APPEND, (number, at, kind, subject, body, digest))
-    except apsw.ConstraintError:
-        # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
-        chain.load(connection)
-        number = chain.id + skip
-        digest = chain.sealer.hash(chain.hash, (number, at, kind, subject, body), covered)
-        connection.execute(APPEND, (number, at, kind, subject, body, digest))
-    chain.id = number
-    chain.hash = digest
+    chain.id = number = chain.id + skip
+    chain.pending.append(((number, at, kind, subject, _encode(data)), covered))
     return number
 
 

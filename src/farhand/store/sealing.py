@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,27 +50,46 @@ def rows_after(connection: apsw.Connection, last: int) -> list[tuple[Any, ...]]:
     return connection.execute(_ROWS, (last, PAGE)).fetchall()
 
 
-def covered(connection: apsw.Connection, kind: str, subject: str, data: bytes) -> tuple[list[bytes], str | None]:
-    """What a row's seal may cover beside the row, and what is missing of it, if something is.
+class Covers:
+    """Tells what the seals of rows cover beside the rows, which are asked for in their order.
 
-    A call that was written down whole has one row for its beginning and its end.
+    A call that was written down whole has one row for its beginning and its end, so it matters which calls have begun.
     """
-    if kind in ("call.started", "call.ended"):
-        found: list[Any] = connection.execute(calls.WHOLE, (subject,)).fetchall()
-        if not found:
-            return [b""], f"the record of call {subject}"
-        begun, ended = packed(found[0][: len(calls.BEGUN)]), packed(found[0][len(calls.BEGUN) :])
-        return [begun] if kind == "call.started" else [ended, begun + ended], None
-    try:
-        if kind == "message.added":
-            seq = msgspec.json.decode(data, type=ToldMessage).seq
-            found = connection.execute(ENTRY, (seq,)).fetchall()
-            return ([packed(found[0])], None) if found else ([b""], f"message {seq} of {subject}")
-        if kind == SEALED:
-            return [entries_digest(connection, msgspec.json.decode(data, type=SealedRows).entries)], None
-    except msgspec.MsgspecError:
-        pass
-    return [b""], None
+
+    def __init__(self, connection: apsw.Connection, open_calls: Iterable[str] = ()) -> None:
+        self._store = connection
+        self.open = set(open_calls)
+        self.missing: str | None = None
+        """What the last row told of, if that is not there."""
+
+    def __call__(self, kind: str, subject: str, data: bytes) -> bytes:
+        self.missing = None
+        if kind in ("call.started", "call.ended"):
+            return self._call(kind, subject)
+        try:
+            if kind == "message.added":
+                seq = msgspec.json.decode(data, type=ToldMessage).seq
+                found = self._store.execute(ENTRY, (seq,)).fetchall()
+                if found:
+                    return packed(found[0])
+                self.missing = f"message {seq} of {subject}"
+            elif kind == SEALED:
+                return entries_digest(self._store, msgspec.json.decode(data, type=SealedRows).entries)
+        except msgspec.MsgspecError:
+            pass  # a row that was changed: whatever it covers, it does not fit
+        return b""
+
+    def _call(self, kind: str, subject: str) -> bytes:
+        whole = kind == "call.ended" and subject not in self.open
+        if kind == "call.started":
+            self.open.add(subject)
+        else:
+            self.open.discard(subject)
+        row = calls.covered_row(self._store, subject)
+        if row is None:
+            self.missing = f"the record of call {subject}"
+            return b""
+        return row.begun if kind == "call.started" else row.whole if whole else row.ended
 
 
 def entries_digest(connection: apsw.Connection, last: int) -> bytes:
@@ -81,35 +100,24 @@ def entries_digest(connection: apsw.Connection, last: int) -> bytes:
     return digest.digest()
 
 
-def fits(sealer: Sealer, before: bytes, row: Row, candidates: Sequence[bytes]) -> bool:
-    return any(sealer.hash(before, tuple(row[:5]), candidate) == row[5] for candidate in candidates)
-
-
 def seal_old_rows(connection: apsw.Connection, now: int) -> None:
     """Seal a journal that has no seals yet, as it is now; the journal says so."""
     chain: Chain = connection.chain  # type: ignore[attr-defined]
     chain.id, chain.hash = 0, chain.sealer.beginning
     count = 0
-    open_calls: set[str] = set()
+    covers = Covers(connection)
     told: set[str] = set()
     while page := rows_after(connection, chain.id):
-        for row in page:
-            number, at, kind, subject, data, _ = row
-            candidates, _ = covered(connection, kind, subject, data)
-            covers = candidates[-1] if kind == "call.ended" and subject not in open_calls else candidates[0]
-            if kind == "call.started":
-                open_calls.add(subject)
-                told.add(subject)
-            elif kind == "call.ended":
-                open_calls.discard(subject)
-                told.add(subject)
-            chain.id = number
-            chain.hash = chain.sealer.hash(chain.hash, (number, at, kind, subject, data), covers)
+        for number, at, kind, subject, data, _ in page:
+            row = (number, at, kind, subject, data)
+            chain.id, chain.hash = number, chain.sealer.hash(chain.hash, [(row, covers(kind, subject, data))])
             connection.execute("UPDATE events SET hash = ? WHERE id = ?", (chain.hash, number))
-            count += 1
+            if kind in ("call.started", "call.ended"):
+                told.add(subject)
+        count += len(page)
     for (call_id,) in connection.execute("SELECT id FROM calls ORDER BY seq").fetchall():
-        if call_id in open_calls or call_id not in told:
-            calls.tell(connection, str(call_id), begun=call_id in open_calls, now=now)
+        if call_id in covers.open or call_id not in told:
+            calls.tell(connection, str(call_id), begun=call_id in covers.open, now=now)
     last: list[Any] = connection.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchall()
     entries: int = last[0][0]
     if count or entries:
@@ -140,13 +148,30 @@ def mind_head(connection: apsw.Connection, home: Path, now: int, *, fresh: bool)
 
 
 def other_key(connection: apsw.Connection) -> bool:
-    """Whether the newest row was sealed with another key than ours."""
+    """Whether the newest rows were sealed with another key than ours."""
     chain: Chain = connection.chain  # type: ignore[attr-defined]
+    end = journal_end(connection)
+    start, before = seal_before(connection, end.id, chain.sealer)
+    covers = Covers(connection, open_before(connection, start + 1))
+    rows = [(tuple(row[:5]), covers(*row[2:5])) for row in rows_after(connection, start)]
+    return bool(rows) and chain.sealer.hash(before, rows) != end.hash
+
+
+def seal_before(connection: apsw.Connection, number: int, sealer: Sealer) -> tuple[int, bytes]:
+    """The last row before `number` that carries a seal, and that seal; what stands before all rows if there is none."""
     rows: list[Any] = connection.execute(
-        "SELECT id, at, kind, subject, data, hash FROM events ORDER BY id DESC LIMIT 2"
+        "SELECT id, hash FROM events WHERE id < ? AND hash IS NOT NULL ORDER BY id DESC LIMIT 1", (number,)
     ).fetchall()
-    if not rows:
-        return False
-    before = rows[1][5] if len(rows) > 1 else chain.sealer.beginning
-    candidates, _ = covered(connection, rows[0][2], rows[0][3], rows[0][4])
-    return not fits(chain.sealer, before or b"", rows[0], candidates)
+    return (rows[0][0], rows[0][1]) if rows else (0, sealer.beginning)
+
+
+def open_before(connection: apsw.Connection, number: int) -> set[str]:
+    """The calls that had begun and not ended before a row."""
+    found: set[str] = set()
+    rows: Any = connection.execute(
+        "SELECT kind, subject FROM events WHERE id < ? AND kind IN ('call.started', 'call.ended') ORDER BY id",
+        (number,),
+    )
+    for kind, subject in rows:
+        (found.add if kind == "call.started" else found.discard)(subject)
+    return found
