@@ -31,6 +31,7 @@ from farhand.api.fanout import fanout_routes
 from farhand.api.freeze import freeze_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
+from farhand.api.journal import journal_routes
 from farhand.api.lane import LaneProtocol
 from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
@@ -318,6 +319,7 @@ class Gateway:
             [
                 *routes(hub),
                 *transfer_routes(hub),
+                *journal_routes(hub),
                 *console_routes(sessions),
                 *pairing_routes(hub),
                 *freeze_routes(hub),

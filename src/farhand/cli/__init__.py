@@ -33,6 +33,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "logs": ("farhand.cli.logs:logs", "Show the log of a node."),
     "cp": ("farhand.cli.cp:cp", "Copy files between machines and the workspace."),
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
+    "log": ("farhand.cli.log:log", "Show what happened in a session, on a node or on a day."),
+    "audit": ("farhand.cli.audit:audit", "Check that nobody changed what was written down."),
     "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),
     "memory": ("farhand.cli.memory:memory", "Search and read what the agents remember."),

@@ -23,7 +23,9 @@ from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, 
 from farhand.cli.screen import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.confinement import sandbox_of
 from farhand.protocol.errors import FarhandError
-from farhand.store.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, Snapshots
+from farhand.store.audit import quick_look
+from farhand.store.chain import KEY_FILE
+from farhand.store.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, STORE_FILE, Snapshots
 
 PYTHON: Final = (3, 11)
 SQLITE: Final = (3, 51, 3)
@@ -99,6 +101,7 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     if settings is not None:
         yield from _sandbox(settings, home)
     yield _store(home)
+    yield _journal(home)
     yield _disk(home)
     yield _node_token(environ)
     url, version, check = _gateway(client)
@@ -230,6 +233,25 @@ def _store(home: Path) -> Check:
     if newest is None:
         return Check("store", "ok", "no copies yet; a running gateway makes them by itself")
     return Check("store", "ok", f"last copied {ago(newest.taken_at)}")
+
+
+def _journal(home: Path) -> Check:
+    """The journal's end, which is quickly looked at; `farhand audit verify` looks at all of it."""
+    store = home / STORE_FILE
+    if not store.exists():
+        return Check("journal", "ok", "none yet")
+    try:
+        status = (home / KEY_FILE).stat()
+        head, fault = quick_look(home, store)
+    except FileNotFoundError:
+        return Check("journal", "warning", f"{home / KEY_FILE} is missing: without it nothing written can be checked")
+    except (OSError, FarhandError) as error:
+        return Check("journal", "warning", str(error))
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        return _closed("journal", home / KEY_FILE, status, 0o600)
+    if fault is not None:
+        return Check("journal", "failed", f"{fault}; `farhand audit verify` shows all")
+    return Check("journal", "ok", f"ends where it should, at event {head.id}; `farhand audit verify` checks all of it")
 
 
 def _disk(home: Path) -> Check:

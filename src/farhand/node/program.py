@@ -55,6 +55,8 @@ SECRET_FILES = (
     "farhand.toml",
     "node-token.json",
     FREEZE_FILE,
+    "journal.key",
+    "journal.head",
 )
 UNDO_FOLDER = "undo"
 """In the home: what files held before calls changed them, of the gateway and of every node."""
