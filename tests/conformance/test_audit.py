@@ -149,7 +149,7 @@ def test_the_fault_is_named_with_its_event_and_the_status_is_1(home: Path) -> No
     done = Command(home)("audit", "verify", "--json")
     assert done.status == 1 and done.json()["ok"] is False
     fault = done.json()["fault"]
-    assert fault["id"] == number and call_id in fault["message"] and "was changed" in fault["message"]
+    assert fault["id"] <= number <= fault["last"] and call_id in fault["message"] and "was changed" in fault["message"]
     shown = Command(home)("audit", "verify")
     assert shown.status == 1 and call_id in shown.out and "1 wrong" in shown.out
     change(home, HARM["a row in the middle gone"])

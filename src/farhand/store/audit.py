@@ -30,10 +30,14 @@ RESTORED: Final = ("store.restored", "store.recovered")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is not as it was written. `id` is that of the event where it shows, if there is one."""
+    """Something that is not as it was written. `id` is that of the event where it shows, if there is one.
+
+    What was committed at once has one seal: where it cannot be told which of these events it is, `last` is their last.
+    """
 
     id: int | None
     message: str
+    last: int | None = None
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -226,7 +230,7 @@ class _Verification:
                 self._told(number, at, kind, data)
         if self._sealer.hash(before, rows) != group[-1][5]:
             number, what = _what(group, last)
-            self._fault(number, missing or what)
+            self._faults.append(Fault(number, missing or what, group[-1][0]))
 
     def _told(self, number: int, at: int, kind: str, data: bytes) -> None:
         """What the journal says of itself."""
@@ -336,7 +340,8 @@ def _what(group: list[Row], last: int) -> tuple[int, str]:
     covered = [f"the record of call {row[3]}" for row in group if row[2] in ("call.started", "call.ended")]
     covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
     covered += ["a message older than it" for row in group if row[2] == SEALED]
-    shown = f", or {covered[0]}{' or another they tell of' if len(covered) > 1 else ''}," if covered else ""
+    others = " or another they tell of" if len(covered) > 5 else ""
+    shown = f", or {' or '.join(covered[:5])}{others}," if covered else ""
     moved = "it stands in another's place" if len(group) == 1 else "they stand in another order"
     return group[0][0], f"{_named(group)}{shown} was changed, or {moved}"
 
