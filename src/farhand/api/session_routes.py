@@ -16,6 +16,7 @@ from farhand.api.router import Route
 from farhand.api.streams import until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.credentials import Scope
+from farhand.gateway.forking import Forked, Forks
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
 from farhand.gateway.session_tools import message_of
@@ -39,6 +40,16 @@ class SendRequest(msgspec.Struct):
     record: bool = False
 
 
+class ForkRequest(msgspec.Struct, forbid_unknown_fields=True):
+    event: int | None = None
+    """Of the journal: what was said up to then."""
+    message: int | None = None
+    """The number of a message in the history, instead."""
+    to: str | None = None
+    """The key of the new session; one is made without it."""
+
+
+_fork_decoder = msgspec.json.Decoder(ForkRequest)
 _send_decoder = msgspec.json.Decoder(SendRequest)
 
 
@@ -95,6 +106,20 @@ def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> l
             doors.stop,
             about=About("Stop a session's run and every process it started.", errors=(503,)),
         ),
+        Route(
+            "POST",
+            "/v1/sessions/{key}/fork",
+            Scope.CHAT,
+            doors.fork,
+            about=About(
+                "Make a session that begins with what was said in this one up to an event or a message.",
+                body=ForkRequest,
+                status=201,
+                answer=Forked,
+                errors=(409, 503),
+                idempotent=True,
+            ),
+        ),
         Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run, about=About("How a run is, or ended.")),
         Route(
             "GET",
@@ -122,6 +147,7 @@ class SessionDoors:
         self._sessions = sessions
         self._turns = turns
         self._ending = ending
+        self._forks = Forks(sessions, sessions.now)
 
     async def list(self, request: Request) -> Reply:
         limit = request.query_int("limit", 50, 1, 1000)
@@ -190,6 +216,21 @@ class SessionDoors:
             await self._sessions.find(request.params["key"])
             stopped = await self._sessions.stop(request.params["key"])
         return json_reply({"stopped": stopped, "count": len(stopped)})
+
+    async def fork(self, request: Request) -> Reply:
+        wanted: ForkRequest = await request.json(_fork_decoder)
+        if any(number is not None and not 0 < number < 2**62 for number in (wanted.event, wanted.message)):
+            raise Problem(400, "invalid_request", "event and message are numbers from 1 on")
+        with problems():
+            forked = await self._forks.fork(
+                request.params["key"],
+                event=wanted.event,
+                message=wanted.message,
+                to=wanted.to,
+                credential=request.credential,
+                idempotency_key=idempotency_key(request),
+            )
+        return json_reply(forked, 201)
 
     async def run(self, request: Request) -> Reply:
         with problems():

@@ -167,6 +167,38 @@ def new(key: str, client: Client, as_json: bool) -> None:
         print(plain(answer.value["reply"]))
 
 
+@sessions.command()
+@click.argument("key", default="main")
+@click.option("--at", "place", metavar="EVENT", help="Up to this event, or up to a message: m57.  [default: the end]")
+@click.option("--to", metavar="KEY", help="Key of the new session.")
+@client_command
+def fork(key: str, place: str | None, to: str | None, client: Client, as_json: bool) -> None:
+    """Make a session that begins with what was said in another, up to a moment. The other one stays as it is.
+
+    Events are the numbers that `farhand log --session KEY` shows. A tool call is never parted from its result.
+
+    \b
+    Examples:
+      farhand sessions fork main --at 1204
+      farhand sessions fork main --at m57 --to another-way
+      farhand chat --session another-way -m "Now do it differently"
+    """
+    body: dict[str, Any] = {} if to is None else {"to": to}
+    if place is not None:
+        number = place.removeprefix("message:").removeprefix("m")
+        if not number.isdecimal() or not 0 < len(number) < 19:
+            raise click.BadParameter(f"{place!r} is neither an event (1204) nor a message (m57)", param_hint="--at")
+        body["event" if number == place else "message"] = int(number)
+    answer = client.request("POST", f"{_path(key)}/fork", body)
+    if as_json:
+        show_answer(answer)
+        return
+    made = answer.value
+    print(plain(f"{made['key']}: {made['messages']} messages of {made['source']}, up to message {made['at']}"))
+    if made["left_out"]:
+        remark(f"{made['left_out']} more were left out: a call in them had no result by then")
+
+
 def _show_message(message: dict[str, Any]) -> None:
     who = f"result of {message.get('name', 'a tool')}" if message["role"] == "tool" else message["role"]
     if message.get("summary"):

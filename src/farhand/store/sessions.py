@@ -244,6 +244,16 @@ def _add_entry(connection: apsw.Connection, entry: Entry) -> int:
     return _number(seq)
 
 
+def copy_entry(connection: apsw.Connection, entry: Entry, now: int) -> int:
+    """Add to a transcript what was said, and paid for, elsewhere; the entry's number."""
+    seq = _add_entry(connection, entry)
+    if entry.keeps_from is None:
+        count_usage(connection, entry.session_key, now, messages=1)
+    else:
+        count_compaction(connection, entry.session_key)
+    return seq
+
+
 def count_usage(
     connection: apsw.Connection,
     key: str,
@@ -299,6 +309,34 @@ def history(
         f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
     ).fetchall()
     return [_entry(row) for row in reversed(rows)]
+
+
+def find_entry(connection: apsw.Connection, seq: int) -> Entry | None:
+    rows = connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
+    return _entry(rows[0]) if rows else None
+
+
+def entry_by(connection: apsw.Connection, key: str, event: int, at: int) -> Entry | None:
+    """The newest entry of a session when an event was written, which was at that time."""
+    rows: list[Any] = connection.execute(
+        "SELECT data FROM events WHERE id <= ? AND kind = 'message.added' AND subject = ? ORDER BY id DESC LIMIT 1",
+        (event, key),
+    ).fetchall()
+    if rows:
+        return find_entry(connection, msgspec.json.decode(rows[0][0])["seq"])
+    rows = connection.execute(  # entries that are older than the events which tell of them
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
+    ).fetchall()
+    return _entry(rows[0]) if rows else None
+
+
+def transcript(connection: apsw.Connection, key: str, session_id: str, last: int) -> list[Entry]:
+    """Every entry of a conversation up to one, summaries included; oldest first."""
+    rows = connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq",
+        (key, session_id, last),
+    )
+    return [_entry(row) for row in rows]
 
 
 # -- runs ---------------------------------------------------------------------------------------------------
