@@ -25,8 +25,8 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     found = verdicts(command)
     assert found.pop("ok") is True
     assert set(found) == {
-        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store", "journal", "disk",
-        "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
+        "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store",
+        "journal", "disk", "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
 
