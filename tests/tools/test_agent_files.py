@@ -15,7 +15,7 @@ from farhand.machine.places import local_files
 from farhand.protocol.errors import ToolError
 from farhand.tools.agent_family import MAIN_AGENT, SUB_AGENT, main_agent_tools, sub_agent_tools
 from farhand.tools.agent_files import AgentFiles
-from farhand.tools.tool import CallContext
+from farhand.tools.tool import CallContext, tool
 
 
 @pytest.fixture
@@ -83,9 +83,16 @@ def test_the_schemas_cost_little(workspace: Path) -> None:
 
 
 def test_the_two_lists(workspace: Path) -> None:
-    tools = tools_of(workspace).tools()
+    def nothing() -> str:
+        """Nothing."""
+        return ""
+
+    files = tools_of(workspace).tools()
+    others = [tool(nothing, name=name, read_only=True) for name in MAIN_AGENT[len(files) :]]
     assert len(set(MAIN_AGENT)) == 20
     assert set(SUB_AGENT) < set(MAIN_AGENT)
-    assert [tool.name for tool in main_agent_tools(reversed(tools))] == list(MAIN_AGENT[:7])
-    assert [tool.name for tool in sub_agent_tools(tools)] == ["read", "grep", "glob", "ls"]
-    assert all(tool.spec.read_only for tool in sub_agent_tools(tools))
+    assert [one.name for one in main_agent_tools(others, reversed(files))] == list(MAIN_AGENT)
+    assert [one.name for one in sub_agent_tools(files, others)] == list(SUB_AGENT)
+    assert all(one.spec.read_only for one in sub_agent_tools(files, others))
+    with pytest.raises(KeyError):
+        main_agent_tools(files)
