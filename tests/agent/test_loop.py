@@ -426,3 +426,39 @@ def test_a_long_run_makes_room_by_itself() -> None:
     sent = model.requests[-1].messages
     assert "Last request from user was: hello" in sent[1].text
     assert_valid(sent)
+
+
+def test_a_model_that_repeats_itself_is_told() -> None:
+    answers = iter(["same"] * 5 + ["other"] + ["same"] * 2)
+
+    async def look(use: ToolUse) -> Outcome:
+        return Outcome(next(answers))
+
+    model = ScriptedModel(*(uses((str(number), "look", {})) for number in range(8)), says("done"))
+    told = [text for text, _ in results(go(model, tools(look=look)))]
+    assert [text.startswith("same\n[the same call") for text in told] == [False] * 3 + [True] * 2 + [False] * 3
+    assert "4 times in a row" in told[3]
+
+
+def test_the_same_call_twice_in_one_reply_is_no_repetition() -> None:
+    rounds = [uses((f"a{n}", "look", {}), (f"b{n}", "look", {}), (f"c{n}", "look", {})) for n in range(3)]
+    assert {text for text, _ in results(go(ScriptedModel(*rounds, says("done")), tools(look="same")))} == {"same"}
+
+
+def test_calls_that_are_handed_over_end_the_run_after_the_others() -> None:
+    model = ScriptedModel(uses(("1", "look", {}), ("2", "theirs", {}), ("3", "theirs", "{no"), text="both"))
+    events = asyncio.run(_all(run(model, START, tools(look="seen"), handed=["theirs"])))
+    assert results(events)[0] == ("seen", False) and len(results(events)) == 2
+    last = end(events)
+    assert isinstance(last, Completed) and (last.reply, last.finish_reason) == ("both", "tool_calls")
+    assert [use.id for use in last.handed] == ["2"]
+
+
+def test_a_choice_of_tools_is_for_the_first_request_only() -> None:
+    model = ScriptedModel(uses(("1", "look", {})), says("done"))
+    go(model, tools(look="seen"), parameters={"tool_choice": "required", "seed": 1})
+    assert [request.parameters for request in model.requests] == [{"tool_choice": "required", "seed": 1}, {"seed": 1}]
+
+
+async def _all(events: Any) -> list[Event]:
+    return [event async for event in events]

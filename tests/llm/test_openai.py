@@ -86,7 +86,10 @@ def test_deltas_come_in_order_and_make_the_message() -> None:
 def test_the_request_is_what_the_api_describes() -> None:
     tool = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
     with ModelServer(text("ok")) as server:
-        ask(server.url, ModelRequest(HELLO.messages, (tool,), max_tokens=9, temperature=0.5, thinking="low"))
+        ask(
+            server.url,
+            ModelRequest(HELLO.messages, (tool,), max_tokens=9, thinking="low", parameters={"temperature": 0.5}),
+        )
         sent = server.requests[0]
     assert sent.path == "/v1/chat/completions"
     assert sent.headers["authorization"] == "Bearer secret-key"

@@ -15,7 +15,8 @@ Promises a reader can build on:
   the tool starts.
 - Results are appended as they come in. `transcript.mend` puts them into the order of their calls and answers those
   that a crash left open.
-- A run that is stopped answers every call it had asked for before it yields `Stopped`.
+- A run that is stopped answers every call it had asked for before it yields `Stopped`. One that is completed has
+  answered every call but those it hands over.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class Completed(msgspec.Struct, frozen=True, tag="completed"):
     usage: Usage
     steps: int
     finish_reason: FinishReason | Literal["rounds"] = "stop"
-    """`rounds`: the limit on tool rounds ended the run, and the reply says so."""
+    """`rounds`: the limit on tool rounds ended the run, and the reply says so. `tool_calls`: see `handed`."""
+    handed: tuple[ToolUse, ...] = ()
+    """Calls that whoever asked carries out; their results are the next thing to be said in the conversation."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

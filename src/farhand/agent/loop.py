@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,12 +30,12 @@ from farhand.agent.events import (
     ToolCalled,
     ToolEnded,
 )
-from farhand.agent.outcome import Outcome
+from farhand.agent.outcome import Outcome, argument_fault, cancelled, shortened
 from farhand.agent.tokens import message_tokens, messages_tokens, text_tokens, tools_tokens
 from farhand.agent.tools import Tools
 from farhand.llm import messages as model_events
 from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused
-from farhand.llm.messages import Finished, FinishReason, Message, StreamEvent, Text, ToolUse, Usage
+from farhand.llm.messages import Content, Finished, FinishReason, Message, StreamEvent, Text, ToolUse, Usage
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import ToolError
@@ -43,6 +43,7 @@ from farhand.protocol.errors import ToolError
 log = logging.getLogger("farhand.agent")
 
 EMPTY_RETRIES: Final = 2
+TOOL_CHOICE: Final = "tool_choice"
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -59,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Tool calls at the same time."""
     stop_seconds: float = 0.8
     """How long a stopped run waits for its tools to say how they ended."""
+    repeats: int = 4
+    """From how many same results of the same call in a row on the model is told that it repeats itself."""
 
 
 def no_messages() -> Sequence[Incoming]:
@@ -76,15 +79,21 @@ async def run(
     compactor: Compactor | None = None,
     thinking: Thinking | None = None,
     max_tokens: int | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    handed: Collection[str] = (),
 ) -> AsyncGenerator[Event, None]:
     """Everything that happens until the model has answered `messages`, which begin with the system prompt.
 
     `inbox` is asked between tool rounds for messages to join the run; one that was injected is not injected again.
     Setting `stop` ends the run within a second. A reader that leaves early calls `aclose()`, which ends the tools too,
-    but then nobody is told how they ended.
+    but then nobody is told how they ended. `parameters` are more for each request to the model; a `tool_choice` among
+    them is for the first. Calls of the tools named in `handed` are not made here: they end the run, once the others of
+    the same reply have their results.
     """
     stop = stop or asyncio.Event()
     state = _Run(model, messages, tools, inbox, stop, limits or Limits(), compactor, thinking, max_tokens)
+    state.parameters = dict(parameters or {})
+    state.handed = frozenset(handed)
     async with contextlib.aclosing(state.steps()) as steps:
         async for event in steps:
             yield event
@@ -118,6 +127,10 @@ class _Run:
         self.context = 0
         """Tokens of the last request and its reply, as the provider counted them, and of what was added since."""
         self.reply: Finished | None = None
+        self.parameters: dict[str, Any] = {}
+        self.handed: frozenset[str] = frozenset()
+        self.before: dict[tuple[str, str], _Result] = {}
+        """What calls came to, by their name and arguments."""
 
     async def steps(self) -> AsyncGenerator[Event, None]:
         rounds = 0
@@ -141,11 +154,15 @@ class _Run:
             if not self.reply.message.tool_calls:
                 yield Completed(self.reply.message.text, self.usage, self.step, self.reply.finish_reason)
                 return
-            async with contextlib.aclosing(self._use_tools(self.reply)) as using:
+            handed = self._handed_over(self.reply)
+            async with contextlib.aclosing(self._use_tools(self.reply, handed)) as using:
                 async for event in using:
                     yield event
             if self.stop.is_set():
                 break
+            if handed:
+                yield Completed(self.reply.message.text, self.usage, self.step, "tool_calls", handed)
+                return
             rounds += 1
             if rounds >= self.limits.max_rounds:
                 message = Message("assistant", _rounds_text(rounds))
@@ -165,7 +182,7 @@ class _Run:
                 async for event in room:
                     yield event
             tools = tuple(self.tools.offered(self.messages))
-            request = ModelRequest(tuple(self.messages), tools, thinking=self.thinking, max_tokens=self.max_tokens)
+            request = ModelRequest(tuple(self.messages), tools, self.max_tokens, self.thinking, self._parameters())
             finished: Finished | None = None
             said = _Said()
             try:
@@ -195,6 +212,11 @@ class _Run:
             if empty > EMPTY_RETRIES:
                 raise _Empty(reason)
             yield Retrying(self.step, reason, 0.0, self.model.name, void=True)
+
+    def _parameters(self) -> dict[str, Any]:
+        if self.step == 1:
+            return self.parameters
+        return {name: value for name, value in self.parameters.items() if name != TOOL_CHOICE}
 
     async def _until_stopped(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """The model's events; ends early, without `Finished`, when the run is stopped."""
@@ -286,9 +308,12 @@ class _Run:
         self.context = 0
         yield Compacted(self.step, compaction)
 
-    async def _use_tools(self, finished: Finished) -> AsyncGenerator[Event, None]:
-        """Runs the calls of a reply, all at once. Each has exactly one result when this ends, stopped or not."""
-        uses = finished.message.tool_calls
+    async def _use_tools(self, finished: Finished, handed: Sequence[ToolUse]) -> AsyncGenerator[Event, None]:
+        """Runs the calls of a reply, all at once, but for those it hands over.
+
+        Each has exactly one result when this ends, stopped or not; when it is stopped, those it would hand over too.
+        """
+        uses = [use for use in finished.message.tool_calls if use not in handed]
         for use in uses:
             yield ToolCalled(self.step, use)
         queue: asyncio.Queue[tuple[int, Outcome, float] | None] = asyncio.Queue()
@@ -324,7 +349,7 @@ class _Run:
             for index, use in enumerate(uses):
                 if index not in results:
                     seconds = time.monotonic() - started[index] if index in started else 0.0
-                    outcome = _cancelled(began=index in started, ended=tasks[index].done())
+                    outcome = cancelled(began=index in started, ended=tasks[index].done())
                     results[index] = outcome.message(use)
                     yield ToolEnded(self.step, use, outcome, seconds)
                     yield Appended(self.step, results[index])
@@ -332,12 +357,22 @@ class _Run:
             await _end([watching, *tasks], self.limits.stop_seconds)
         for index in range(len(uses)):
             self._add(results[index])
+        for use in handed if self.stop.is_set() else ():
+            outcome = cancelled(began=False, ended=True)
+            yield ToolEnded(self.step, use, outcome, 0.0)
+            yield Appended(self.step, outcome.message(use))
+
+    def _handed_over(self, finished: Finished) -> tuple[ToolUse, ...]:
+        """The calls of a reply that somebody else carries out. What is no call goes back to the model, as any."""
+        reason = finished.finish_reason
+        uses = finished.message.tool_calls
+        return tuple(use for use in uses if use.name in self.handed and argument_fault(use, reason) is None)
 
     async def _outcome(self, use: ToolUse, finish_reason: FinishReason) -> Outcome:
-        if (fault := _argument_fault(use, finish_reason)) is not None:
+        if (fault := argument_fault(use, finish_reason)) is not None:
             return Outcome.failed("invalid_args", fault)
         try:
-            return self._cut(await self.tools.call(use))
+            return self._noted(use, self._cut(await self.tools.call(use)))
         except ToolError as error:
             return Outcome.of_error(error)
         except Exception as error:
@@ -354,6 +389,20 @@ class _Run:
         )
         return msgspec.structs.replace(outcome, content=blocks)
 
+    def _noted(self, use: ToolUse, outcome: Outcome) -> Outcome:
+        """The outcome, with a word about it where the same call has come to the same several times in a row."""
+        key = (use.name, use.arguments)
+        before = self.before.get(key)
+        same = before is not None and before.content == outcome.content and before.step >= self.step - 1
+        times = before.times + (before.step < self.step) if before is not None and same else 1
+        self.before[key] = _Result(outcome.content, self.step, times)
+        if times < self.limits.repeats:
+            return outcome
+        note = f"[the same call has given the same result {times} times in a row; do something else, or answer]"
+        if isinstance(outcome.content, str):
+            return msgspec.structs.replace(outcome, content=f"{outcome.content}\n{note}")
+        return msgspec.structs.replace(outcome, content=(*outcome.content, Text(note)))
+
     def _add(self, message: Message) -> None:
         self.messages.append(message)
         self.context += message_tokens(message) if self.context else 0
@@ -367,6 +416,14 @@ class _Run:
                 told.append(Injected(self.step, incoming.id, incoming.message))
                 told.append(Appended(self.step, incoming.message, incoming=incoming.id))
         return told
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """What a call came to in a step, and in how many steps up to there without a break."""
+
+    content: Content
+    step: int
+    times: int
 
 
 class _Said:
@@ -390,16 +447,6 @@ class _Empty(ModelError):
     pass
 
 
-def shortened(text: str, longest: int) -> str:
-    """The text, or its head and tail with a line between them that says what is missing."""
-    if len(text) <= longest:
-        return text
-    head = longest * 7 // 9
-    tail = longest - head
-    missing = len(text) - head - tail
-    return f"{text[:head]}\n...[{missing} characters left out: too long for the model's context]...\n{text[-tail:]}"
-
-
 def _kind(error: ModelError) -> str:
     match error:
         case NotConfigured():
@@ -411,25 +458,6 @@ def _kind(error: ModelError) -> str:
         case _Empty():
             return "empty"
     return "unavailable"
-
-
-def _argument_fault(use: ToolUse, finish_reason: FinishReason) -> str | None:
-    try:
-        arguments: Any = msgspec.json.decode(use.arguments)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        cut = "; the reply was cut at its token limit" if finish_reason == "length" else ""
-        return f"the arguments of {use.name} are not valid JSON ({error}){cut}. It did not run: send one JSON object."
-    if not isinstance(arguments, dict):
-        return f"the arguments of {use.name} must be a JSON object, not {use.arguments[:40]!r}. It did not run."
-    return None
-
-
-def _cancelled(*, began: bool, ended: bool) -> Outcome:
-    if not began:
-        return Outcome.failed("cancelled", "Cancelled: the run was stopped before this call began; it did not run.")
-    if ended:
-        return Outcome.failed("cancelled", "Cancelled: the run was stopped; what this call had done so far stays done.")
-    return Outcome.failed("cancelled", "Cancelled: the run was stopped; this call has not confirmed its end.")
 
 
 def _rounds_text(rounds: int) -> str:

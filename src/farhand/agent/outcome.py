@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.llm.messages import Block, Content, Image, Message, Text, ToolUse
+from farhand.llm.messages import Block, Content, FinishReason, Image, Message, Text, ToolUse
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 
@@ -44,6 +44,37 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     def message(self, use: ToolUse) -> Message:
         """The transcript's entry for this outcome of `use`."""
         return Message("tool", self.content, tool_call_id=use.id, name=use.name, is_error=self.is_error)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its head and tail with a line between them that says what is missing."""
+    if len(text) <= longest:
+        return text
+    head = longest * 7 // 9
+    tail = longest - head
+    missing = len(text) - head - tail
+    return f"{text[:head]}\n...[{missing} characters left out: too long for the model's context]...\n{text[-tail:]}"
+
+
+def argument_fault(use: ToolUse, finish_reason: FinishReason) -> str | None:
+    """What is wrong with the arguments of a call, where they are no JSON object."""
+    try:
+        arguments: Any = msgspec.json.decode(use.arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        cut = "; the reply was cut at its token limit" if finish_reason == "length" else ""
+        return f"the arguments of {use.name} are not valid JSON ({error}){cut}. It did not run: send one JSON object."
+    if not isinstance(arguments, dict):
+        return f"the arguments of {use.name} must be a JSON object, not {use.arguments[:40]!r}. It did not run."
+    return None
+
+
+def cancelled(*, began: bool, ended: bool) -> Outcome:
+    """The outcome of a call that a stop of the run ended."""
+    if not began:
+        return Outcome.failed("cancelled", "Cancelled: the run was stopped before this call began; it did not run.")
+    if ended:
+        return Outcome.failed("cancelled", "Cancelled: the run was stopped; what this call had done so far stays done.")
+    return Outcome.failed("cancelled", "Cancelled: the run was stopped; this call has not confirmed its end.")
 
 
 def _shown(result: msgspec.Raw) -> Content:

@@ -39,6 +39,21 @@ class ToolList:
         return await self._call(use)
 
 
+class WithClients:
+    """Tools that the client of a run carries out, beside those of the agent; under a name of both, the client's."""
+
+    def __init__(self, own: Tools, clients: Sequence[ToolSpec]) -> None:
+        self._own = own
+        self._clients = tuple(clients)
+        self._names = {spec.name for spec in clients}
+
+    def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
+        return [*(spec for spec in self._own.offered(messages) if spec.name not in self._names), *self._clients]
+
+    async def call(self, use: ToolUse) -> Outcome:
+        return await self._own.call(use)
+
+
 def not_found(name: str, known: Iterable[str]) -> Outcome:
     """What the model is told of a tool that is not there."""
     near = difflib.get_close_matches(name, list(known), 3)

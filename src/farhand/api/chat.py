@@ -2,6 +2,9 @@
 
 With `X-Session-Key` or `user` the conversation is a session kept here, and the last messages of the request are what is
 new in it. Without, the client keeps the conversation, as it would with any other server of this interface.
+
+The agent calls its own tools by itself. Tools of the request are the client's: a call of one of them ends the answer
+with `tool_calls`, and the next request brings the results.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from farhand.agent.events import Completed, Event, Retrying, TextDelta, ToolCalled
 from farhand.api.about import EVENTS, JSON, About
+from farhand.api.chat_request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
 from farhand.api.session_routes import EVENT_STREAM, idempotency_key, problems
@@ -24,48 +28,15 @@ from farhand.api.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Scope
-from farhand.gateway.runs import FROZEN, Recorded, Run, RunOptions, RunOutcome
+from farhand.gateway.runs import FROZEN, Recorded, Run, RunOutcome
 from farhand.gateway.sessions import Sessions
-from farhand.llm.messages import Block, Image, Message, Text, Usage
+from farhand.llm.messages import Usage
 from farhand.protocol.errors import FarhandError, InvalidArgs
 from farhand.store.sessions import RunState
 
-PRODUCT = "farhand"
 NOT_CONFIGURED = "not_configured"
 STARTED_OVER = "\n\n[the connection to the model was lost; it starts over]\n\n"
 HUNG_UP = "the client hung up"
-
-
-class ImageUrl(msgspec.Struct):
-    url: str
-    detail: str | None = None
-
-
-class Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    image_url: ImageUrl | None = None
-
-
-class ChatMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-
-
-class ChatRequest(msgspec.Struct):
-    messages: list[ChatMessage]
-    model: str = PRODUCT
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    tools: list[Any] | None = None
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -113,14 +84,6 @@ class ChatDoors:
 
     async def complete(self, request: Request) -> Reply:
         wanted: ChatRequest = await request.json(_decoder)
-        if wanted.tools:
-            raise Problem(
-                400,
-                "unsupported",
-                "the agent uses its own tools and cannot call the client's; leave `tools` out, or serve them as a node",
-            )
-        if wanted.n not in (None, 1):
-            raise Problem(400, "unsupported", f"one reply is given for a request; n must be 1, not {wanted.n}")
         run = await self._send(request, wanted)
         request.id = run.id
         if not wanted.stream:
@@ -134,28 +97,21 @@ class ChatDoors:
     async def _send(self, request: Request, wanted: ChatRequest) -> Run:
         agent = self._agent(wanted.model)
         named = request.header(b"x-session-key") or wanted.user
-        instructions = "\n\n".join(
-            text for one in wanted.messages if one.role in ("system", "developer") and (text := _text(one))
-        )
-        options = RunOptions(
-            instructions=instructions,
-            max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
-        )
-        said = [_message(one) for one in wanted.messages if one.role in ("user", "assistant", "tool")]
-        new = next((place for place in range(len(said), 0, -1) if said[place - 1].role != "user"), 0)
-        if new == len(said):
-            raise Problem(400, "invalid_request", "messages must end with one of role `user`")
+        said = conversation(wanted)
+        chosen = options(wanted, said, kept=bool(named))
         run_id = str(uuid.uuid4())
         with problems():
             key = self._key(named, agent, wanted.model) if named else session_keys.once_key(agent, run_id)
+            if said.answers:
+                before = said.before[-1].tool_calls if said.before else ()
+                refuse_strangers(said.answers, await self._sessions.open_calls(key) if named else before)
             return await self._sessions.send(
                 key,
-                _joined(said[new:]),
+                said.new,
                 origin="openai",
                 credential=request.credential,
-                options=options,
-                # What tools said in a conversation that the client keeps is beyond our checking: only words count.
-                history=() if named else [one for one in said[:new] if one.role != "tool" and one.content],
+                options=chosen,
+                history=() if named else said.before,
                 kind="chat" if named else "once",
                 run_id=run_id,
                 idempotency_key=idempotency_key(request),
@@ -204,12 +160,14 @@ class _Chunks:
     def __init__(self, run: Run, model: str, *, include_usage: bool) -> None:
         self._run = run
         self._include_usage = include_usage
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{run.id}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,
         }
+        if include_usage:
+            self._head["usage"] = None  # as OpenAI does: it is in the last chunk
         self._said = False
         """Something in the present step."""
 
@@ -237,7 +195,9 @@ class _Chunks:
             return
         if outcome.reply and not sent:  # a command's answer, or a run that ended before it was followed
             yield self._chunk({"content": outcome.reply})
-        yield self._chunk({}, "stop")
+        if outcome.handed:
+            yield self._chunk({"tool_calls": [{"index": i, **one} for i, one in enumerate(_calls(outcome))]})
+        yield self._chunk({}, _finish_reason(outcome))
         if self._include_usage:
             yield _data({**self._head, "choices": [], "usage": _usage(outcome.usage)})
         yield b"data: [DONE]\n\n"
@@ -254,7 +214,7 @@ class _Chunks:
             case ToolCalled() if self._said:
                 self._said = False
                 return "\n\n"  # what it says before and after its tools are two paragraphs
-            case Completed() if not self._said:
+            case Completed() if not self._said and not event.handed:
                 return event.reply
         return ""
 
@@ -263,15 +223,31 @@ class _Chunks:
 
 
 def _completion(run: Run, outcome: RunOutcome, model: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": outcome.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": outcome.text, "refusal": None}
+    if outcome.handed:
+        message = {**message, "content": outcome.text or None, "tool_calls": _calls(outcome)}
     return {
         "id": f"chatcmpl-{run.id}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+        "choices": [{"index": 0, "message": message, "finish_reason": _finish_reason(outcome), "logprobs": None}],
         "usage": _usage(outcome.usage),
     }
+
+
+def _calls(outcome: RunOutcome) -> list[dict[str, Any]]:
+    """What the client is to carry out."""
+    return [
+        {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.arguments}}
+        for use in outcome.handed
+    ]
+
+
+def _finish_reason(outcome: RunOutcome) -> str:
+    """A limit on rounds is a length too: there would have been more."""
+    reason = outcome.finish_reason or "stop"
+    return {"rounds": "length"}.get(reason, reason)
 
 
 def _refuse_failure(outcome: RunOutcome) -> None:
@@ -289,42 +265,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "\n".join(part.text for part in message.content or () if part.type == "text")
-
-
-def _message(message: ChatMessage) -> Message:
-    """Raises Problem for parts that no model here takes."""
-    role: Any = message.role
-    if not isinstance(message.content, list):
-        return Message(role, message.content or "")
-    blocks: list[Block] = []
-    for part in message.content:
-        if part.type == "text":
-            blocks.append(Text(part.text))
-        elif part.type == "image_url" and part.image_url is not None:
-            blocks.append(Image(part.image_url.url, part.image_url.detail))
-        elif part.type != "refusal":
-            raise Problem(400, "unsupported", f"a message's part of type {part.type[:50]!r} cannot be used")
-    if all(isinstance(block, Text) for block in blocks):
-        return Message(role, _text(message))
-    return Message(role, tuple(blocks))
-
-
-def _joined(messages: list[Message]) -> Message:
-    """Several messages in a row are one."""
-    if len(messages) == 1:
-        return messages[0]
-    if not any(message.images for message in messages):
-        return Message("user", "\n\n".join(message.text for message in messages))
-    blocks: list[Block] = []
-    for message in messages:
-        blocks += [Text(message.content)] if isinstance(message.content, str) else message.content
-    return Message("user", tuple(blocks))
 
 
 def _model(name: str) -> dict[str, Any]:

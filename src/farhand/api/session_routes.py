@@ -313,6 +313,10 @@ def run_view(outcome: RunOutcome) -> dict[str, Any]:
     }
     if outcome.ok or outcome.reply:
         view["reply"] = outcome.reply
+    if outcome.finish_reason is not None:
+        view["finish_reason"] = outcome.finish_reason
+    if outcome.handed:
+        view["tool_calls"] = outcome.handed
     if outcome.error is not None:
         view["error"] = outcome.error
         if outcome.error.kind == "not_configured":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
 """Ends what commands of these calls still run on the gateway's own machine."""
 
 NODE_COMMANDS = "Bash"
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+"""Seconds between two questions to a machine that does not answer."""
+MOST_KILLS = 3
+"""What survives so many kills is not asked for again."""
 
 
 class RunCalls:
@@ -124,12 +130,25 @@ class RunCalls:
                 log.warning("processes of a stopped run in %s may be left: %s", self._session_key, failure)
 
     async def _end_on(self, node_id: str, made: dict[str, str]) -> None:
-        jobs, _ = await self._hub.jobs(node_id)
-        for job in jobs:
-            if job["running"] and job["call_id"] in made:
-                arguments = msgspec.Raw(msgspec.json.encode({"action": "kill", "sessionId": job["job_id"]}))
-                tool = join_tool(node_id, "Process")
-                call = ToolCall(new_call_id(), tool, arguments, self._session_key, self._agent_id)
-                opened = await self._hub.gate.begin(call, credential=self._credential)
-                if isinstance(opened, OpenCall):
-                    await self._hub.gate.wait(opened)
+        """A machine that is gone or silent is asked again until it answers; it may be back at any time."""
+        wait = FIRST_WAIT
+        tried: Counter[str] = Counter()
+        nodes = self._hub.roster.nodes
+        while (node := nodes.get(node_id)) is not None:
+            jobs, silent = await self._hub.jobs(node_id) if node.online else ([], [node_id])
+            left = [job["job_id"] for job in jobs if job["running"] and job["call_id"] in made]
+            left = [job for job in left if tried[job] < MOST_KILLS]
+            if not left and not silent:
+                return
+            tried.update(left)
+            await asyncio.gather(*(self._kill(node_id, job) for job in left))
+            if silent:
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+
+    async def _kill(self, node_id: str, job_id: str) -> None:
+        arguments = msgspec.Raw(msgspec.json.encode({"action": "kill", "sessionId": job_id}))
+        call = ToolCall(new_call_id(), join_tool(node_id, "Process"), arguments, self._session_key, self._agent_id)
+        opened = await self._hub.gate.begin(call, credential=self._credential)
+        if isinstance(opened, OpenCall):
+            await self._hub.gate.wait(opened)

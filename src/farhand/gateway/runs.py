@@ -11,8 +11,9 @@ import msgspec
 from farhand.agent.events import Event
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.pinning import Pin
-from farhand.llm.messages import Message, Usage
+from farhand.llm.messages import Message, ToolUse, Usage
 from farhand.llm.model import Thinking
+from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import Failed
 from farhand.store.sessions import OPEN_STATES, RunRecord, RunState
 
@@ -37,6 +38,14 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
     pin: Pin | None = None
     """It may reach these nodes only, and what it sets going as well."""
+    parameters: dict[str, Any] = {}
+    """More for each request to the model, as `llm.model.ModelRequest` has them."""
+    client_tools: tuple[ToolSpec, ...] = ()
+    """Tools that whoever asks carries out: calls of them end the run, and are told with its outcome."""
+    own_tools: bool = True
+    """False: the model is offered the client's tools and no other."""
+    answers: tuple[Message, ...] | None = None
+    """Results of calls that an earlier run left to the client; with these a message may be empty."""
     record: bool = False
     """Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording."""
 
@@ -63,6 +72,10 @@ class RunOutcome(msgspec.Struct, frozen=True):
     error: RunFailure | None = None
     usage: Usage = Usage()
     steps: int = 0
+    finish_reason: str | None = None
+    """Of a reply: why the model said no more (`stop`, `length`, `content_filter`, `tool_calls`), or `rounds`."""
+    handed: tuple[ToolUse, ...] = ()
+    """Calls that are left to whoever asked."""
 
     @property
     def ok(self) -> bool:
@@ -84,6 +97,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
             RunFailure(record.error_kind or "failed", record.error_message or "") if failed else None,
             Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.cost),
             record.steps,
+            record.finish_reason,
+            () if record.handed is None else msgspec.json.decode(record.handed, type=tuple[ToolUse, ...]),
         )
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import apsw
 import msgspec
 
-from farhand.gateway import commands, session_keys
+from farhand.gateway import client_calls, commands, session_keys
 from farhand.gateway.credentials import OWNER, Credential, Scope
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.pinning import Pin
 from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
 from farhand.gateway.session_keys import DmScope
-from farhand.llm.messages import Message
+from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.store import calls, sessions
 from farhand.store.database import Database
@@ -112,7 +112,8 @@ class Sessions:
         """
         key = self.canonical(key)
         said = Message("user", message) if isinstance(message, str) else message
-        if not said.content or (not said.images and not said.text.strip()):
+        options = options or RunOptions()
+        if not said.images and not said.text.strip() and not options.answers:
             raise InvalidArgs("message is required: it must not be blank")
         if self._paused:
             raise Failed("the gateway is stopping; the message was not taken")
@@ -131,7 +132,7 @@ class Sessions:
             credential=credential.id,
             scopes=tuple(sorted(agent_scopes(credential))),
             message=msgspec.Raw(body),
-            options=msgspec.Raw(msgspec.json.encode(options or RunOptions())),
+            options=msgspec.Raw(msgspec.json.encode(options)),
             created_at=now,
         )
         session = SessionRecord(
@@ -147,7 +148,8 @@ class Sessions:
 
         def write(store: apsw.Connection) -> str:
             if idempotency_key is not None:
-                digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), body)).digest()
+                asked = body if options.plain else body + bytes(record.options)
+                digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
                 first, first_digest = calls.claim(store, credential.id, idempotency_key, digest, record.id, now)
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
@@ -241,6 +243,11 @@ class Sessions:
         """What the model is shown of a session."""
         return await self._database.read(lambda store: sessions.conversation(store, record.key, record.id))
 
+    async def open_calls(self, key: str) -> list[ToolUse]:
+        """Calls of the present conversation that wait for the client's results."""
+        found = await self.find(key)
+        return await self._database.read(lambda store: client_calls.open_calls(store, found))
+
     async def run(self, run_id: str) -> Run:
         """A run, under way or long over. Raises NotFound."""
         await self._started.wait()  # a call taken up before may ask for a run that is about to be
@@ -320,6 +327,8 @@ class Sessions:
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             cost=usage.cost,
+            finish_reason=outcome.finish_reason,
+            handed=msgspec.Raw(msgspec.json.encode(outcome.handed)) if outcome.handed else None,
         )
         await self._database.write(lambda store: sessions.end_run(store, ended), at_once=True)
         shared = [one for one in self._live.values() if one.joined is run]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, get_args
 
 import apsw
 import msgspec
 
 from farhand.agent import loop, recording
-from farhand.agent.compaction import Compaction, Compactor
+from farhand.agent.compaction import Compactor
 from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
 from farhand.agent.loop import Incoming, Limits
-from farhand.agent.outcome import Outcome
+from farhand.agent.outcome import Outcome, cancelled
 from farhand.agent.tokens import text_tokens
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
-from farhand.agent.tools import Call, ToolList, Tools
+from farhand.agent.tools import Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
+from farhand.gateway import client_calls
 from farhand.gateway.admission import scope_of
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Credential, Scope
@@ -28,6 +29,7 @@ from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.session_keys import main_key
 from farhand.gateway.sessions import Sessions
+from farhand.gateway.summaries import counts, keep_summary
 from farhand.gateway.veiled_events import VeiledEvents
 from farhand.llm.choice import Models
 from farhand.llm.errors import ModelError, NotConfigured
@@ -160,7 +162,7 @@ class Turns:
         compaction = await compactor.compact(model, messages)
         if compaction is None:
             return "There is nothing to compact yet."
-        await _keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
+        await keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
         return f"Compacted: a summary stands for {compaction.count} messages, which stay in the history."
 
 
@@ -188,6 +190,8 @@ class _Turn:
             pinned=self._pinned,
             end_jobs=house.end_jobs,
         )
+        self._clients = frozenset(spec.name for spec in run.options.client_tools)
+        self._stopped_at: float | None = None
         self._positions: list[int] = []
         """Numbers of the entries that the model is shown, in order."""
         self._asked: tuple[int, tuple[ToolUse, ...]] = (0, ())
@@ -218,7 +222,8 @@ class _Turn:
             # A machine that does not answer holds nobody up: it is told to end things as soon as it can be.
             self._house.endings.add(ending)
             ending.add_done_callback(self._house.endings.discard)
-            await asyncio.wait({ending}, timeout=STOP_SECONDS)
+            since = 0.0 if self._stopped_at is None else asyncio.get_running_loop().time() - self._stopped_at
+            await asyncio.wait({ending}, timeout=max(0.0, STOP_SECONDS - since))
 
     async def _answer(self, model: Model) -> RunOutcome:
         prompt = asyncio.ensure_future(self._prompt())
@@ -228,11 +233,12 @@ class _Turn:
                 if (outcome := await self._take_up(model, entries)) is not None:
                     return outcome
                 entries = await self._sessions.conversation(self._record)
-            await prompt
+            await self._unless_stopped([prompt])
         finally:
             prompt.cancel()
         self._positions = [entry.seq for entry in entries]
-        messages = [Message("system", prompt.result()), *mend([_message(entry) for entry in entries])]
+        system = prompt.result() if prompt.done() and not prompt.cancelled() else ""  # of a stopped run nobody asks
+        messages = [Message("system", system), *mend([_message(entry) for entry in entries])]
         return self._outcome(await self._think(model, messages))
 
     # -- beginning --------------------------------------------------------------------------------------
@@ -252,7 +258,9 @@ class _Turn:
                 record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
             if not record.title and (words := " ".join(run.message.text.split())):
                 transcript.change_session(store, record.key, title=words[:TITLE_LENGTH])
-            transcript.append_entry(store, self._entry(run.message, now, record=record))
+            said = [run.message] if run.message.content else []
+            for message in (*client_calls.results(store, record, run.options.answers), *said):
+                transcript.append_entry(store, self._entry(message, now, record=record))
             return record
 
         self._record = await self._sessions.write(write)
@@ -273,34 +281,37 @@ class _Turn:
             return None
         if messages[last] is messages[-1] and not messages[last].tool_calls and entries[last].run_id == self._run.id:
             return self._ended(RunState.OK, messages[last].text)
-        uses = unanswered(messages)
-        if uses:
-            if entries[last].run_id == self._run.id:  # of another run that broke down, they stay unanswered
+        own = entries[last].run_id == self._run.id  # of another run that broke down, they stay unanswered
+        open_uses = unanswered(messages)
+        handed = tuple(use for use in open_uses if own and use.name in self._clients)
+        if uses := [use for use in open_uses if use not in handed]:
+            if own:
                 self._asked = (entries[last].seq, messages[last].tool_calls)
             call = self._caller(model)
             tasks = [asyncio.ensure_future(self._again(call, use)) for use in uses]
-            try:
-                outcomes = await self._unless_stopped(tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-            for use, outcome in zip(uses, outcomes, strict=True):
+            await self._unless_stopped(tasks)
+            for use, task in zip(uses, tasks, strict=True):
+                known = task.done() and not task.cancelled()
+                outcome = task.result() if known else cancelled(began=True, ended=task.done())
                 await self._keep(Appended(0, outcome.message(use)))
-        return None
+        if not handed:
+            return None
+        ended = self._ended(RunState.OK, messages[last].text)
+        return msgspec.structs.replace(ended, finish_reason="tool_calls", handed=handed)
 
-    async def _unless_stopped(self, tasks: list[asyncio.Task[Outcome]]) -> list[Outcome]:
-        """How calls ended; when the run is stopped, they are cancelled and say so."""
-
-        def cancel() -> None:
-            for task in tasks:
-                task.cancel()
-
-        watch = asyncio.ensure_future(self._run.stop.wait())
-        watch.add_done_callback(lambda _: cancel())
+    async def _unless_stopped(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Waits for them. When the run is stopped they are cancelled, and waited for no longer than it takes."""
+        stopped = asyncio.ensure_future(self._run.stop.wait())
+        waiting = set(tasks)
         try:
-            return list(await asyncio.gather(*tasks))
+            while waiting and not stopped.done():
+                done, _ = await asyncio.wait({stopped, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting -= done
         finally:
-            watch.cancel()
+            for task in (stopped, *waiting):
+                task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._house.limits.stop_seconds)
 
     async def _again(self, call: Call, use: ToolUse) -> Outcome:
         if use not in self._asked[1]:
@@ -339,6 +350,8 @@ class _Turn:
             compactor=house.compactor,
             thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
             max_tokens=run.options.max_tokens,
+            parameters=run.options.parameters,
+            handed=self._clients,
         )
         last: Event | None = None
         veil = VeiledEvents(house.hub.secrets)
@@ -347,7 +360,7 @@ class _Turn:
                 if isinstance(event, Appended):
                     await self._keep(event)
                 elif isinstance(event, Compacted):
-                    self._positions = await _keep_summary(
+                    self._positions = await keep_summary(
                         self._sessions, self._record, run.id, self._positions, event.compaction, model.name
                     )
                 if not isinstance(event, Appended):  # it repeats what was told before
@@ -362,9 +375,13 @@ class _Turn:
         return specs(self._credential, self._pinned)
 
     def _tools(self, model: Model) -> Tools:
-        call = self._caller(model)
-        if self._is_child:
-            return ToolList(self._specs(), call)
+        options = self._run.options
+        own = self._own_tools(self._caller(model), offered=options.own_tools)
+        return WithClients(own, options.client_tools) if options.client_tools else own
+
+    def _own_tools(self, call: Call, *, offered: bool) -> Tools:
+        if self._is_child or not offered:
+            return ToolList(self._specs() if offered else (), call)
         if self._pinned is None:
             return ToolShelf(self._specs, call)
         return ToolShelf(self._specs, call, core={*CORE, *self._pinned.names()}, judges=True)
@@ -405,7 +422,7 @@ class _Turn:
             if joined is not None:
                 transcript.join_run(store, joined.id, self._run.id, now)
             if self._record.parent_key is not None and event.usage is not None:
-                transcript.count_usage(store, self._record.parent_key, now, **_counts(usage))
+                transcript.count_usage(store, self._record.parent_key, now, **counts(usage))
             transcript.got_on(store, self._run.id)
             return transcript.append_entry(store, entry, context_tokens=context)
 
@@ -434,7 +451,7 @@ class _Turn:
             at=now,
             message=msgspec.Raw(msgspec.json.encode(message)),
             model=model,
-            **_counts(usage),
+            **counts(usage),
         )
 
     # -- ending -----------------------------------------------------------------------------------------
@@ -442,12 +459,14 @@ class _Turn:
     async def _end_when_stopped(self) -> None:
         """A stopped run takes with it what its calls started and left running."""
         await self._run.stop.wait()
+        self._stopped_at = asyncio.get_running_loop().time()
         await self._calls.end_processes()
 
     def _outcome(self, last: Event) -> RunOutcome:
         match last:
             case Completed():
-                return self._ended(RunState.OK, last.reply, usage=last.usage, steps=last.steps)
+                ended = self._ended(RunState.OK, last.reply, usage=last.usage, steps=last.steps)
+                return msgspec.structs.replace(ended, finish_reason=last.finish_reason, handed=last.handed)
             case Failed():
                 failure = RunFailure(last.kind, last.message)
                 return self._ended(RunState.FAILED, error=failure, usage=last.usage, steps=last.steps)
@@ -467,39 +486,6 @@ class _Turn:
         steps: int = 0,
     ) -> RunOutcome:
         return RunOutcome(self._run.id, self._run.session_key, state, reply, error, usage, steps)
-
-
-async def _keep_summary(
-    sessions: Sessions,
-    record: SessionRecord,
-    run_id: str | None,
-    positions: list[int],
-    compaction: Compaction,
-    model: str,
-) -> list[int]:
-    """Write a summary down beside what it stands for; the entries that the model is shown from now on."""
-    kept = positions[compaction.count :]
-    keeps_from = kept[0] if kept else positions[-1] + 1
-    entry = Entry(
-        session_key=record.key,
-        session_id=record.id,
-        run_id=run_id,
-        at=sessions.now(),
-        message=msgspec.Raw(msgspec.json.encode(compaction.summary)),
-        model=model,
-        keeps_from=keeps_from,
-        **_counts(compaction.usage),
-    )
-
-    def write(store: apsw.Connection) -> int:
-        transcript.count_compaction(store, record.key)
-        return transcript.append_entry(store, entry, context_tokens=0)
-
-    return [await sessions.write(write), *kept]
-
-
-def _counts(usage: Usage) -> dict[str, Any]:
-    return msgspec.structs.asdict(usage)
 
 
 def _thinking(level: str | None) -> Thinking | None:

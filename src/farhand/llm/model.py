@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -20,8 +20,9 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: tuple[ToolSpec, ...] = ()
     max_tokens: int | None = None
     """The longest reply; None leaves it to the model's settings."""
-    temperature: float | None = None
     thinking: Thinking | None = None
+    parameters: dict[str, Any] = {}
+    """More of the API's own, by their names there: `temperature`, `stop`, `response_format`, `tool_choice` …"""
 
 
 class Model(Protocol):

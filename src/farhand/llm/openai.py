@@ -129,11 +129,11 @@ class OpenAIModel:
             body["stream_options"] = {"include_usage": True}
         if longest := request.max_tokens or settings.max_tokens:
             body["max_tokens"] = longest
-        temperature = request.temperature if request.temperature is not None else settings.temperature
-        if temperature is not None:
-            body["temperature"] = temperature
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
         if request.thinking not in (None, "off"):
             body["reasoning_effort"] = request.thinking
+        body.update(request.parameters)
         for refused in self._refused & body.keys():
             value = body.pop(refused)
             if refused in _RENAMED:

@@ -341,6 +341,12 @@ SEALED = """
 ALTER TABLE events ADD COLUMN hash BLOB;
 """
 
+ENDS_OF_RUNS = """
+ALTER TABLE runs ADD COLUMN finish_reason TEXT;
+ALTER TABLE runs ADD COLUMN handed BLOB;
+CREATE INDEX runs_handing_over ON runs (session_key) WHERE handed IS NOT NULL;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -353,4 +359,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     OUTBOX_CLAIMS,
     FANOUTS,
     SEALED,
+    ENDS_OF_RUNS,
 )

@@ -110,6 +110,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost: float = 0.0
+    finish_reason: str | None = None
+    """Why the model said no more, where the run has a reply."""
+    handed: msgspec.Raw | None = None
+    """Calls that are left to whoever asked."""
 
 
 _SESSION: Final = SessionRecord.__struct_fields__
@@ -365,6 +369,12 @@ def list_runs(connection: apsw.Connection, key: str, limit: int) -> list[RunReco
     return [_run(row) for row in rows]
 
 
+def hands_over(connection: apsw.Connection, key: str) -> bool:
+    """Whether a run of this session has ever left calls to its client."""
+    rows = connection.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
+    return bool(rows.fetchall())
+
+
 def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
     connection.execute(
         "UPDATE runs SET state = 'running', started_at = coalesce(started_at, ?), attempts = attempts + 1 WHERE id = ?",
@@ -394,7 +404,7 @@ def end_run(connection: apsw.Connection, run: RunRecord) -> None:
     """Write down how a run ended, for itself and for those that joined it. An end that is written stays."""
     connection.execute(
         """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,
-               prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?
+               prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?, finish_reason = ?, handed = ?
            WHERE id = ? AND ended_at IS NULL""",
         (
             str(run.state),
@@ -407,15 +417,17 @@ def end_run(connection: apsw.Connection, run: RunRecord) -> None:
             run.completion_tokens,
             run.cached_tokens,
             run.cost,
+            run.finish_reason,
+            _value(run.handed),
             run.id,
         ),
     )
     if not connection.changes():
         return
     connection.execute(
-        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?
+        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, finish_reason = ?
            WHERE joined_to = ? AND ended_at IS NULL""",
-        (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.id),
+        (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.finish_reason, run.id),
     )
     data: dict[str, Any] = {"session": run.session_key, "state": str(run.state)}
     if run.error_kind is not None:
@@ -452,6 +464,6 @@ def _run(row: tuple[Any, ...]) -> RunRecord:
     values = dict(zip(_RUN, row, strict=True))
     values["state"] = RunState(values["state"])
     values["scopes"] = tuple(values["scopes"].split())
-    for name in ("message", "options"):
-        values[name] = msgspec.Raw(values[name])
+    for name in ("message", "options", "handed"):
+        values[name] = None if values[name] is None else msgspec.Raw(values[name])
     return RunRecord(**values)
