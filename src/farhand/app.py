@@ -48,7 +48,7 @@ from farhand.api.transfers import transfer_routes
 from farhand.api.undo import undo_routes
 from farhand.api.workspace import workspace_routes
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
-from farhand.confinement import sandbox_of
+from farhand.confinement import LiveConfinement
 from farhand.gateway.agents import Agents
 from farhand.gateway.backups import Backups, BackupSettings
 from farhand.gateway.cron_tools import cron_tools
@@ -103,7 +103,7 @@ GATEWAY_FILE = "gateway.json"
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 """What the commands of this machine's tools are not given."""
 MEMORY_FILE = "memory.db"
-LIVE_SECTIONS = ("tools", "schedule", "heartbeat", "retention")
+LIVE_SECTIONS = ("tools", "schedule", "heartbeat", "retention", "sandbox")
 """What is read again whenever the file changes; all else holds from the next start."""
 
 
@@ -197,10 +197,10 @@ class Gateway:
         questions = Questions(jobs, commands, self._home / "logs")
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
         hub.freeze.end_jobs = jobs.end_all
-        sandbox, host = sandbox_of(self._config.sandbox, self.workspace, self._home)
-        guide = guide_tools(files, jobs, sandbox)
+        confinement = LiveConfinement(lambda: live.now.sandbox, self.workspace, self._home)
+        guide = guide_tools(files, jobs, confinement)
         hub.catalog.serve(guide, offered=False)
-        hands = [*AgentFiles(files).tools(), *AgentShell(jobs, files, sandbox=sandbox, host=host).tools()]
+        hands = [*AgentFiles(files).tools(), *AgentShell(jobs, files, confinement).tools()]
         objects = open_objects(self._home, self._config.objects, kept)
         stack.push_async_callback(objects.close)
         undo = Undo(hub, kept, files, objects)

@@ -77,6 +77,8 @@ class MountSetting(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Read again whenever the file changes."""
+
     enabled: bool = False
     network: Literal["none", "host"] = "none"
     user: str = ""
@@ -244,6 +246,8 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 LOOK_SECONDS = 0.001
+GONE_SECONDS = 3.0
+"""How long a file that is gone or empty may be on its way to something else."""
 
 
 class LiveConfig:
@@ -257,6 +261,8 @@ class LiveConfig:
         self._config = config
         self._looked = 0.0
         self._seen = self._look()
+        self._filled = self._seen is not None and self._seen[1] > 0
+        self._gone_at = 0.0
 
     @property
     def now(self) -> Config:
@@ -267,14 +273,23 @@ class LiveConfig:
         self._looked = moment
         seen = self._look()
         if seen != self._seen:
-            try:
-                self._config = load(self._home, self._environ)
-            except ConfigError as error:
-                log.error("the settings stay as they were: %s", error)
-            else:
-                log.info("%s has changed and was read again", self._file)
-            self._seen = seen
+            filled = seen is not None and seen[1] > 0
+            if self._filled and not filled:
+                # Editors move a file away or empty it before they write it anew; what it forbids holds meanwhile.
+                self._gone_at = self._gone_at or moment
+                if moment - self._gone_at < GONE_SECONDS:
+                    return self._config
+            self._seen, self._filled, self._gone_at = seen, filled, 0.0
+            self._read_again()
         return self._config
+
+    def _read_again(self) -> None:
+        try:
+            self._config = load(self._home, self._environ)
+        except ConfigError as error:
+            log.error("the settings stay as they were: %s", error)
+        else:
+            log.info("%s has changed and was read again", self._file)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

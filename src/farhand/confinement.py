@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from farhand.config import SandboxSection
 from farhand.machine.host_commands import HostCommands
-from farhand.machine.sandbox import Mount, Sandbox
+from farhand.machine.sandbox import Confinement, Mount, Sandbox, SandboxError
+from farhand.protocol.errors import Failed
+
+log = logging.getLogger("farhand.sandbox")
 
 
-def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> tuple[Sandbox | None, HostCommands | None]:
+def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> Confinement:
     """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError."""
     if not section.enabled:
         return None, None
@@ -25,3 +30,35 @@ def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> tuple[Sa
         key=section.ssh_key or str(home / "keys" / "host_ed25519"),
         known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
     )
+
+
+class LiveConfinement:
+    """The sandbox as the settings describe it at the moment; a change holds for the next command."""
+
+    def __init__(self, section: Callable[[], SandboxSection], workspace: Path, home: Path) -> None:
+        """Raises SandboxError for settings that mean nothing."""
+        self._section = section
+        self._workspace = workspace
+        self._home = home
+        self._described = section()
+        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home)
+
+    def __call__(self) -> Confinement:
+        """Raises Failed while the settings describe a sandbox that cannot be: nothing runs lower in silence."""
+        section = self._section()
+        if section is not self._described:
+            if section != self._described:
+                self._change(section)
+            self._described = section
+        if isinstance(self._made, SandboxError):
+            raise Failed(f"[sandbox] cannot be as it is set: {self._made}; the command did not run")
+        return self._made
+
+    def _change(self, section: SandboxSection) -> None:
+        try:
+            self._made = sandbox_of(section, self._workspace, self._home)
+        except SandboxError as error:
+            log.error("no command runs until [sandbox] is put right: %s", error)
+            self._made = error
+        else:
+            log.warning("[sandbox] was changed: it is %s now", "on" if section.enabled else "off")

@@ -164,6 +164,54 @@ def test_a_host_that_is_another_is_not_spoken_to(sandboxed: GatewayProcess, host
     assert not answer["ok"] and answer["error"]["message"].startswith("host command failed over SSH:")
 
 
+def test_changed_settings_hold_for_the_next_command(sandboxed: GatewayProcess, tmp_path: Path) -> None:
+    settings = sandboxed.home / "farhand.toml"
+    inside, outside = tmp_path / "shared", "cat /proc/sys/kernel/hostname"
+    inside.mkdir()
+    (inside / "note").write_text("mounted\n")
+
+    def hostname() -> str:
+        return content(sandboxed, outside).partition("\n")[2].strip()
+
+    assert "No such file" in content(sandboxed, f"cat {inside}/note") and hostname() == "sandbox"
+    settings.write_text(f'[sandbox]\nenabled = true\nmounts = [{{host = "{inside}"}}]\n')
+    assert content(sandboxed, f"cat {inside}/note") == "exit code: 0\nmounted\n"
+    settings.write_text("[sandbox]\nenabled = false\n")
+    assert hostname() != "sandbox"
+    assert sandboxed.invoke("gsv__ConfigGet", {"path": "sandbox.enabled"})["result"]["value"] is False
+    settings.write_text("[sandbox]\nenabled = true\n")
+    assert hostname() == "sandbox"
+    answer = sandboxed.request("POST", "/agent/process", shell("cat /proc/sys/kernel/hostname")).json()
+    assert "sandbox" in answer["reply"]
+
+
+@pytest.mark.parametrize("text", [None, "", "[sandbox\n", "[sandbox]\nenabled = 7\n", '[sandbox]\nnetwork = "moon"\n'])
+def test_settings_that_cannot_be_used_open_nothing(sandboxed: GatewayProcess, text: str | None) -> None:
+    settings = sandboxed.home / "farhand.toml"
+    settings.unlink()
+    if text is not None:
+        settings.write_text(text)
+    assert content(sandboxed, "cat /proc/sys/kernel/hostname") == "exit code: 0\nsandbox\n"
+
+
+def test_a_sandbox_that_cannot_be_lets_nothing_run(sandboxed: GatewayProcess) -> None:
+    settings = sandboxed.home / "farhand.toml"
+    settings.write_text('[sandbox]\nenabled = true\nuser = "nobody-of-that-name"\n')
+    ran = sandboxed.home / "agents" / "main" / "ran"
+    answer = sandboxed.invoke("exec", {"command": "touch ran"})
+    assert answer["error"]["kind"] == "failed" and "did not run" in answer["error"]["message"]
+    assert sandboxed.request("POST", "/agent/process", shell("touch ran")).status == 500
+    assert not ran.exists()
+    settings.write_text("[sandbox]\nenabled = true\n")
+    assert content(sandboxed, "touch ran") == "exit code: 0" and ran.exists()
+
+
+def shell(command: str) -> dict[str, Any]:
+    text = {"role": "user", "type": "message", "content": [{"type": "text", "text": "run"}]}
+    params = {"tool": {"name": "shell", "input": {"command": command}}}
+    return {"input": [text], "session_id": "s", "user_id": "u", "stream": False, "biz_params": params}
+
+
 def test_without_bubblewrap_nothing_runs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

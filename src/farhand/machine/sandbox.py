@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from farhand.machine.host_commands import HostCommands
 from farhand.protocol.errors import Failed, FarhandError, NotAllowed
 
 # Of /etc only what programs need to find names, addresses and certificates; nothing with a secret in it.
@@ -50,6 +51,14 @@ class Mount:
     host: str
     container: str
     writable: bool = False
+
+
+Confinement = tuple["Sandbox | None", HostCommands | None]
+"""What commands are confined by, if anything, and the commands that go to the host nevertheless."""
+
+
+def unconfined() -> Confinement:
+    return None, None
 
 
 class Sandbox:

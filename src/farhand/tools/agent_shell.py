@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -14,7 +15,7 @@ from farhand.machine.foreground import Foreground
 from farhand.machine.host_commands import HostCommands
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
-from farhand.machine.sandbox import Sandbox
+from farhand.machine.sandbox import Confinement, Sandbox, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.tools.tool import LEAVING, CallContext, Tool, tool
 
@@ -35,14 +36,11 @@ _SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1
 class AgentShell:
     """The two tools over one `Jobs`, in the folders that `files` allows."""
 
-    def __init__(
-        self, jobs: Jobs, files: Files, *, sandbox: Sandbox | None = None, host: HostCommands | None = None
-    ) -> None:
-        """With a `sandbox` every command runs in it, but for those of `host`."""
+    def __init__(self, jobs: Jobs, files: Files, confinement: Callable[[], Confinement] = unconfined) -> None:
+        """`confinement` is asked before each command."""
         self._jobs = jobs
         self._files = files
-        self._sandbox = sandbox
-        self._host = host if sandbox is not None else None
+        self._confinement = confinement
         self._foreground = Foreground(jobs)
 
     def tools(self) -> list[Tool]:
@@ -74,11 +72,12 @@ class AgentShell:
         seconds, note = _clamped(timeout)
         variables = _variables(env)
         folder = self._folder(workdir)
-        on_host = self._host is not None and self._host.match(command)
+        sandbox, host = self._confinement()
+        on_host = sandbox is not None and host is not None and host.match(command)
         if on_host and (background or variables or input is not None):
             what = "background mode" if background else "env" if variables else "input"
             raise Failed(f"exit code: -1; failed to start command: {what} is not supported for host commands")
-        shell, sent = await asyncio.to_thread(self._way, command, folder, variables, on_host)
+        shell, sent = await asyncio.to_thread(_way, sandbox, host if on_host else None, command, folder, variables)
         starting = asyncio.ensure_future(
             self._jobs.start(
                 sent,
@@ -86,7 +85,7 @@ class AgentShell:
                 timeout=0 if background and timeout is None else seconds,
                 stdin=background or input is not None,
                 background=background,
-                env=None if self._sandbox else variables,
+                env=None if sandbox else variables,
                 shell=shell,
                 grace=GRACE,
                 call_id=context.call_id,
@@ -137,16 +136,6 @@ class AgentShell:
 
     def _folder(self, workdir: str | None) -> str:
         return self._files.place(workdir or ".").path
-
-    def _way(self, command: str, folder: str, variables: dict[str, str], on_host: bool) -> tuple[list[str], str]:
-        """The words before the command, and the command as it is sent. Raises Failed when it may not run lower."""
-        if on_host:
-            assert self._host is not None
-            return self._host.words(), self._host.sent(command, folder)
-        if self._sandbox is None:
-            return ["/bin/sh", "-c"], command
-        self._sandbox.check()
-        return self._sandbox.words(folder, variables), command
 
     async def _feed(self, job: Job, text: str) -> None:
         try:
@@ -225,6 +214,18 @@ class AgentShell:
         if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
             return text
         return f"{_TRUNCATED}\n" + text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
+
+
+def _way(
+    sandbox: Sandbox | None, host: HostCommands | None, command: str, folder: str, variables: dict[str, str]
+) -> tuple[list[str], str]:
+    """The words before the command, and the command as it is sent. Raises Failed when it may not run lower."""
+    if host is not None:
+        return host.words(), host.sent(command, folder)
+    if sandbox is None:
+        return ["/bin/sh", "-c"], command
+    sandbox.check()
+    return sandbox.words(folder, variables), command
 
 
 def _status(job: Job) -> str:

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -20,7 +20,7 @@ from farhand.machine.files import Files, refuse_unnameable, shown, told
 from farhand.machine.foreground import Foreground
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
-from farhand.machine.sandbox import Sandbox
+from farhand.machine.sandbox import Confinement, unconfined
 from farhand.protocol.errors import InvalidArgs, Timeout
 from farhand.tools.tool import CallContext, Tool, tool
 
@@ -38,10 +38,10 @@ Content = Annotated[str, Meta(description="Text of the file.")]
 class GuideTools:
     """The four tools over one machine's files and commands. The file tools block; run them in a thread."""
 
-    def __init__(self, files: Files, jobs: Jobs, sandbox: Sandbox | None = None) -> None:
-        """With a `sandbox`, commands run in it."""
+    def __init__(self, files: Files, jobs: Jobs, confinement: Callable[[], Confinement] = unconfined) -> None:
+        """`confinement` is asked before each command."""
         self._files = files
-        self._sandbox = sandbox
+        self._confinement = confinement
         self._jobs = jobs
         self._foreground = Foreground(jobs)
 
@@ -132,10 +132,11 @@ class GuideTools:
         return {"ok": code == 0, "command": command, "exit_code": code, "output": output, "text": "\n".join(lines)}
 
     def _shell(self, folder: str) -> Sequence[str]:
-        if self._sandbox is None:
+        sandbox, _ = self._confinement()
+        if sandbox is None:
             return SHELL
-        self._sandbox.check()
-        return self._sandbox.words(folder)
+        sandbox.check()
+        return sandbox.words(folder)
 
     def _folder(self, cwd: str | None) -> str:
         if not cwd:
@@ -151,8 +152,8 @@ class GuideTools:
         return text + "\n... (output truncated)" if cut else text
 
 
-def guide_tools(files: Files, jobs: Jobs, sandbox: Sandbox | None = None) -> list[Tool]:
-    tools = GuideTools(files, jobs, sandbox)
+def guide_tools(files: Files, jobs: Jobs, confinement: Callable[[], Confinement] = unconfined) -> list[Tool]:
+    tools = GuideTools(files, jobs, confinement)
     return [
         tool(tools.read_file, read_only=True, capability="filesystem.read", at_once=tools.read_at_once),
         tool(tools.create_file, capability="filesystem.write"),
