@@ -79,9 +79,14 @@ def test_an_overwritten_file_gets_its_content_and_mode_back(machine: Machine) ->
 
 
 def test_a_file_that_was_made_is_removed_and_one_that_was_removed_is_there_again(machine: Machine) -> None:
-    machine.write("c1", "deep/new.txt", b"new")
+    machine.write("c1", "made/deep/new.txt", b"new")
     assert machine.undo("c1")["files"][0]["action"] == "removed"
-    assert not (machine.work / "deep/new.txt").exists()
+    assert not (machine.work / "made").exists(), "nor the folders it was made in"
+    machine.undo("u1", "u0")
+    assert (machine.work / "made/deep/new.txt").read_bytes() == b"new"
+    (machine.work / "made/other").write_text("by hand")
+    machine.undo("u0", "u00")
+    assert [path.name for path in (machine.work / "made").iterdir()] == ["other"]
     gone = machine.work / "gone.txt"
     gone.write_text("kept")
     gone.chmod(0o640)
@@ -134,6 +139,8 @@ PATCH = """*** Begin Patch
 *** Delete File: b.txt
 *** Add File: c.txt
 +made
+*** Add File: d/e.txt
++deep
 *** End Patch"""
 
 

@@ -19,7 +19,7 @@ from farhand.machine.files import (
     take_over,
     told,
 )
-from farhand.machine.intents import Step, digest, intended, missing_folders, remove_folders
+from farhand.machine.intents import Step, digest, intended
 from farhand.machine.kept import Changing, Digest
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import Failed, NotAllowed
@@ -83,7 +83,7 @@ def _keeping(files: Files, steps: Sequence[_Step]) -> Iterator[None]:
                 with told("read", step.place.path):
                     old = stack.enter_context(open_regular(step.folder, step.name, buffered=False))
             new = None if change.new is None else Digest.of(change.new)
-            changing.append(Changing(step.folder, step.name, step.place.real, old, new))
+            changing.append(Changing(step.folder, step.name, step.place.real, old, new, made=step.made))
         stack.enter_context(files.kept.keeping(changing))
         yield
 
@@ -99,7 +99,7 @@ def _staged(step: _Step) -> Iterator[None]:
             yield
         except BaseException:
             step.clean_up()
-            remove_folders(step.place, step.made)
+            step.place.root.remove_folders(step.made)
             raise
         step.clean_up()
 
@@ -118,7 +118,7 @@ class _Step:
 
     def __post_init__(self) -> None:
         if self.change.new is not None:
-            self.made = missing_folders(self.place)
+            self.made = self.place.root.missing_folders(self.place.real)
 
     def written(self) -> Step:
         change = self.change

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
@@ -25,7 +24,6 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, T
 
 MOST_SHOWN = 4096
 """The longest path an error repeats whole, and the longest the system takes."""
-_PIECE = 1024 * 1024
 
 
 class ForbiddenPath(NotAllowed):
@@ -225,6 +223,7 @@ class Files:
         `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
         """
         place = self._writable(path)
+        made = place.root.missing_folders(place.real) if self.kept is not None and self.kept.wanted else ()
         with told("write", place.path), folder_of(place, make=True) as (folder, name):
             if new:
                 _refuse_existing(folder, name, place)
@@ -249,7 +248,7 @@ class Files:
                             f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
                             "in the meantime, so nothing was written. Read it again and repeat the edit."
                         )
-                    with self.keeping(folder, name, place.real, written):
+                    with self.keeping(folder, name, place.real, written, made=made):
                         if new:
                             _refuse_existing(folder, name, place)
                             _settle(folder, beside, name, place)
@@ -288,7 +287,15 @@ class Files:
 
     @contextlib.contextmanager
     def keeping(
-        self, folder: int, name: str, real: str, new: Digest | None, *, in_place: bool = False, unkept: str = ""
+        self,
+        folder: int,
+        name: str,
+        real: str,
+        new: Digest | None,
+        *,
+        in_place: bool = False,
+        unkept: str = "",
+        made: Sequence[str] = (),
     ) -> Iterator[None]:
         """Keep what a file holds while the block changes it, if a call is being worked on: see `KeptFiles.keeping`."""
         if self.kept is None or not self.kept.wanted:
@@ -303,22 +310,12 @@ class Files:
                     pass
                 except OSError as error:  # it may be written and not read
                     unkept = f"it could not be read: {error.strerror}"
-            stack.enter_context(self.kept.keeping([Changing(folder, name, real, old, new, in_place, unkept)]))
+            stack.enter_context(self.kept.keeping([Changing(folder, name, real, old, new, in_place, unkept, made)]))
             yield
 
     def written(self, descriptor: int) -> Digest | None:
         """What a file that was just written holds, where that matters: its old content is kept for a call."""
-        if self.kept is None or not self.kept.wanted:
-            return None
-        size = os.fstat(descriptor).st_size
-        if size > self.kept.largest:
-            return Digest("", size)
-        content = hashlib.sha256()
-        offset = 0
-        while piece := os.pread(descriptor, _PIECE, offset):
-            content.update(piece)
-            offset += len(piece)
-        return Digest(content.hexdigest(), size)
+        return None if self.kept is None or not self.kept.wanted else self.kept.digest(descriptor)
 
     @contextlib.contextmanager
     def _keeping_appended(self, folder: int, name: str, place: Place, content: bytes) -> Iterator[None]:

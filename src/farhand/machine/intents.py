@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.machine.files import Files, Place, content_of, folder_of, told
+from farhand.machine.files import Files, content_of, folder_of, told
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import ToolError
 
@@ -115,7 +115,7 @@ def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
                     os.unlink(left, dir_fd=folder)
             sync_folder(folder)
     if undo:
-        remove_folders(place, step.made)
+        place.root.remove_folders(step.made)
 
 
 def _undo(folder: int, name: str, step: Step) -> None:
@@ -127,28 +127,6 @@ def _undo(folder: int, name: str, step: Step) -> None:
         os.unlink(name, dir_fd=folder)
     else:
         os.rename(step.kept, name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def missing_folders(place: Place) -> tuple[str, ...]:
-    """The folders that must be made before a file can be, the outermost first."""
-    missing = []
-    folder = os.path.dirname(place.real)  # noqa: PTH120 (judged, and not to be resolved again)
-    while place.root.contains(folder) and not os.path.lexists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)  # noqa: PTH120
-    return tuple(reversed(missing))
-
-
-def remove_folders(place: Place, made: Sequence[str]) -> None:
-    """Remove those of the folders that are still empty."""
-    for path in reversed(made):
-        parent, name = os.path.split(path)
-        with contextlib.suppress(OSError):
-            folder = place.root.open_folder(parent)
-            try:
-                os.rmdir(name, dir_fd=folder)
-            finally:
-                os.close(folder)
 
 
 def digest(content: bytes | None) -> str | None:

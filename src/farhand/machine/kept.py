@@ -26,6 +26,8 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from farhand.machine.kept_lines import Done, Dropped, Kept, KeptFile, Line, Released, Undone
+
 log = logging.getLogger("farhand.kept")
 
 MIB = 1024 * 1024
@@ -42,63 +44,6 @@ call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", 
 """The call that is being worked on; what it changes is kept in its name."""
 
 
-class KeptFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file that a call changed."""
-
-    path: bytes
-    """Where it really is."""
-    old: str | None = None
-    """The digest of what it held, empty where that was not kept; None: it did not exist."""
-    new: str | None = None
-    """The digest of what the call made of it; None: it was removed."""
-    size: int = 0
-    new_size: int = 0
-    mode: int = 0
-    owner: tuple[int, int] = (0, 0)
-    unkept: str = ""
-    """Why the old content was not kept."""
-
-    @property
-    def name(self) -> str:
-        return os.fsdecode(self.path)
-
-
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """A change is about to be made."""
-
-    call: str
-    change: int
-    at: int
-    files: list[KeptFile]
-
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    call: str
-    change: int
-
-
-class Released(msgspec.Struct, frozen=True, tag="released"):
-    """A change that was not made after all."""
-
-    call: str
-    change: int
-
-
-class Undone(msgspec.Struct, frozen=True, tag="undone"):
-    call: str
-    by: str
-    at: int
-
-
-class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """Its contents made room for newer ones."""
-
-    call: str
-
-
-Line = Kept | Done | Released | Undone | Dropped
-
-
 class Changing(NamedTuple):
     """A file that is about to be changed."""
 
@@ -113,6 +58,8 @@ class Changing(NamedTuple):
     """It is written where it is, not replaced."""
     unkept: str = ""
     """Why it cannot be kept."""
+    made: Sequence[str] = ()
+    """Folders that are made for it, the outermost first."""
 
 
 class Digest(NamedTuple):
@@ -187,6 +134,18 @@ class KeptFiles:
         """Whether a call is being worked on, and what it changes is to be kept."""
         return self.quota > 0 and call_id.get() is not None
 
+    def digest(self, descriptor: int) -> Digest:
+        """What a file holds, wherever its descriptor stands; of one that is too large to be kept, its size alone."""
+        size = os.fstat(descriptor).st_size
+        if size > self.largest:
+            return Digest("", size)
+        content = hashlib.sha256()
+        offset = 0
+        while piece := os.pread(descriptor, MIB, offset):
+            content.update(piece)
+            offset += len(piece)
+        return Digest(content.hexdigest(), size)
+
     @contextlib.contextmanager
     def keeping(self, files: Sequence[Changing]) -> Iterator[None]:
         """Keep what files hold while the block changes them, for the call that is being worked on.
@@ -229,7 +188,8 @@ class KeptFiles:
 
     def _keep_content(self, file: Changing, room: int) -> KeptFile:
         new, new_size = file.new or (None, 0)
-        kept = KeptFile(os.fsencode(file.path), new=new, new_size=new_size)
+        made = [os.fsencode(folder) for folder in file.made]
+        kept = KeptFile(os.fsencode(file.path), new=new, new_size=new_size, made=made)
         why = file.unkept
         if new_size > self.largest:
             why = why or f"the new content has {new_size} bytes, and files of more than {self.largest} are not kept"

@@ -9,6 +9,7 @@ whole path at once where it has `openat2`; elsewhere the folders are opened one 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -64,6 +65,26 @@ class Root:
             return by_walk(top, parts, make=True)
         finally:
             os.close(top)
+
+    def missing_folders(self, real: str) -> tuple[str, ...]:
+        """The folders that must be made before a file at a real path can be, the outermost first."""
+        missing = []
+        folder = os.path.dirname(real)  # noqa: PTH120 (judged, and not to be resolved again)
+        while self.contains(folder) and not os.path.lexists(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)  # noqa: PTH120
+        return tuple(reversed(missing))
+
+    def remove_folders(self, made: Sequence[str]) -> None:
+        """Remove those of the folders, the outermost first, that are empty."""
+        for path in reversed(made):
+            parent, name = os.path.split(path)
+            with contextlib.suppress(OSError):
+                folder = self.open_folder(parent)
+                try:
+                    os.rmdir(name, dir_fd=folder)
+                finally:
+                    os.close(folder)
 
 
 def by_walk(top: int, parts: Sequence[str], *, make: bool = False) -> int:

@@ -12,7 +12,8 @@ import msgspec
 
 from farhand.machine.change import Change, change_files
 from farhand.machine.files import Files, Place, shown
-from farhand.machine.kept import KeptCall, KeptFile, KeptFiles, call_id
+from farhand.machine.kept import KeptCall, KeptFiles, call_id
+from farhand.machine.kept_lines import KeptFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
 MOST_DIFFED: Final = 64 * 1024
@@ -84,6 +85,9 @@ def undo(files: Files, kept: KeptFiles, call: str, *, dry_run: bool = False) -> 
             files,
             [Change(step.place.real, step.now, step.then, step.file.mode or None, step.file.owner) for step in steps],
         )
+        for step in steps:
+            if step.then is None:
+                step.place.root.remove_folders([os.fsdecode(folder) for folder in step.file.made])
         by = call_id.get()
         if by is not None:
             kept.undone(call, by)
