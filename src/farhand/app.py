@@ -23,6 +23,7 @@ import uvicorn
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
+from farhand.api.approvals import approval_routes
 from farhand.api.chat import chat_routes
 from farhand.api.console import console_routes
 from farhand.api.cron import cron_routes
@@ -40,6 +41,7 @@ from farhand.api.metrics import metrics_routes
 from farhand.api.node_socket import NodeDoor
 from farhand.api.openapi import openapi_routes
 from farhand.api.pairing import pairing_routes
+from farhand.api.policy import policy_routes
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
@@ -59,6 +61,7 @@ from farhand.gateway.native_files import NativeFiles
 from farhand.gateway.native_logs import NodeLogs
 from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
+from farhand.gateway.policy import Policy
 from farhand.gateway.prompting import Prompts, StoredFiles, files_in
 from farhand.gateway.retention import Retention
 from farhand.gateway.schedule import Scheduler
@@ -92,6 +95,7 @@ from farhand.tools.agent_family import main_agent_tools, sub_agent_tools
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
+from farhand.tools.preview import MachinePreviews
 from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand")
@@ -183,6 +187,11 @@ class Gateway:
         """Give the gateway its own tools and their doors; what they hold open is closed with the stack."""
         live = LiveConfig(self._home, self._config, environ)
         hub.catalog.obey(lambda: live.now.tools.disabled)
+
+        def obey(config: Config) -> None:
+            hub.gate.policy = Policy.of(config.policy, str(self.workspace))
+
+        live.watch(obey)
         self.workspace.mkdir(parents=True, exist_ok=True)
         kept = KeptFiles(
             self._home / UNDO_FOLDER / "gateway",
@@ -208,6 +217,7 @@ class Gateway:
         self._routes += undo_routes(hub, undo)
         workspace = Workspace(objects)
         hub.transfers.serve_workspace(partial(workspace_end, workspace))
+        hub.approvals.effects.serve(MachinePreviews(files), workspace)
         hub.catalog.serve([transfer_tool(hub.transfers)])
         settings = Settings(
             lambda: {
@@ -219,6 +229,7 @@ class Gateway:
         skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
+        self._routes += [*approval_routes(hub), *policy_routes(hub, lambda: live.now.policy, str(self.workspace))]
         models = open_models(self._config, environ)
         stack.push_async_callback(models.close)
         memory = open_memory(self._home, self.workspace, self._config, objects, models)
@@ -228,7 +239,9 @@ class Gateway:
         talking = self._employ(hub, models, jobs, skills, objects, sub_agent_tools(hands, remembering))
         self._direct = DirectDoor(hub, Direct(hub, guide, SessionAgent(self.chats)))
         self._routes += direct_routes(self._direct)
-        messaging = self._messaging = Messaging(hub, self.chats, workspace, self._config, environ)
+        messaging = self._messaging = Messaging(
+            hub, self.chats, workspace, self._config, environ, lambda: live.now.policy.approvers
+        )
         stack.push_async_callback(messaging.close)
         self._retention = Retention(hub.database, lambda: live.now.retention.keep_days, clock=hub.roster.clock)
         self._scheduler, book = await open_schedule(

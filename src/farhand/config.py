@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,6 +15,7 @@ import msgspec
 
 from farhand.gateway.agents import AgentSettings
 from farhand.gateway.hooks import HookSettings
+from farhand.gateway.policy import Policy, PolicySettings
 from farhand.gateway.reception import Binding
 from farhand.gateway.session_keys import DmScope
 from farhand.gateway.skill_file import SkillEntry
@@ -176,6 +177,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
     log: LogSection = msgspec.field(default_factory=LogSection)
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    policy: PolicySettings = msgspec.field(default_factory=PolicySettings)
     backup: BackupSection = msgspec.field(default_factory=BackupSection)
     agent: AgentSection = msgspec.field(default_factory=AgentSection)
     agents: dict[str, AgentSettings] = {}
@@ -242,6 +244,10 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(
             f"[retention] keep_days must not be negative, and not {config.retention.keep_days:g}; 0 is for ever"
         )
+    try:
+        Policy(config.policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return config
 
 
@@ -263,6 +269,12 @@ class LiveConfig:
         self._seen = self._look()
         self._filled = self._seen is not None and self._seen[1] > 0
         self._gone_at = 0.0
+        self._watchers: list[Callable[[Config], None]] = []
+
+    def watch(self, changed: Callable[[Config], None]) -> None:
+        """Have `changed` told the settings, now and whenever they have changed and somebody looks."""
+        self._watchers.append(changed)
+        changed(self._config)
 
     @property
     def now(self) -> Config:
@@ -290,6 +302,8 @@ class LiveConfig:
             log.error("the settings stay as they were: %s", error)
         else:
             log.info("%s has changed and was read again", self._file)
+            for changed in self._watchers:
+                changed(self._config)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

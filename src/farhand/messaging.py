@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from farhand.api.channels import channel_routes
 from farhand.api.router import Route
@@ -10,6 +10,7 @@ from farhand.channels.choice import ChannelError, make_channels
 from farhand.channels.webhook import WebhookChannel
 from farhand.channels.whatsapp import WhatsAppChannel
 from farhand.config import Config
+from farhand.gateway.channel_approvals import ChannelApprovals
 from farhand.gateway.hooks import Hooks
 from farhand.gateway.hub import Hub
 from farhand.gateway.message_tools import MessageTools
@@ -24,9 +25,16 @@ class Messaging:
     """`open` before the calls of the last start are taken up, `start` after the sessions; then `close`."""
 
     def __init__(
-        self, hub: Hub, sessions: Sessions, workspace: Workspace, config: Config, environ: Mapping[str, str]
+        self,
+        hub: Hub,
+        sessions: Sessions,
+        workspace: Workspace,
+        config: Config,
+        environ: Mapping[str, str],
+        approvers: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """Raises ChannelError for settings that cannot be meant."""
+        """`approvers`: who may approve calls, by channel and address. Raises ChannelError for settings that cannot be
+        meant."""
         clock = hub.roster.clock
         self.messages = Messages(hub.database, workspace, clock=clock, alone=True, hide=hub.secrets.hide_text)
         self.reception = Reception(
@@ -49,6 +57,10 @@ class Messaging:
                     raise ChannelError(f"[hooks.{name}] and [channels.{name}] have the same address; rename one")
                 self.hooks.open_door(name, channel.door())
         self._message_tools = MessageTools(self.messages, sessions)
+        self._approvals = hub.approvals
+        answers = ChannelApprovals(hub.approvals, self.messages, approvers)
+        hub.approvals.tell = answers.tell
+        self.reception.overhear = answers.hear
 
     def tools(self) -> list[Tool]:
         return self._message_tools.tools()
@@ -62,6 +74,7 @@ class Messaging:
 
     async def start(self) -> None:
         """Listen, answer what was asked before, and give the hooks' posts to their sessions."""
+        await self._approvals.retell()
         await self.reception.start()
         await self.hooks.start()
 

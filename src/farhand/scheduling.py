@@ -108,6 +108,7 @@ async def open_schedule(
     Raises ConfigError.
     """
     live = LiveSchedule(config, environ)
+    hub.zone = lambda: live.schedule.zone
     settled: HeartbeatSettings | None = None
 
     async def settle_heartbeats() -> None:

@@ -13,11 +13,15 @@ from farhand.gateway.admission import MAX_TIMEOUT_MS
 from farhand.gateway.credentials import Credential
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.moments import DAY_MS, read_deadline
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.session_keys import agent_id, agent_of
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
+from farhand.protocol.errors import InvalidArgs
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError
+
+LONGEST_WAIT_MS = 30 * DAY_MS
 
 
 class InvokeRequest(msgspec.Struct):
@@ -27,6 +31,10 @@ class InvokeRequest(msgspec.Struct):
     agent_id: str | None = None
     timeout_ms: int | None = None
     background: bool = False
+    when_online: bool = False
+    """While its node is offline the call waits for it; it is answered at once then, with the state `waiting`."""
+    before: str | int | None = None
+    """Until when it waits: `18:00`, an ISO moment, `in 2 hours`, milliseconds since 1970; a day by default."""
 
 
 class RouteTaken(msgspec.Struct, omit_defaults=True):
@@ -62,7 +70,11 @@ class InvokeDoor:
         request.id = call.id
         try:
             opened = await self._hub.gate.begin(
-                call, credential=request.credential, background=wanted.background, idempotency_key=key
+                call,
+                credential=request.credential,
+                background=wanted.background,
+                idempotency_key=key,
+                before=self._before(wanted),
             )
         except IdempotencyConflict as error:
             raise Problem(409, "idempotency_conflict", str(error)) from None
@@ -82,7 +94,7 @@ class InvokeDoor:
         """
         try:
             wanted = _read(body)
-            if wanted.background:
+            if wanted.background or wanted.when_online or wanted.before is not None:
                 return None
             call = _call(wanted)
         except Problem:
@@ -95,6 +107,23 @@ class InvokeDoor:
             lambda error: reply(call.id, not_recorded(error).reply()),
         )
         return lambda: None if opened is None else gate.abandon(opened)
+
+    def _before(self, wanted: InvokeRequest) -> int | None:
+        """The moment until which a call may wait for its node; None: it may not. Raises Problem."""
+        now = self._hub.roster.clock()
+        if not wanted.when_online:
+            if wanted.before is not None:
+                raise Problem(400, "invalid_request", "before belongs to when_online: true")
+            return None
+        if wanted.before is None:
+            return now + DAY_MS
+        try:
+            before = read_deadline(wanted.before, now, self._hub.zone())
+        except InvalidArgs as error:
+            raise Problem(400, "invalid_request", f"before: {error.message}") from None
+        if not now < before <= now + LONGEST_WAIT_MS:
+            raise Problem(400, "invalid_request", f"before must be within the next 30 days, not {wanted.before!r}")
+        return before
 
 
 async def watched(hub: Hub, request: Request, opened: OpenCall) -> Outcome:
@@ -152,7 +181,7 @@ def answer_of(record: CallRecord) -> bytes:
     state = record.state
     if state is CallState.OK:
         result = NULL if record.result is None else record.result
-    elif state is not CallState.RUNNING:
+    elif record.error_kind is not None or state not in (CallState.RUNNING, CallState.WAITING):
         failure = Outcome(record).result.error
         assert failure is not None
         error = failure

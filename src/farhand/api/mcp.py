@@ -37,6 +37,8 @@ from farhand.protocol.names import NATIVE
 from farhand.store.calls import CallRecord
 from farhand.store.database import StoreError
 
+MCP: Final = ("mcp",)
+"""The origin of these calls, for the policy."""
 SOON_SECONDS: Final = 2.0
 """An answer that comes within this time is JSON: no client's limit for an event applies to it."""
 PROGRESS_SECONDS: Final = 0.3
@@ -194,7 +196,7 @@ class McpDoor:
             raise RpcError(rpc.INVALID_PARAMS, "arguments must be an object")
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
-        begun = await self._hub.gate.begin(call, credential=request.credential)
+        begun = await self._hub.gate.begin(call, credential=request.credential, origins=MCP)
         if isinstance(begun, Outcome):
             return Reply(_ended(begun.record, request_id, modern=session is None))
         exchange = _Exchange(self._hub, begun, request_id, message.progress_token, session)

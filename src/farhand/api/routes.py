@@ -300,7 +300,7 @@ class Doors:
             known_states = ", ".join(known.value for known in CallState)
             raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
         records = await self._hub.calls(filters, limit, request.query("before"), request.query("group"))
-        views = [_call_view(record) for record in records]
+        views = [self._view(record) for record in records]
         if not request.flag("bodies"):
             for view in views:
                 view.pop("args", None)
@@ -311,13 +311,22 @@ class Doors:
         record = await self._hub.gate.find(request.params["call_id"])
         if record is None:
             raise _no_call(request)
-        return json_reply(_call_view(record))
+        return json_reply(self._view(record))
 
     async def cancel(self, request: Request) -> Reply:
         record = await self._hub.gate.cancel(request.params["call_id"])
         if record is None:
             raise _no_call(request)
-        return json_reply(_call_view(record))
+        return json_reply(self._view(record))
+
+    def _view(self, record: CallRecord) -> dict[str, Any]:
+        view = _call_view(record)
+        if record.state is CallState.WAITING:
+            opened = self._hub.gate.parking.waiting.get(record.id)
+            parked = opened.parked if opened else None
+            view["waits_for"] = parked.why if parked else "approval"
+            view["approval_id"] = parked.approval.id if parked and parked.approval else None
+        return view
 
     # -- what commands print ----------------------------------------------------------------------------
 

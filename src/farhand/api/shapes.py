@@ -96,6 +96,9 @@ class CallShown(msgspec.Struct):
     args: Any = UNSET
     result: Any = UNSET
     error: ToolFailure | UnsetType = UNSET
+    waits_for: str | UnsetType = UNSET
+    """Of a call that waits: `approval` or `node`."""
+    approval_id: str | UnsetType | None = UNSET
 
 
 class CallsAnswer(msgspec.Struct):

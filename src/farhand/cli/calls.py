@@ -21,6 +21,7 @@ from farhand.cli.screen import (
     fits,
     json_text,
     moment,
+    moment_briefly,
     paint,
     plain_lines,
     remark,
@@ -54,6 +55,8 @@ SEARCHED = 1000
 )
 @click.option("--stop-on-failure", is_flag=True, help="With --on: begin nothing more after a failure.")
 @click.option("--skip-offline", is_flag=True, help="With --on: a node that is offline is no failure.")
+@click.option("--when-online", is_flag=True, help="If its node is offline, wait for it: print the call's id.")
+@click.option("--before", metavar="WHEN", help="With --when-online, until when: 18:00, 'tomorrow 9am', 'in 2 hours'.")
 @client_command
 def call(
     tool: str,
@@ -68,6 +71,8 @@ def call(
     canary: int | None,
     stop_on_failure: bool,
     skip_offline: bool,
+    when_online: bool,
+    before: str | None,
     client: Client,
     as_json: bool,
 ) -> int:
@@ -88,6 +93,7 @@ def call(
       farhand call node.fs.read_text path=notes/today.txt
       farhand call laptop__Bash command='uname -a' --timeout 20
       farhand call laptop__Bash command='make test' --follow
+      farhand call --when-online --before 18:00 laptop__Bash command='git pull'
       farhand call node.echo '{"text": "hello", "times": 3}'
       date | jq -R '{now: .}' | farhand call node.echo -
       farhand call --on tag:web --canary 1 --stop-on-failure Bash command='systemctl reload nginx'
@@ -103,6 +109,14 @@ def call(
         raise click.UsageError("--background leaves the call and --follow stays with it; choose one.")
     if background or follow:
         body["background"] = True
+    if before is not None and not when_online:
+        raise click.UsageError("--before says how long --when-online waits; give both.")
+    if when_online and follow:
+        raise click.UsageError("--when-online may leave the call waiting and --follow stays with it; choose one.")
+    if when_online:
+        body["when_online"] = True
+    if before is not None:
+        body["before"] = before
     if idempotency_key is not None and not (idempotency_key.isascii() and idempotency_key.isprintable()):
         raise click.UsageError("--idempotency-key takes printable ASCII characters.")
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
@@ -137,6 +151,9 @@ def call(
         show_answer(answer)
     elif not ended["ok"]:
         _show_failure(ended["error"])
+    elif ended["state"] == "waiting":
+        print(ended["request_id"])
+        remark(f"waiting; `farhand calls cancel {ended['request_id']}` takes it back")
     elif ended["state"] == "running":
         print(ended["request_id"])
         remark(f"running; `farhand calls show {ended['request_id']}` tells how it ends")
@@ -191,7 +208,7 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str], as_js
 def _end_of(client: Client, path: str) -> Answer:
     """The record of a call once it has ended."""
     pause = 0.02
-    while (answer := client.get(path)).value["state"] == "running":
+    while (answer := client.get(path)).value["state"] in ("running", "waiting"):
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
     return answer
@@ -255,7 +272,8 @@ def _show_failure(error: dict[str, str]) -> None:
 @click.option("--node", "node_id", metavar="ID", help="Only calls that went to this node.")
 @click.option("--tool", metavar="NAME", help="Only calls of this tool.")
 @click.option("--group", metavar="ID", help="Only calls of this call to many nodes.")
-@click.option("--state", metavar="STATE", help="running, ok, error, timeout, cancelled, denied or unknown.")
+@click.option("--state", metavar="STATE", help="waiting, running, ok, error, timeout, cancelled, denied or unknown.")
+@click.option("--waiting", is_flag=True, help="Only calls that wait for their node, or to be approved.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=20, metavar="N", help="How many.  [default: 20, at most 1000]"
 )
@@ -265,6 +283,7 @@ def calls(
     tool: str | None,
     group: str | None,
     state: str | None,
+    waiting: bool,
     limit: int,
     client: Client,
     as_json: bool,
@@ -275,12 +294,16 @@ def calls(
     Examples:
       farhand calls
       farhand calls --state running
+      farhand calls --waiting
       farhand calls --tool node.ping --limit 5 --json
       farhand calls show 0198c0de-7a11-7000-8000-0123456789ab
       farhand calls cancel 0123456789ab
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
+    if waiting and state not in (None, "waiting"):
+        raise click.UsageError("--waiting is --state waiting; choose one state.")
+    state = "waiting" if waiting else state
     filters = {"node_id": node_id, "tool": tool, "state": state, "group": group, "limit": limit}
     answer = client.get("/v1/calls?" + urlencode({key: value for key, value in filters.items() if value is not None}))
     if as_json:
@@ -305,7 +328,7 @@ def _show_calls(records: Sequence[dict[str, Any]]) -> None:
             record["id"],
             record["tool"],
             record["route"].get("node_id") or "",
-            f"error: {record['error']['kind']}" if record["state"] == "error" else record["state"],
+            _state(record),
             took(record["duration_ms"]),
             ago(record["created_at"]),
         ]
@@ -315,6 +338,14 @@ def _show_calls(records: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             row[0] = row[0][-SHORT_ID:]
     show_table(columns, rows)
+
+
+def _state(record: dict[str, Any]) -> str:
+    if record["state"] == "error":
+        return f"error: {record['error']['kind']}"
+    if record["state"] == "waiting":
+        return f"waiting: {record['waits_for']} until {moment_briefly(record['deadline_at'])}"
+    return str(record["state"])
 
 
 @calls.command()
@@ -341,6 +372,8 @@ def show(call_id: str, client: Client, as_json: bool) -> None:
             ("tool", record["tool"]),
             ("node", record["route"].get("node_id") or ""),
             ("state", record["state"] + (" (in the background)" if record["background"] else "")),
+            ("waits for", record.get("waits_for") or ""),
+            ("approval", record.get("approval_id") or ""),
             ("session", record["session_key"] or ""),
             ("agent", record["agent_id"] or ""),
             ("started", f"{moment(record['created_at'])} ({ago(record['created_at'])})"),
@@ -351,7 +384,7 @@ def show(call_id: str, client: Client, as_json: bool) -> None:
     _show_section("arguments", json_text(record["args"]))
     if "error" in record:
         _show_section("error", plain_lines(f"{record['error']['kind']}: {record['error']['message']}"))
-    elif record["state"] != "running":
+    elif record["state"] not in ("running", "waiting"):
         _show_section("result", json_text(record.get("result")))
 
 

@@ -19,6 +19,9 @@ from farhand.cli.client import Answer
 STATE_COLOURS: Final = {
     "ok": "green",
     "running": "cyan",
+    "waiting": "yellow",
+    "pending": "yellow",
+    "approved": "green",
     "online": "green",
     "valid": "green",
     "error": "red",

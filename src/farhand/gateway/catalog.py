@@ -123,6 +123,41 @@ class Catalog:
         node, capability, alone = served
         return Target(node, name, capability, node.specs.get(name.casefold())), alone
 
+    def find_known(self, name: str) -> Target:
+        """As `find`, but a node that is known and offline will do: its connection is None then."""
+        if self.switched_off(name) or self._own.get(name) is not None or not self.away(name):
+            return self.find(name)
+        named = split_tool(name)
+        nodes = self._roster.nodes
+        for node in [nodes[named[0]]] if named else [nodes[node_id] for node_id in sorted(nodes)]:
+            tool = named[1] if named else name
+            spec = node.specs.get(tool.casefold())
+            if spec is not None and (named or spec.capability is None):
+                return Target(node, spec.name, spec.capability, spec)
+            capability = self._roster.serving_on(node, tool)
+            if capability is not None:
+                return Target(node, tool, capability, None)
+        if named:
+            raise NotFound(f"node {named[0]!r} has no tool {named[1]!r}")
+        return self.find(name)
+
+    def away(self, name: str) -> bool:
+        """Whether a tool's node is one that is known, and none is connected that has the tool."""
+        named = split_tool(name)
+        if named:
+            node = self._roster.nodes.get(named[0])
+            return node is not None and not node.online
+        return self._roster.serving(name) is None
+
+    def find_again(self, name: str, node_id: str | None, own: Tool | None = None) -> Target:
+        """As `find`, on the very node that was found before."""
+        if own is not None or node_id is None:
+            return self.find(name, own)
+        if self.switched_off(name):
+            return self.find(name)
+        named = split_tool(name)
+        return self._on_node(node_id, named[1] if named else name)
+
     def awaited(self, name: str) -> Node | None:
         """The node a tool's name names, when it is known but offline."""
         named = split_tool(name)

@@ -159,6 +159,15 @@ class Credentials:
             token.id, frozenset(token.scopes.split()), tuple(token.tools.split()), tuple(token.nodes.split())
         )
 
+    def standing(self, credential: Credential) -> Credential | None:
+        """What a credential that was recognised earlier may do now; None for a token that is not valid any more."""
+        if credential.id == OWNER.id or ":" in credential.id:  # the owner's, or one of the gateway's own making
+            return credential
+        for digest, token in self._tokens.items():
+            if token.id == credential.id:
+                return self._recognise(digest)
+        return None
+
     def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
         """The node behind a token; `claimed` is the id it says it has, which a token of another id refutes."""
         if self.open:

@@ -33,6 +33,8 @@ from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.direct")
 
+DIRECT = ("direct",)
+"""The origin of a tool that is named in a chat, for the policy."""
 NEW = "/new"
 AFRESH = "This chat starts afresh."
 MOST_ITEMS = 100
@@ -191,7 +193,7 @@ class Direct:
             if error is not None:
                 failed(call.id, error)
             elif not left:
-                opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool)
+                opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool, DIRECT)
 
         def ended(record: CallRecord) -> None:
             if record.result is None:
@@ -287,7 +289,7 @@ class Direct:
         return tool, [_input(f"items[{number}]", item) for number, item in enumerate(items)], True
 
     async def _run(self, call: ToolCall, tool: Tool, credential: Credential, key: str | None) -> CallOutcome:
-        opened = await self._gate.begin(call, credential=credential, own=tool, idempotency_key=key)
+        opened = await self._gate.begin(call, credential=credential, own=tool, idempotency_key=key, origins=DIRECT)
         if isinstance(opened, CallOutcome):
             return opened
         try:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import apsw
 import msgspec
@@ -22,7 +22,19 @@ from msgspec import UNSET
 from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential
-from farhand.gateway.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, Outcome, ended, failed, stopped, unknown
+from farhand.gateway.open_call import (
+    NO_ERROR_GIVEN,
+    UNKNOWN,
+    OpenCall,
+    Outcome,
+    Parked,
+    ended,
+    failed,
+    stopped,
+    unknown,
+)
+from farhand.gateway.parking import Parking
+from farhand.gateway.policy import HTTP, Policy
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
@@ -32,6 +44,7 @@ from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
 from farhand.store.measures import Durations
+from farhand.store.parked import all_parked, finish_parked
 from farhand.tools.tool import LEAVING, CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
@@ -67,6 +80,9 @@ class Gate:
         self._closing = False
         self.frozen: FreezeOrder | None = None
         """While there is an order, no call begins."""
+        self.policy: Policy | None = None
+        """What the owner's settings say to calls; None: nothing."""
+        self.parking = Parking(self, database, roster, catalog)
 
     # -- calling ----------------------------------------------------------------------------------------
 
@@ -78,15 +94,19 @@ class Gate:
         own: Tool | None = None,
         background: bool = False,
         idempotency_key: str | None = None,
+        origins: Sequence[str] = HTTP,
+        before: int | None = None,
     ) -> Outcome | OpenCall:
         """Write a call down and send it on its way: an open call to `wait` for, or the outcome it already has.
 
         `own`: the tool, where the caller has one that is found under no name. In the background, what is returned is
-        the call as it was written down. Raises IdempotencyConflict when the key stands for another request, StoreError
-        when the call could not be written down (it did not run). Whatever goes wrong later is an outcome, not an
-        exception.
+        the call as it was written down. `origins`: where the call comes from, for the policy. `before`: while its node
+        is offline the call may wait for it, in the background, until this moment.
+
+        Raises IdempotencyConflict when the key stands for another request, StoreError when the call could not be
+        written down (it did not run). Whatever goes wrong later is an outcome, not an exception.
         """
-        record, opened, refusal = self._examine(call, credential, background, idempotency_key, own)
+        record, opened, refusal = self._examine(call, credential, background, idempotency_key, own, origins, before)
         try:
             first = await self._write_down(record, opened, call, idempotency_key)
         except BaseException:
@@ -96,11 +116,11 @@ class Gate:
         if first != call.id:
             if opened is not None:
                 self._forget(opened)
-            return await self._repeat(first, background)
+            return await self._repeat(first, record.background)
         if opened is None:
             return Outcome(record, raised=refusal)
         self._send(opened)
-        return Outcome(opened.record) if background else opened
+        return Outcome(opened.record) if record.background else opened
 
     def run(
         self,
@@ -109,13 +129,14 @@ class Gate:
         then: Callable[[CallRecord], None],
         lost: Callable[[Exception], None],
         own: Tool | None = None,
+        origins: Sequence[str] = HTTP,
     ) -> OpenCall | None:
         """`begin` and `wait` without a task, for a call in the foreground with no key: the shortest way there is.
 
         `then` is told the end, `lost` that the call could not be written down and did not run. Returns the call while
         it is open, for a caller who hangs up.
         """
-        record, opened, _ = self._examine(call, credential, own=own)
+        record, opened, _ = self._examine(call, credential, own=own, origins=origins)
         if opened is not None:
             opened.listeners.append(then)
             if opened.read_only:
@@ -132,8 +153,9 @@ class Gate:
             else:
                 self._send(opened)
 
+        begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(opened.parked)
         self._database.write_then(
-            lambda store: calls.begin(store, record), go_on, durable=opened is not None, at_once=self.quiet
+            lambda store: begin(store, record), go_on, durable=opened is not None, at_once=self.quiet
         )
         return opened
 
@@ -144,22 +166,30 @@ class Gate:
         background: bool = False,
         idempotency_key: str | None = None,
         own: Tool | None = None,
+        origins: Sequence[str] = HTTP,
+        before: int | None = None,
     ) -> tuple[CallRecord, OpenCall | None, ToolError | None]:
         """Find the tool, check and allow the call, and admit it; the record of one that was refused is its end."""
         now = self._roster.clock()
         target: Target | None = None
         refusal: ToolError | None = None
+        parked: Parked | None = None
         try:
             if self._closing:
                 raise Failed("the gateway is stopping; the call did not run")
             if self.frozen is not None:
                 raise self.frozen.refusal()
-            target = self._catalog.find(call.tool, own)
+            target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
             allow(target, credential)
             self._catalog.check(target, call)
             timeout_ms = time_limit(call, target)
-            self._refuse_when_busy(target.node)
-            request = b"" if target.node is None else request_frame(call, target, target.node, timeout_ms)
+            if self.policy is not None or before is not None:
+                parked = self.parking.judge(call, target, credential, origins, before, timeout_ms)
+            request = b""
+            if parked is None:
+                self._refuse_when_busy(target.node)
+                if target.node is not None:
+                    request = request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
         refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff | Frozen) else CallState.ERROR
@@ -175,22 +205,27 @@ class Gate:
             route=target.kind if target else "node" if node else "unknown",
             node_id=node.card.node_id if node else None,
             capability=target.capability if target else None,
-            node_boot=node.connection.boot if node and node.connection else None,
-            background=background,
+            node_boot=node.connection.boot if node and node.connection and parked is None else None,
+            background=background or (parked is not None and parked.why == "node"),
             idempotency_key=idempotency_key,
             created_at=now,
             deadline_at=now + timeout_ms,
         )
+        if parked is not None:
+            record = self.parking.waiting_record(record, parked)
         if refusal is not None:
             record = ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
             self.ended[record.route, refused].add(0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
-            read_only = target.spec is not None and target.spec.read_only and not promised
-            opened = OpenCall(record, target.node, request, read_only, target.own)
-            opened.waiters += not background
-            self._admit(opened, timeout_ms / 1000)
+            read_only = target.spec is not None and target.spec.read_only and not promised and parked is None
+            opened = OpenCall(record, target.node if parked is None else None, request, read_only, target.own)
+            opened.waiters += not record.background
+            if parked is not None:
+                self.parking.admit(opened, parked)
+            else:
+                self._admit(opened, timeout_ms / 1000)
         return record, opened, refusal
 
     async def wait(self, opened: OpenCall) -> Outcome:
@@ -206,7 +241,7 @@ class Gate:
 
     async def cancel(self, call_id: str, reason: str = "cancelled on request") -> CallRecord | None:
         """Cancel an open call and return its end; a call that is over already is returned as it ended."""
-        opened = self._open.get(call_id)
+        opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
         if opened is None:
             return await self.find(call_id)
         self._stop(opened, CallState.CANCELLED, reason)
@@ -220,18 +255,18 @@ class Gate:
         return len(stopping)
 
     async def find(self, call_id: str) -> CallRecord | None:
-        opened = self._open.get(call_id)
+        opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
         if opened is not None:
             return opened.record
         return await self._database.read(lambda connection: calls.find(connection, call_id))
 
     async def end_of(self, call_id: str) -> CallRecord | None:
         """The record of a call once it has ended; None when there is no such call."""
-        opened = self._open.get(call_id)
+        opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
         return await self.find(call_id) if opened is None else await opened.ended()
 
     def open_records(self) -> list[CallRecord]:
-        return [opened.record for opened in self._open.values()]
+        return [opened.record for opened in (*self._open.values(), *self.parking.waiting.values())]
 
     @property
     def open_count(self) -> int:
@@ -246,11 +281,12 @@ class Gate:
 
     async def _write_down(self, record: CallRecord, opened: OpenCall | None, call: ToolCall, key: str | None) -> str:
         """The id of the call this request stands for: its own, unless its idempotency key was used before."""
+        begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(opened.parked)
         if key is None:
             if opened is None:
                 await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
             elif not opened.read_only:
-                await self._database.write(lambda store: calls.begin(store, record), at_once=self.quiet)
+                await self._database.write(lambda store: begin(store, record), at_once=self.quiet)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -259,7 +295,7 @@ class Gate:
             use = calls.claimed if opened is None else calls.claim
             first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
             if first == record.id:
-                calls.begin(store, record)
+                begin(store, record)
             return first, first_body
 
         first, first_body = await self._database.write(claim)
@@ -268,7 +304,7 @@ class Gate:
         return first
 
     async def _repeat(self, call_id: str, background: bool) -> Outcome:
-        opened = self._open.get(call_id)
+        opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
         if opened is not None and not background:
             return Outcome(await opened.ended(), repeated=True)
         record = await self.find(call_id)
@@ -299,14 +335,50 @@ class Gate:
             raise Failed(f"busy: {where}the gateway {len(self._open)}; the call did not run, try again later")
 
     def _forget(self, opened: OpenCall) -> None:
+        self.parking.waiting.pop(opened.record.id, None)
         if self._open.pop(opened.record.id, None) is not None:
             if opened.node is not None:
                 opened.node.running -= 1
             if opened.deadline is not None:
                 opened.deadline.cancel()
 
+    # What the parking asks for: nothing of these calls has left the gateway yet.
+
+    def busy(self, node: Node | None) -> bool:
+        """Whether a call that waited has to wait a little more."""
+        try:
+            self._refuse_when_busy(node)
+        except Failed:
+            return True
+        return False
+
+    def start(self, opened: OpenCall, record: CallRecord, target: Target, timeout_ms: int, *, patient: bool) -> None:
+        """Send a call that waited, and of which the record says now that it runs.
+
+        `patient`: should its node have left just now, the call is sent when the same life of it is back.
+        """
+        opened.record = record
+        opened.parked = None
+        opened.started = time.perf_counter()
+        opened.node = target.node
+        if target.node is not None:
+            call = ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id)
+            opened.request = request_frame(call, target, target.node, timeout_ms)
+        self._admit(opened, timeout_ms / 1000)
+        if patient and target.node is not None and target.node.connection is None:
+            opened.sent = True
+        else:
+            self._send(opened)
+
+    def end(self, opened: OpenCall, state: CallState, result: ToolResult) -> None:
+        """A call that waited ends, and has not run."""
+        self._end(opened, state, result)
+
     def _send(self, opened: OpenCall) -> None:
         if opened.over:
+            return
+        if opened.parked is not None:
+            self.parking.hold(opened, opened.parked)
             return
         if self.frozen is not None:  # it came while the call was being written down
             fate = "" if opened.sent else "; it did not run"
@@ -497,11 +569,16 @@ class Gate:
             for call_id in resume.running:
                 if call_id not in self._open:
                     connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call")))
+        self.parking.look_again()
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
         now = self._roster.clock()
+        rows = await self._database.read(all_parked)
         for record in await self._database.read(calls.open_calls):
+            if record.state is CallState.WAITING:
+                self.parking.recover(record, rows.get(record.id))
+                continue
             own = None if record.route == "node" else self._catalog.own(record.tool)
             node = self._roster.nodes.get(record.node_id or "")
             opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
@@ -537,6 +614,7 @@ class Gate:
             if not opened.over:
                 left = unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
+        self.parking.close()
 
     def _of(self, node_id: str) -> list[OpenCall]:
         return [opened for opened in self._open.values() if opened.record.node_id == node_id]
@@ -563,7 +641,7 @@ class Gate:
         # A result that its node still holds cannot be lost by a crash here: it is acknowledged, and so forgotten there,
         # only after a sync, and until then it comes again. So whoever waits is told at once, and the end is written
         # behind, as it is for a read-only call. Any other end is on disk before anyone is told.
-        write = calls.begin if opened.read_only else calls.finish
+        write = calls.begin if opened.read_only else calls.finish if opened.parked is None else finish_parked
         behind = opened.read_only or (connection is not None and connection.resume is not None)
         if behind:
             opened.record = record
@@ -574,6 +652,7 @@ class Gate:
             if error is None:
                 opened.record = record
                 self._open.pop(record.id, None)
+                self.parking.waiting.pop(record.id, None)
                 if connection is not None:
                     self._acknowledge(connection, record.id)
             else:

@@ -12,18 +12,22 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import UNSET
 
 from farhand import __version__
+from farhand.gateway.approvals import Approvals
 from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
+from farhand.gateway.effects import Effects
 from farhand.gateway.freeze import Freeze
 from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
+from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.login import key_text
@@ -123,6 +127,14 @@ class Hub:
         self.freeze = Freeze(
             brake or Brake(), self.gate, self.transfers, self.roster, gateway_id=self.gateway_id, note=self.note
         )
+        parking = self.gate.parking
+        self.approvals = Approvals(database, parking, Effects(self.queries), self.roster.clock)
+        parking.approvals = self.approvals
+        parking.standing = self.credentials.standing
+        parking.frozen = lambda: self.gate.frozen is not None
+        self.freeze.thawed.append(parking.look_again)
+        self.zone: Callable[[], ZoneInfo] = lambda: machine_zone(os.environ)
+        """In which times of day are read."""
         self.ending = asyncio.Event()
         """Set when the gateway stops: whoever follows something live is let go."""
         self.recovery: Recovery | None = None
@@ -226,6 +238,7 @@ class Hub:
                 card.node_id,
                 {"tools": len(card.tools), "capabilities": card.capabilities},
             )
+            self.gate.parking.look_again()
 
     # -- questions to nodes -----------------------------------------------------------------------------
 

@@ -85,6 +85,20 @@ def read_moment(text: str, now: int, zone: ZoneInfo) -> int:
     raise _unreadable(text)
 
 
+def read_deadline(value: str | int, now: int, zone: ZoneInfo) -> int:
+    """The moment before which something is to happen; a time of day alone is the next one. Raises InvalidArgs."""
+    if isinstance(value, int):
+        return checked(value, value)
+    words = " ".join(value.lower().split())
+    if not _CLOCK.fullmatch(words) or words.isdecimal():
+        return read_moment(value, now, zone)
+    for day in ("today", "tomorrow"):
+        moment = read_moment(f"{day} {words}", now, zone)
+        if moment > now:
+            break
+    return moment
+
+
 def read_duration(text: str) -> int:
     """Milliseconds of `in 2 hours`, `1h 30m`, `an hour and 5 minutes`. Raises InvalidArgs."""
     words = " ".join(text.lower().split()).removeprefix("in ").replace("half an hour", "30 minutes")

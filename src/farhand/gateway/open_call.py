@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from farhand.gateway.credentials import Credential
 from farhand.gateway.roster import Node
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.store.calls import CallRecord, CallState
+from farhand.store.parked import Approval, Why
 from farhand.tools.tool import Tool
 
 UNKNOWN = "outcome unknown:"
@@ -37,6 +39,29 @@ class Outcome(msgspec.Struct, frozen=True):
         return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
 
 
+class Parked(msgspec.Struct, kw_only=True):
+    """Why a call is held back, and what it takes to examine it again when it starts."""
+
+    why: Why
+    credential: Credential
+    origins: tuple[str, ...]
+    timeout_ms: int
+    """How long it may run, once it does."""
+    until: int
+    """When the waiting is over."""
+    patience_ms: int | None = None
+    """How long its caller waits for it."""
+    before: int | None = None
+    """Of a call that may wait for its node: the moment until which it may start."""
+    rule: str = ""
+    """Of a call that waits to be approved: the rule that wants that, and the rule's own words."""
+    reason: str = ""
+    approval: Approval | None = None
+    """What was asked, once it was."""
+    busy: bool = False
+    """Its question is being put, or it is being started."""
+
+
 class OpenCall:
     """A call that has not ended."""
 
@@ -46,6 +71,8 @@ class OpenCall:
         "node",
         "over",
         "own",
+        "parked",
+        "promised",
         "raised",
         "read_only",
         "record",
@@ -65,6 +92,10 @@ class OpenCall:
         self.node = node
         self.own = own
         """The gateway's own tool that runs it, where no node does."""
+        self.parked: Parked | None = None
+        """It is held back: nothing of it has left the gateway."""
+        self.promised = False
+        """It was held back once, and its caller was told to come again."""
         self.raised: ToolError | None = None
         self.task: asyncio.Task[None] | None = None
         self.request = request
@@ -96,10 +127,16 @@ class OpenCall:
             for listener in self.listeners:
                 listener(record)
 
+    def let_go(self, record: CallRecord) -> None:
+        """Tell those who wait how it stands, and let them go; the call stays open."""
+        listeners, self.listeners = self.listeners, []
+        for listener in listeners:
+            listener(record)
+
     @property
     def wanted(self) -> bool:
         """Somebody waits for it, or was promised it."""
-        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None
+        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None or self.promised
 
 
 def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration: float) -> CallRecord:

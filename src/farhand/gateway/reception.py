@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -91,6 +91,8 @@ class Reception:
         self._dm_scope = dm_scope
         self._links = identity_links or {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None
+        """Told each message first; True: it was meant for the gateway itself, and is no message to the agent."""
         self.troubles: dict[str, str] = {}
         """Why a channel does not listen at the moment, by the name of its table."""
 
@@ -145,6 +147,8 @@ class Reception:
         settings = channel.settings
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
         if not incoming.text.strip() and not incoming.attachments:
+            return None
+        if self.overhear is not None and await self.overhear(channel, incoming, place):
             return None
         if incoming.peer_kind != "dm" and (
             settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, new_call_id
 from farhand.gateway.open_call import Outcome as Ended
 from farhand.gateway.pinning import Pinned, of_a_machine
+from farhand.gateway.policy import GATEWAY
 from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall, ToolResult
 from farhand.protocol.errors import ToolError
@@ -52,12 +53,14 @@ class RunCalls:
         agent_id: str,
         credential: Credential,
         stopped: Callable[[], str | None],
+        origins: Sequence[str],
         only: Mapping[str, Tool] | None = None,
         pinned: Pinned | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
-        """`stopped` tells why the run is being stopped, if it is. `only`: the tools there are for this run, by their
-        names; without, those that the hub serves. `pinned`: machines' tools are those of some machines alone."""
+        """`stopped` tells why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
+        tools there are for this run, by their names; without, those that the hub serves. `pinned`: machines' tools are
+        those of some machines alone."""
         self._hub = hub
         self._session_key = session_key
         self._agent_id = agent_id
@@ -67,6 +70,7 @@ class RunCalls:
         self._end_jobs = end_jobs
         self._made: dict[str, str] = {}
         self._stopped = stopped
+        self._origins = origins
 
     def made(self, calls: Mapping[str, str]) -> None:
         """Calls of this run that an earlier life of the gateway made: what they left running is its own too."""
@@ -89,7 +93,9 @@ class RunCalls:
         call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
         gate = self._hub.gate
         # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
-        opening = asyncio.ensure_future(gate.begin(call, credential=credential, own=own, idempotency_key=key))
+        opening = asyncio.ensure_future(
+            gate.begin(call, credential=credential, own=own, idempotency_key=key, origins=self._origins)
+        )
         try:
             opened = await asyncio.shield(opening)
             self._made[opened.record.id] = name
@@ -149,6 +155,6 @@ class RunCalls:
     async def _kill(self, node_id: str, job_id: str) -> None:
         arguments = msgspec.Raw(msgspec.json.encode({"action": "kill", "sessionId": job_id}))
         call = ToolCall(new_call_id(), join_tool(node_id, "Process"), arguments, self._session_key, self._agent_id)
-        opened = await self._hub.gate.begin(call, credential=self._credential)
+        opened = await self._hub.gate.begin(call, credential=self._credential, origins=GATEWAY)
         if isinstance(opened, OpenCall):
             await self._hub.gate.wait(opened)

@@ -269,6 +269,11 @@ class Sessions:
         run = self.current(self.canonical(key)) if key else None
         return run.options.pin if run is not None else None
 
+    def origins(self, run: Run, record: SessionRecord) -> tuple[str, ...]:
+        """Where a run comes from, and for a sub-agent where the run comes from that it works for."""
+        above = None if record.parent_key is None else self.current(record.parent_key)
+        return (run.record.origin,) if above is None else (run.record.origin, above.record.origin)
+
     def waiting(self, key: str) -> int:
         lane = self._lanes.get(key)
         return len(lane.waiting) if lane else 0

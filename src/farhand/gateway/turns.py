@@ -186,6 +186,7 @@ class _Turn:
             agent_id=record.agent_id,
             credential=self._credential,
             stopped=lambda: run.stopping and run.stopping[1],
+            origins=sessions.origins(run, record),
             only=house.sub_agent if self._is_child else None,
             pinned=self._pinned,
             end_jobs=house.end_jobs,

@@ -61,14 +61,20 @@ def apply_patch(files: Files, patch: str, *, path: str | None = None) -> str:
     All or nothing. Raises InvalidArgs for what is no patch, NotFound for a file that is not there, Failed for hunks
     that do not fit the file, or fit it in several places.
     """
+    changes, report = planned_changes(files, patch, path=path)
+    change_files(files, changes)
+    return "\n".join(report)
+
+
+def planned_changes(files: Files, patch: str, *, path: str | None = None) -> tuple[list[Change], list[str]]:
+    """What `apply_patch` would change, and what it would tell. Raises as it does."""
     overlay = _Overlay(files)
     report: list[str] = []
     for section in parse(patch, path=path):
         if not section.path:
             raise InvalidArgs(f"a patch section '*** {section.act} File:' names no file")
         report += _ACTS[section.act](overlay, section)
-    change_files(files, overlay.changes())
-    return "\n".join(report)
+    return overlay.changes(), report
 
 
 def _add(overlay: _Overlay, section: Section) -> list[str]:

@@ -124,6 +124,15 @@ def replace_text(
     All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
     no text, is larger than MOST_TEXT, or is changed by somebody meanwhile.
     """
+    content, changed, count = replaced_text(files, path, old, new, every=every, any_line_end=any_line_end)
+    files.write(path, changed, expected=content)
+    return count
+
+
+def replaced_text(
+    files: Files, path: str, old: str, new: str, *, every: bool = False, any_line_end: bool = False
+) -> tuple[bytes, bytes, int]:
+    """What `replace_text` would make of a file: its content before and after, and how many places change."""
     name = shown(files.resolve(path))
     before = old.encode()
     with files.open(path) as file:
@@ -142,8 +151,7 @@ def replace_text(
         count = content.count(before)
     if count == 0 or (count > 1 and not every):
         raise NotOnce(count, windows_lines=windows != before and windows in content)
-    files.write(path, content.replace(before, after), expected=content)
-    return count
+    return content, content.replace(before, after), count
 
 
 def _windows(text: bytes) -> bytes:

@@ -25,6 +25,7 @@ from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, family
 from farhand.node.key import KEY_FILE, NodeKey
 from farhand.node.log import kept_log
+from farhand.node.previews import Previews
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
@@ -40,6 +41,7 @@ from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import ShellTools
+from farhand.tools.preview import MachinePreviews
 from farhand.tools.undo import NAME as UNDO
 from farhand.tools.undo import UndoTool
 
@@ -152,7 +154,11 @@ async def _serve(
                 pinned_cert=options.pinned_cert,
                 token_in_query=False,
                 ledger=ledger,
-                queries={**Questions(jobs, environment, folder / "logs").handlers(), "transfers": transfers.held},
+                queries={
+                    **Questions(jobs, environment, folder / "logs").handlers(),
+                    "transfers": transfers.held,
+                    "preview": Previews(MachinePreviews(files), limits).preview,
+                },
                 extension=transfers,
                 key=key,
                 brake=brake,

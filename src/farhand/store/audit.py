@@ -219,7 +219,8 @@ class _Verification:
         missing: str | None = None
         for row in group:
             number, at, kind, subject, data, _ = row
-            if kind in ("call.started", "call.ended") and subject not in self._covers.open:
+            begun = kind in ("call.waiting", "call.started", "call.ended")
+            if begun and subject not in self._covers.open and subject not in self._covers.waiting:
                 self._begun += 1
             rows.append((_plain(row), self._covers(kind, subject, data)))
             if self._covers.missing is not None and missing is None:
@@ -287,7 +288,7 @@ class _Verification:
         """Calls and messages that no event tells of, and calls that say more than the journal."""
         ((rows,),) = self._store.execute("SELECT count(*) FROM calls").fetchall()
         if rows != self._begun:
-            told = "SELECT subject FROM events WHERE kind IN ('call.started', 'call.ended')"
+            told = "SELECT subject FROM events WHERE kind IN ('call.waiting', 'call.started', 'call.ended')"
             for (call_id,) in self._store.execute(f"SELECT id FROM calls WHERE id NOT IN ({told}) LIMIT 1"):  # noqa: S608
                 self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
         for call_id in sorted(self._covers.open):

@@ -17,6 +17,8 @@ IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
 
 
 class CallState(StrEnum):
+    WAITING = "waiting"
+    """Written down and held back: nothing of it has left the gateway."""
     RUNNING = "running"
     OK = "ok"
     ERROR = "error"
@@ -58,6 +60,11 @@ ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "err
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+START: Final = """
+    UPDATE calls SET state = 'running', route = ?, node_id = ?, capability = ?, node_boot = ?, deadline_at = ?
+    WHERE id = ? AND state = 'waiting' AND ended_at IS NULL"""
+HOLD: Final = """
+    UPDATE calls SET node_id = ?, deadline_at = ? WHERE id = ? AND state = 'waiting' AND ended_at IS NULL"""
 FINISH: Final = """
     UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
     WHERE id = ? AND ended_at IS NULL"""
@@ -132,9 +139,36 @@ def begin(connection: apsw.Connection, record: CallRecord) -> None:
     covered = packed(values) + packed(connection.last_insert_rowid())
     if record.ended_at is None:
         data = {"tool": record.tool, **_where(record)}
-        append_event(connection, record.created_at, "call.started", record.id, data, covered)
+        if record.state is CallState.WAITING:
+            append_event(connection, record.created_at, "call.waiting", record.id, data)
+        else:
+            append_event(connection, record.created_at, "call.started", record.id, data, covered)
     else:
         _append_end(connection, record, covered)
+
+
+def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
+    """A waiting call is on its way from now on; False, and nothing done, when it is not waiting any more."""
+    connection.execute(
+        START, (record.route, record.node_id, record.capability, record.node_boot, record.deadline_at, record.id)
+    )
+    if not connection.changes():
+        return False
+    row = covered_row(connection, record.id)
+    assert row is not None
+    append_event(connection, now, "call.started", record.id, {"tool": record.tool, **_where(record)}, row.begun)
+    return True
+
+
+def hold(connection: apsw.Connection, record: CallRecord) -> None:
+    """A waiting call waits for something else now, until another moment."""
+    connection.execute(HOLD, (record.node_id, record.deadline_at, record.id))
+
+
+def since(connection: apsw.Connection, at: int, limit: int) -> list[CallRecord]:
+    """The newest calls made since a moment, newest first."""
+    rows = connection.execute(f"{_SELECT} WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
+    return [_record(row) for row in rows]
 
 
 def finish(connection: apsw.Connection, record: CallRecord) -> bool:
@@ -151,6 +185,20 @@ def finish(connection: apsw.Connection, record: CallRecord) -> bool:
     if not connection.changes():
         return False
     _append_end(connection, record, packed(values))
+    return True
+
+
+def finish_unbegun(connection: apsw.Connection, record: CallRecord) -> bool:
+    """As `finish`, of a call that may still wait: one that never started has its whole record under its end."""
+    found = find(connection, record.id)
+    if found is None or found.state is not CallState.WAITING:
+        return finish(connection, record)
+    result = None if record.result is None else bytes(record.result)
+    values = (str(record.state), record.ended_at, record.duration_ms, result, record.error_kind, record.error_message)
+    connection.execute(FINISH, (*values, record.id))
+    row = covered_row(connection, record.id)
+    assert row is not None
+    _append_end(connection, record, row.whole)
     return True
 
 

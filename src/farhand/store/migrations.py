@@ -347,6 +347,34 @@ ALTER TABLE runs ADD COLUMN handed BLOB;
 CREATE INDEX runs_handing_over ON runs (session_key) WHERE handed IS NOT NULL;
 """
 
+PARKED = """
+CREATE TABLE parked (
+    call_id    TEXT PRIMARY KEY,
+    why        TEXT NOT NULL,
+    credential BLOB NOT NULL,
+    origins    TEXT NOT NULL,
+    timeout_ms INTEGER NOT NULL,
+    before     INTEGER,
+    rule       TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE approvals (
+    id          TEXT PRIMARY KEY,
+    call_id     TEXT NOT NULL UNIQUE,
+    hash        TEXT NOT NULL,
+    rule        TEXT NOT NULL,
+    reason      TEXT NOT NULL,
+    request     BLOB NOT NULL,
+    asked_at    INTEGER NOT NULL,
+    deadline_at INTEGER NOT NULL,
+    state       TEXT NOT NULL,
+    decided_by  TEXT,
+    decided_at  INTEGER,
+    remark      TEXT
+) STRICT, WITHOUT ROWID;
+CREATE INDEX approvals_by_time ON approvals (asked_at);
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -360,4 +388,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     FANOUTS,
     SEALED,
     ENDS_OF_RUNS,
+    PARKED,
 )

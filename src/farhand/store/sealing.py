@@ -59,13 +59,19 @@ class Covers:
     def __init__(self, connection: apsw.Connection, open_calls: Iterable[str] = ()) -> None:
         self._store = connection
         self.open = set(open_calls)
+        self.waiting: set[str] = set()
+        """Calls that are held back: their record goes with what comes of them."""
         self.missing: str | None = None
         """What the last row told of, if that is not there."""
 
     def __call__(self, kind: str, subject: str, data: bytes) -> bytes:
         self.missing = None
         if kind in ("call.started", "call.ended"):
+            self.waiting.discard(subject)
             return self._call(kind, subject)
+        if kind == "call.waiting":
+            self.waiting.add(subject)
+            return b""
         try:
             if kind == "message.added":
                 seq = msgspec.json.decode(data, type=ToldMessage).seq

@@ -52,6 +52,8 @@ class Tool(msgspec.Struct, frozen=True):
     """The same call again, after the gateway was restarted, takes up what the first one began."""
     at_once: AtOnce | None = None
     """What `run` would return, where that needs no waiting at all; None where it does, or something is wrong."""
+    aliases: Mapping[str, str] = {}
+    """Further names of parameters, and those they stand for."""
 
     @property
     def name(self) -> str:
@@ -95,7 +97,7 @@ def tool(
 
     async def run(arguments: Mapping[str, Any], context: CallContext) -> Any:
         try:
-            read = parameters.convert(_by_their_names(arguments, renamed))
+            read = parameters.convert(by_their_names(arguments, renamed))
         except InvalidArgs as error:
             raise InvalidArgs(_MISSING.sub(rf"{chosen} parameter \1 is required", error.message)) from None
         if wants_context:
@@ -114,7 +116,7 @@ def tool(
         timeout_ms=timeout_ms,
         timeout_parameter=timeout_parameter,
     )
-    return Tool(spec, run, continues, at_once)
+    return Tool(spec, run, continues, at_once, renamed)
 
 
 def _shown(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
     return {**plain, **kinds[0]} if len(kinds) == 1 else {**plain, "anyOf": kinds}
 
 
-def _by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+def by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """A parameter's own name wins over its aliases."""
     own = {name: value for name, value in arguments.items() if name not in aliases}
     for alias, name in aliases.items():

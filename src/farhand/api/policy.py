@@ -1,0 +1,104 @@
+"""The policy over HTTP: the rule that decides a call, and what a policy would have stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from farhand.api.about import About
+from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.router import Route
+from farhand.gateway.credentials import Scope
+from farhand.gateway.hub import Hub
+from farhand.gateway.policy import HTTP, Policy, PolicySettings
+from farhand.gateway.policy_review import Explanation, PolicyReview, Replay
+from farhand.protocol.calls import NULL
+from farhand.protocol.errors import ErrorKind, ToolError
+
+
+class ExplainRequest(msgspec.Struct):
+    """A call that was made, or one that might be."""
+
+    call_id: str | None = None
+    tool: str | None = None
+    args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
+    origin: str = HTTP[0]
+    credential: str | None = None
+    session_key: str | None = None
+
+
+class ReplayRequest(msgspec.Struct):
+    since: int
+    """Milliseconds since 1970."""
+    policy: PolicySettings | None = None
+    """Instead of the one in force."""
+
+
+_explain_decoder = msgspec.json.Decoder(ExplainRequest)
+_replay_decoder = msgspec.json.Decoder(ReplayRequest)
+
+
+def policy_routes(hub: Hub, settings: Callable[[], PolicySettings], workspace: str) -> list[Route]:
+    """`settings`: those in force."""
+    review = PolicyReview(hub.database, hub.roster, hub.catalog)
+
+    async def shown(_request: Request) -> Reply:
+        return json_reply(settings())
+
+    async def explain(request: Request) -> Reply:
+        wanted: ExplainRequest = await request.json(_explain_decoder)
+        policy = Policy(settings(), workspace)
+        if (wanted.call_id is None) == (wanted.tool is None):
+            raise Problem(
+                400, "invalid_request", "give call_id, of a call that was made, or tool, of one that might be"
+            )
+        if wanted.call_id is not None:
+            found = await review.explain_call(policy, wanted.call_id)
+            if found is None:
+                raise Problem(404, "not_found", f"there is no call {wanted.call_id[:100]!r}")
+            return json_reply(found)
+        try:
+            explained = review.explain(
+                policy,
+                wanted.tool or "",
+                wanted.args,
+                credential=wanted.credential or request.credential.id,
+                session_key=wanted.session_key,
+                origins=(wanted.origin,),
+            )
+        except ToolError as error:
+            status = 404 if error.kind is ErrorKind.NOT_FOUND else 400
+            raise Problem(status, error.kind.value, error.message) from None
+        return json_reply(explained)
+
+    async def replay(request: Request) -> Reply:
+        wanted: ReplayRequest = await request.json(_replay_decoder)
+        try:
+            policy = Policy(wanted.policy or settings(), workspace)
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+        return json_reply(await review.replay(policy, wanted.since))
+
+    return [
+        Route("GET", "/v1/policy", Scope.READ, shown, about=About("The policy in force.", answer=PolicySettings)),
+        Route(
+            "POST",
+            "/v1/policy/explain",
+            Scope.READ,
+            explain,
+            about=About(
+                "The rule that decides a call, one that was made or one that might be.",
+                body=ExplainRequest,
+                answer=Explanation,
+                errors=(404,),
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/policy/replay",
+            Scope.READ,
+            replay,
+            about=About("What a policy would have stopped or asked about.", body=ReplayRequest, answer=Replay),
+        ),
+    ]

@@ -1,0 +1,246 @@
+"""Approvals: a call that waits is shown to its owner exactly as it would run, and runs exactly so or not at all.
+
+What is shown is bound by a hash over the call, the tool as its node registered it, the life of the node's program, and
+what the call would do: the digest of each file a diff was made from, the folder and the environment of a command.
+Before the call starts all of it is looked at again; any difference refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.catalog import Target
+from farhand.gateway.credentials import OWNER, Credential
+from farhand.gateway.effects import Effects
+from farhand.gateway.open_call import OpenCall, Parked
+from farhand.gateway.parking import Parking
+from farhand.protocol.errors import FarhandError
+from farhand.store import parked as store
+from farhand.store.calls import CallRecord
+from farhand.store.database import Database
+from farhand.store.parked import Approval, ApprovalState
+from farhand.tools.preview import Preview
+
+log = logging.getLogger("farhand.approvals")
+
+LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+LENGTH = 6
+MOST_REMARK = 1000
+
+
+class Bound(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything about a call that must not change between the question and the start."""
+
+    call_id: str
+    tool: str
+    args: str
+    """Digest of their very bytes."""
+    credential: str
+    spec: str
+    """Digest of the tool as it is registered."""
+    node_id: str | None = None
+    life: str | None = None
+    """Which life of the node's program it is, where it tells."""
+    preview: Preview = Preview()
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def change(self, now: Bound) -> str | None:
+        """What is different by now, in words; None: nothing."""
+        if self == now:
+            return None
+        if self.node_id != now.node_id or self.life != now.life:
+            return f"node {self.node_id!r} was restarted or replaced"
+        if self.spec != now.spec:
+            return f"the tool {self.tool!r} was registered anew, with other words or parameters"
+        before = {effect.path: effect.before for effect in self.preview.files}
+        after = {effect.path: effect.before for effect in now.preview.files}
+        for path in before | after:
+            if before.get(path, "") != after.get(path, ""):
+                return f"{path} has changed"
+        if (self.preview.cwd, self.preview.folder) != (now.preview.cwd, now.preview.folder):
+            return f"the folder {self.preview.cwd} is another one"
+        if now.preview.note and now.preview.note != self.preview.note:
+            return f"what the call would do cannot be told any more ({now.preview.note}), which has changed"
+        return "what the call would do has changed"
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the owner is shown."""
+
+    bound: Bound
+    args: msgspec.Raw
+    session_key: str | None = None
+    agent_id: str | None = None
+    origins: tuple[str, ...] = ()
+
+
+class NoApproval(FarhandError):
+    """There is no such question."""
+
+
+class NotYours(FarhandError):
+    """Nobody answers for a call of their own."""
+
+
+class AnswerConflict(FarhandError):
+    """The answer does not fit the question as it stands: it is answered, over, or another one."""
+
+
+class Approvals:
+    """Puts questions and takes answers. `effects` tells what calls would do."""
+
+    def __init__(self, database: Database, parking: Parking, effects: Effects, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._parking = parking
+        self._clock = clock
+        self.effects = effects
+        self.tell: Callable[[Approval], Awaitable[None]] | None = None
+        """Tells those whom the settings name, on their channels; the same question twice is told once."""
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> Approval | None:
+        """By its id, in either case, or the id of its call."""
+        wanted = name.upper() if len(name) == LENGTH else name
+        return await self._database.read(lambda connection: store.find_approval(connection, wanted))
+
+    async def all(self, state: ApprovalState | None, limit: int) -> list[Approval]:
+        """Newest first."""
+        return await self._database.read(lambda connection: store.list_approvals(connection, state, limit))
+
+    async def ask(self, opened: OpenCall, parked: Parked, target: Target) -> Approval | None:
+        """Put the question of a call that waits; None when the call is over meanwhile. Raises StoreError."""
+        record = opened.record
+        bound = await self._bound(record, target)
+        request = Request(bound, record.args, record.session_key, record.agent_id, parked.origins)
+        approval = Approval(
+            id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
+            call_id=record.id,
+            hash=bound.hash,
+            rule=parked.rule,
+            reason=parked.reason,
+            request=msgspec.Raw(msgspec.json.encode(request)),
+            asked_at=self._clock(),
+            deadline_at=record.deadline_at,
+        )
+        who = {"tool": record.tool, "by": record.credential, "origin": list(parked.origins)}
+        if not await self._database.write(lambda connection: store.ask(connection, approval, who)):
+            return await self.find(record.id)
+        await self._told(approval)
+        return approval
+
+    async def retell(self) -> None:
+        """Tell of the questions that are open; whoever was told before hears nothing new."""
+        for approval in await self.all(ApprovalState.PENDING, 1000):
+            await self._told(approval)
+
+    async def _told(self, approval: Approval) -> None:
+        if self.tell is not None:
+            try:
+                await self.tell(approval)
+            except FarhandError as error:
+                log.error("approval %s could not be told on a channel: %s", approval.id, error)
+
+    async def change(self, opened: OpenCall, approval: Approval, target: Target) -> str | None:
+        """What has changed since a question was put, in words; None: nothing, the call is what was approved."""
+        asked = request_of(approval).bound
+        if asked.hash != approval.hash:
+            return "the question itself"
+        return asked.change(await self._bound(opened.record, target))
+
+    async def _bound(self, record: CallRecord, target: Target) -> Bound:
+        node = target.node
+        spec = b"" if target.spec is None else msgspec.json.encode(target.spec)
+        return Bound(
+            call_id=record.id,
+            tool=record.tool,
+            args=hashlib.sha256(bytes(record.args)).hexdigest(),
+            credential=record.credential,
+            spec=hashlib.sha256(spec).hexdigest(),
+            node_id=node.card.node_id if node else None,
+            life=node.connection.boot if node and node.connection else None,
+            preview=await self.effects.of(target, record.args, record.agent_id),
+        )
+
+    # -- answers ----------------------------------------------------------------------------------------
+
+    async def answer(
+        self,
+        name: str,
+        *,
+        approve: bool,
+        by: str,
+        credential: Credential | None = None,
+        hash: str | None = None,  # noqa: A002
+        remark: str = "",
+    ) -> Approval:
+        """Approve or deny; the first answer counts. `by` names whoever answers, `credential` is theirs, if any.
+
+        An approval names the hash of what was shown. Raises NoApproval, NotYours, AnswerConflict.
+        """
+        approval = await self.find(name)
+        if approval is None:
+            raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
+        opened = self._parking.waiting.get(approval.call_id)
+        if approval.state is not ApprovalState.PENDING:
+            raise _answered(approval)
+        if opened is None or opened.over or self._clock() >= approval.deadline_at:
+            raise AnswerConflict(f"approval {approval.id} is over: its call waits no longer")
+        if credential is not None and credential.id == opened.record.credential and credential.id != OWNER.id:
+            raise NotYours(f"call {approval.call_id} is this credential's own; somebody else has to answer for it")
+        if (approve or hash is not None) and hash != approval.hash:
+            raise AnswerConflict(
+                f"this hash is not that of approval {approval.id}; look at it again, and answer with the hash it has"
+            )
+        state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
+        now, said = self._clock(), remark[:MOST_REMARK] or None
+        if not await self._database.write(
+            lambda connection: store.decide(connection, approval, state, by=by, now=now, remark=said)
+        ):
+            raise _answered(await self.find(approval.id) or approval)
+        decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
+        if approve:
+            self._parking.approve(opened, decided)
+        else:
+            self._parking.deny(opened, decided)
+        return decided
+
+
+def request_of(approval: Approval) -> Request:
+    return msgspec.json.decode(approval.request, type=Request)
+
+
+def shown_request(approval: Approval) -> Mapping[str, Any]:
+    """What is asked, for people and programs."""
+    request = request_of(approval)
+    preview = request.bound.preview
+    return {
+        "tool": request.bound.tool,
+        "node_id": request.bound.node_id,
+        "args": request.args,
+        "credential": request.bound.credential,
+        "origins": list(request.origins),
+        "session_key": request.session_key,
+        "agent_id": request.agent_id,
+        "command": preview.command,
+        "cwd": preview.cwd,
+        "env": preview.env,
+        "stdin": preview.stdin,
+        "files": [msgspec.to_builtins(effect) for effect in preview.files],
+        "diff": "".join(effect.diff for effect in preview.files),
+        "note": " ".join([preview.note, *(f"{one.path}: {one.note}" for one in preview.files if one.note)]).strip(),
+    }
+
+
+def _answered(approval: Approval) -> AnswerConflict:
+    by = f" by {approval.decided_by}" if approval.decided_by else ""
+    return AnswerConflict(f"approval {approval.id} was answered before: {approval.state}{by}")
