@@ -199,3 +199,15 @@ def test_a_revoked_tokens_call_does_not_start(plug: Plugin) -> None:
     record = end_of(gateway, call_id)
     assert record["state"] == "denied" and "not valid any more" in record["error"]["message"]
     assert plug.started() == []
+
+
+def test_a_freeze_holds_what_waits_until_it_is_lifted(plug: Plugin) -> None:
+    gateway = plug.gateway
+    call_id = defer(gateway, "plug.effect", {"text": "hi"})
+    assert gateway.request("POST", "/v1/freeze", {}).status == 200
+    plug.start()
+    gateway.wait_for_node("plug")
+    assert gateway.get(f"/v1/calls/{call_id}")["state"] == "waiting"
+    assert gateway.request("POST", "/v1/thaw", {}).status == 200
+    assert end_of(gateway, call_id)["state"] == "ok"
+    assert plug.started() == [call_id]
