@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -415,3 +416,16 @@ def test_the_command(shared_gateway: GatewayProcess, hands: NodeProcess, folder:
     assert again.returncode == 1 and "already undone" in again.stderr
     as_json = farhand(shared_gateway, "undo", call, "--json")
     assert as_json.returncode == 1 and json.loads(as_json.stdout)["error"]["kind"] == "failed"
+
+
+def test_a_backup_leaves_what_is_kept_out(shared_gateway: GatewayProcess, here: Path, tmp_path: Path) -> None:
+    (here / "a.txt").write_text("kept for undo alone")
+    invoke(shared_gateway, "write", {"path": f"{here.name}/a.txt", "content": "new"})
+    assert (shared_gateway.home / "undo").is_dir()
+    packed = tmp_path / "home.tar.gz"
+    done = farhand(shared_gateway, "backup", str(packed))
+    assert done.returncode == 0, done
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+    assert f"agents/main/{here.name}/a.txt" in names
+    assert not [name for name in names if name.split("/")[0] == "undo"]

@@ -42,6 +42,7 @@ LEFT_OUT = frozenset(
     {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json", HEAD_FILE}
     | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
+    | {"undo", "changes"}  # of changes that this machine made to its files
 )
 _SQLITE = b"SQLite format 3\0"
 
