@@ -34,6 +34,7 @@ from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.journal import journal_routes
 from farhand.api.lane import LaneProtocol
+from farhand.api.lobby import Lobby
 from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
 from farhand.api.memory import memory_routes
@@ -350,7 +351,7 @@ class Gateway:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes),  # type: ignore[arg-type]
+                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby()),  # type: ignore[arg-type]
                     ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,

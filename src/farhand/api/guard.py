@@ -1,14 +1,16 @@
 """The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
 
-Host -> Origin -> size -> throttle -> credential -> scope -> freeze -> route
+connections (`lobby`) -> Host -> Origin -> size -> throttle -> credential -> scope -> freeze -> route
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +26,8 @@ from farhand.protocol.known_secrets import KnownSecrets, Veil
 log = logging.getLogger("farhand.guard")
 
 NODE_SOCKET = "/v1/nodes/ws"
+ADMITTED = "farhand.admitted"
+"""What to call, in a request's scope, once its sender is known."""
 NOBODY = Credential("nobody", frozenset())
 
 
@@ -67,6 +71,9 @@ class Guard:
         self._settings = settings
         self._known_hosts: set[bytes] = set()
         self._throttle = Throttle()
+        self._streams: dict[str, set[asyncio.Event]] = {}
+        """Under way, by the token they were asked for with."""
+        credentials.on_removed.append(self._revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -74,6 +81,7 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = ""
+        credential = NOBODY
         method: str = scope["method"]
         try:
             headers = self._admit(scope)
@@ -81,11 +89,13 @@ class Guard:
             length = int(headers.get(b"content-length", b"0") or b"0")
             if length > MAX_BODY_BYTES and (route is None or not route.streams):
                 raise too_large()
-            credential = NOBODY
             if route is not None and route.guessable:
                 self._throttle.check(scope)
             if route is None or route.scope is not None:
                 credential = self._authenticate(scope, headers, method)
+                admitted = scope.get(ADMITTED)
+                if admitted is not None:
+                    admitted()
             if route is None:
                 raise self._router.missing(method, scope["path"])
             if route.scope is not None and not credential.may(route.scope):
@@ -108,12 +118,54 @@ class Guard:
             request_id = new_request_id()
             log.exception("a request failed in the guard (request %s)", request_id)
             reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
+        if reply.pieces is not None and credential not in (NOBODY, OWNER):
+            reply.pieces = self._while_valid(reply.pieces, credential)
         if not reply.bare:
             if reply.pieces is None:
                 reply.body = self.secrets.hide(reply.body)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
         await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
+
+    async def _while_valid(self, pieces: AsyncIterator[bytes], credential: Credential) -> AsyncIterator[bytes]:
+        """A stream ends when the token it was asked for with is revoked, or comes to its end."""
+        over = asyncio.ensure_future(self._end_of(credential.id))
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(pieces))
+                await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
+                if over.done():
+                    return
+                try:
+                    yield following.result()
+                except StopAsyncIteration:
+                    return
+        finally:
+            over.cancel()
+            if following is not None and not following.done():
+                following.cancel()
+                await asyncio.wait({following})
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def _end_of(self, token_id: str) -> None:
+        """Returns when a token is no longer good."""
+        revoked = asyncio.Event()
+        self._streams.setdefault(token_id, set()).add(revoked)
+        try:
+            while (left := self._credentials.seconds_left(token_id)) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, 3600.0)):
+                        await revoked.wait()
+        finally:
+            self._streams[token_id].discard(revoked)
+            if not self._streams[token_id]:
+                del self._streams[token_id]
+
+    def _revoked(self, token_id: str) -> None:
+        for revoked in self._streams.get(token_id, ()):
+            revoked.set()
 
     async def _serve(self, route: Route, request: Request) -> Reply:
         try:

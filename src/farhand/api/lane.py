@@ -8,14 +8,16 @@ uvicorn. Measured: 160 µs of CPU a call before, see docs/performance.md for wha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from farhand.api.cork import CorkedProtocol
-from farhand.api.guard import Admission, Guard
+from farhand.api.guard import ADMITTED, Admission, Guard
 from farhand.api.http import Reply
+from farhand.api.lobby import HEAD_SECONDS, REQUEST_SECONDS, Lobby
 from farhand.gateway.credentials import Credential
 
 END_OF_LINE = b"\r\n"
@@ -43,10 +45,13 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class LaneProtocol(CorkedProtocol):
-    def __init__(self, *, guard: Guard, doors: Mapping[str, LaneDoor], **options: Any) -> None:
+    def __init__(self, *, guard: Guard, doors: Mapping[str, LaneDoor], lobby: Lobby, **options: Any) -> None:
         """`doors`: by their paths, which are those of POST routes."""
         super().__init__(**options)
         self._guard = guard
+        self._lobby = lobby
+        self._deadline: asyncio.TimerHandle | None = None
+        """While it is set, nobody knows whose connection this is."""
         self._doors = {f"POST {path} HTTP/1.1".encode(): door for path, door in doors.items()}
         self._seen = b""
         self._pass: Pass | None = None
@@ -56,6 +61,46 @@ class LaneProtocol(CorkedProtocol):
         self._waiting = b""
         self._last = False
         self._answered_at = 0.0
+
+    # -- until it is known whose it is --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self.turn_out)
+        self._lobby.enter(self, self.client[0] if self.client else "")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is not None:
+            self.scope[ADMITTED] = self._let_in  # type: ignore[literal-required]
+            self._wait_at_most(HEAD_SECONDS)
+
+    def on_headers_complete(self) -> None:
+        if self._deadline is not None:
+            self._wait_at_most(REQUEST_SECONDS)
+        super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._let_in()  # the node socket has an eye on its own strangers
+        super().handle_websocket_upgrade()
+
+    def turn_out(self) -> None:
+        self._lobby.leave(self)
+        self._deadline = None
+        self.transport.abort()
+
+    def _wait_at_most(self, seconds: float) -> None:
+        assert self._deadline is not None
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self.turn_out)
+
+    def _let_in(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+            self._lobby.leave(self)
+
+    # -- the lane -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._busy:  # not answered yet: whatever comes waits its turn
@@ -123,6 +168,7 @@ class LaneProtocol(CorkedProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._let_in()
         self._waiting = b""
         if self._hang_up is not None:
             self._hang_up()

@@ -214,6 +214,7 @@ class SessionDoors:
     async def stop(self, request: Request) -> Reply:
         with problems():
             await self._sessions.find(request.params["key"])
+            await self._sessions.check_owner(request.params["key"], request.credential)
             stopped = await self._sessions.stop(request.params["key"])
         return json_reply({"stopped": stopped, "count": len(stopped)})
 
@@ -244,6 +245,8 @@ class SessionDoors:
         """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""
         with problems():
             run = await self._sessions.run(request.params["run_id"])
+            if not request.credential.may(Scope.READ):
+                await self._sessions.check_owner(run.session_key, request.credential)
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
 
     async def cost(self, request: Request) -> Reply:

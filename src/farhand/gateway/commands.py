@@ -43,6 +43,8 @@ _NAMES: Final = {
 }
 _WITH_ARGUMENT: Final = ("model", "think", "compact")
 FREEZE: Final = "freeze"
+OF_THE_OWNER: Final = frozenset({"new", "stop", "compact", "model", "think"})
+"""What changes a session for everybody in it."""
 _LEVELS: Final = {
     **{level: level for level in get_args(Thinking)},
     **{"none": "off", "0": "off", "min": "minimal", "1": "minimal", "2": "low", "med": "medium", "3": "medium"},

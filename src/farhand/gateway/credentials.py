@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -45,6 +46,11 @@ class Credential(msgspec.Struct, frozen=True):
     """Nodes it is for; none: all, and the gateway's own tools."""
     pinned: str = ""
     """Of a run that is pinned: to what, in words. It reaches `nodes`, and what is no machine's."""
+
+    @property
+    def is_token(self) -> bool:
+        """A token that was made; the owner, channels and agents have names of their own."""
+        return ":" not in self.id and self.id != "owner"
 
     @property
     def narrowed(self) -> bool:
@@ -228,6 +234,13 @@ class Credentials:
             or bool(self._by_node)
             or any(token.node_id is not None for token in self._tokens.values())
         )
+
+    def seconds_left(self, token_id: str) -> float:
+        """How long a token that was recognised is still good; 0 once it is revoked."""
+        token = next((one for one in self._tokens.values() if one.id == token_id), None)
+        if token is None:
+            return 0.0
+        return math.inf if token.expires_at is None else max(0.0, token.expires_at / 1000 - self._clock())
 
     def add(self, token: Token) -> None:
         self._recognised.clear()

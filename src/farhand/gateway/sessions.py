@@ -121,6 +121,8 @@ class Sessions:
         body = msgspec.json.encode(said)
         if len(body) > MAX_MESSAGE_BYTES:
             raise InvalidArgs(f"a message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(body)}")
+        if command is not None and command.name in commands.OF_THE_OWNER:
+            await self.check_owner(key, credential)
         lane = self._lanes.get(key)
         if lane is not None and len(lane.waiting) >= MAX_QUEUED:
             raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
@@ -174,6 +176,19 @@ class Sessions:
         else:
             self._enqueue(run)
         return run
+
+    async def check_owner(self, key: str, credential: Credential) -> None:
+        """A token may end or renew what it began, and no other's; who comes by a channel is in a session of the
+        channel's. Raises NotAllowed."""
+        if credential.may(Scope.ADMIN) or not credential.is_token:
+            return
+        key = self.canonical(key)
+        first = await self._database.read(lambda store: sessions.first_credential(store, key))
+        if first not in (None, credential.id):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} was begun with another credential; "
+                "stopping or changing it needs that one, or the scope 'admin'"
+            )
 
     async def stop(self, key: str, reason: str = "stopped on request") -> list[str]:
         """End a session's run and every process it started, and what waits behind it; the ids of these runs."""

@@ -346,6 +346,14 @@ def transcript(connection: apsw.Connection, key: str, session_id: str, last: int
 # -- runs ---------------------------------------------------------------------------------------------------
 
 
+def first_credential(connection: apsw.Connection, key: str) -> str | None:
+    """Whose message began a session."""
+    row = connection.execute(
+        "SELECT credential FROM runs WHERE session_key = ? ORDER BY seq LIMIT 1", (key,)
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
 def add_run(connection: apsw.Connection, run: RunRecord) -> None:
     connection.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
     append_event(connection, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})

@@ -1,8 +1,8 @@
 """Loaded by a gateway under test before anything else: the disk fails, or the process dies, where a file says so.
 
 The file that `DISK_FAULT` names holds `WHERE NUMBER WHAT`: at the NUMBER-th `write` or `sync` of the store from then
-on, `kill`, or fail with `EIO` or `ENOSPC` (and go on failing while the file is there). It needs no ptrace, and no hook in
-the program itself: SQLite is given a file system of its own, and Python's own syncs are counted as well.
+on, `kill`, or fail with `EIO` or `ENOSPC` (and go on failing while the file is there). It needs no ptrace, and no
+hook in the program itself: SQLite is given a file system of its own, and Python's own syncs are counted as well.
 """
 
 import errno

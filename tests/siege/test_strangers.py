@@ -1,0 +1,115 @@
+"""Connections of strangers: half a request, none at all, thousands of them; and streams whose token has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from farhand.api.lobby import HEAD_SECONDS, MOST, MOST_OF_ONE_ADDRESS, Lobby
+from tests.harness import GatewayProcess, wait_until
+
+pytestmark = [pytest.mark.siege, pytest.mark.timeout(300)]
+CROWD = 2000 if os.environ.get("FARHAND_SIEGE") == "long" else 300
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.out = False
+
+    def turn_out(self) -> None:
+        self.out = True
+
+
+def test_who_has_waited_longest_makes_room() -> None:
+    now = 0.0
+    lobby = Lobby(lambda: now)
+    crowd = [Caller() for _ in range(3 * MOST)]
+    for number, one in enumerate(crowd):
+        now = number * 0.1
+        lobby.enter(one, "127.0.0.1")
+    assert len(lobby) == MOST and [one.out for one in crowd] == [True] * (2 * MOST) + [False] * MOST
+    one_address = [Caller() for _ in range(3 * MOST_OF_ONE_ADDRESS)]
+    for one in crowd:
+        lobby.leave(one)
+    for one in one_address:
+        now += 2
+        lobby.enter(one, "192.0.2.1")
+    assert sum(not one.out for one in one_address) == MOST_OF_ONE_ADDRESS
+    other = Caller()
+    lobby.enter(other, "192.0.2.2")
+    assert not other.out
+
+
+def test_everybody_coming_back_at_once_is_let_in() -> None:
+    lobby = Lobby(lambda: 0.5)
+    crowd = [Caller() for _ in range(10 * MOST)]
+    for one in crowd:
+        lobby.enter(one, "192.0.2.1")
+    assert not any(one.out for one in crowd), "a moment is granted to all"
+
+
+def descriptors(gateway: GatewayProcess) -> int:
+    assert gateway.process is not None
+    return len(os.listdir(f"/proc/{gateway.process.pid}/fd"))
+
+
+def test_p9_p10_strangers_who_say_nothing_or_half_of_it_are_turned_out(gateway: GatewayProcess) -> None:
+    """They stay away from closing anything themselves; meanwhile the owner is served, and a stream goes on."""
+    before = descriptors(gateway)
+    stream = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    stream.request("GET", "/v1/events", headers={"Authorization": f"Bearer {gateway.token}"})
+    answer = stream.getresponse()
+    assert answer.status == 200
+    crowd = []
+    halves = [
+        b"",
+        b"GET / HT",
+        b"POST /v1/pair HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        b"\x16\x03",
+    ]
+    served = 0
+    for number in range(CROWD):
+        one = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
+        crowd.append(one)
+        with contextlib.suppress(OSError):
+            one.sendall(halves[number % 4])
+        if number % 50 == 0:
+            served += gateway.request("GET", "/v1/health").status == 200
+    tried = len(range(0, CROWD, 50))
+    print(f"requests of the owner beside {CROWD} strangers: {tried} tried, {served} held")
+    assert served == tried
+    wait_until(lambda: descriptors(gateway) <= before + 8, HEAD_SECONDS + 40, "the end of the strangers")
+    print(f"strangers turned out: {CROWD} tried, {CROWD} held")
+    gateway.request("POST", "/v1/tokens", {"label": "after", "scopes": ["read"]})
+    while b"token.created" not in answer.fp.readline():  # the stream of somebody known goes on
+        pass
+    stream.close()
+    for one in crowd:
+        one.close()
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_stream_ends_with_its_token(gateway: GatewayProcess, end: str, tmp_path: Path) -> None:
+    body = {"scopes": ["read"], **({"expires_seconds": 2.5} if end == "expired" else {})}
+    made = gateway.request("POST", "/v1/tokens", body).json()
+    stream = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+    stream.request("GET", "/v1/events", headers={"Authorization": f"Bearer {made['token']}"})
+    answer = stream.getresponse()
+    assert answer.status == 200
+    over = threading.Event()
+
+    def read() -> None:
+        answer.read()
+        over.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    if end == "revoked":
+        assert not over.is_set()
+        gateway.request("DELETE", f"/v1/tokens/{made['id']}")
+    assert over.wait(10), "nothing more is told"
