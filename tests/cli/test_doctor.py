@@ -134,3 +134,48 @@ def test_a_node_token_that_can_be_guessed_is_said(home: Path) -> None:
     assert verdicts(Command(home, SA_NODE_TOKEN="short"))["node tokens"]["status"] == "warning"
     assert verdicts(Command(home, SA_NODE_TOKENS="a:short,b:" + "x" * 32))["node tokens"]["status"] == "warning"
     assert verdicts(Command(home, SA_NODE_TOKEN="x" * 32))["node tokens"]["status"] == "ok"
+
+
+OLD_SQLITE = "import apsw\napsw.sqlite_lib_version = lambda: '3.40.1'\n"
+
+
+def test_every_unsafe_exposure_is_said_loudly(tmp_path: Path) -> None:
+    """Each alone, beside a gateway that is fine otherwise: the status is 1, and one check has failed."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "sitecustomize.py").write_text(OLD_SQLITE)
+    tried = held = 0
+
+    def told(check: str, gateway: GatewayProcess, **env: str) -> None:
+        nonlocal tried, held
+        done = Command(gateway.home, **env)("doctor", "--json")
+        failed = [one["name"] for one in done.json()["checks"] if one["status"] == "failed"]
+        tried += 1
+        held += done.status == 1 and failed == [check]
+        assert (done.status, failed) == (1, [check]), done
+
+    with GatewayProcess(tmp_path / "home") as gateway:
+        home = gateway.home
+        assert Command(home)("doctor", "--json").status == 0
+        told("SQLite", gateway, PYTHONPATH=str(tmp_path / "old"))
+        told("node tokens", gateway, SA_NODE_TOKEN=" ")
+        home.chmod(0o755)
+        told("home", gateway)
+        home.chmod(0o700)
+        (home / "token").chmod(0o644)
+        told("owner token", gateway)
+        (home / "token").chmod(0o600)
+        key = home / "nodes" / "n" / "key.json"
+        key.parent.mkdir(parents=True)
+        key.write_text("{}")
+        key.chmod(0o644)
+        told("key.json", gateway)
+    with GatewayProcess(tmp_path / "wide", "--host", "0.0.0.0") as gateway:
+        told("exposure", gateway)
+    with GatewayProcess(tmp_path / "open", "--open") as gateway:
+        told("strangers", gateway)
+    print(f"unsafe exposures: {tried} tried, {held} held")
+
+
+def test_open_beyond_this_machine_does_not_even_start(tmp_path: Path) -> None:
+    done = Command(tmp_path / "home")("gateway", "--open", "--host", "0.0.0.0", "--port", "0")
+    assert done.status == 1 and "loopback" in done.err

@@ -8,10 +8,13 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farhand.api.http import Problem
 from farhand.api.lobby import HEAD_SECONDS, MOST, MOST_OF_ONE_ADDRESS, Lobby
+from farhand.api.throttle import ADDRESSES_KEPT, TOKENLESS_ALLOWED, Throttle
 from tests.harness import GatewayProcess, wait_until
 
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(300)]
@@ -52,6 +55,46 @@ def test_everybody_coming_back_at_once_is_let_in() -> None:
     for one in crowd:
         lobby.enter(one, "192.0.2.1")
     assert not any(one.out for one in crowd), "a moment is granted to all"
+
+
+def from_address(address: str) -> dict[str, Any]:
+    return {"client": (address, 1), "headers": []}
+
+
+def test_an_address_has_one_name_and_the_table_of_them_an_end() -> None:
+    now = 0.0
+    throttle = Throttle(lambda: now)
+    for spelling in ("192.0.2.7", "::ffff:192.0.2.7"):
+        for _ in range(5):
+            throttle.check(from_address(spelling))
+            throttle.failed(from_address(spelling))
+    with pytest.raises(Problem, match="too many wrong tokens"):
+        throttle.check(from_address("192.0.2.7"))
+    for number in range(10):  # one network, ten addresses
+        throttle.failed(from_address(f"2001:db8::{number:x}"))
+    with pytest.raises(Problem):
+        throttle.check(from_address("2001:db8::ffff"))
+    throttle.check(from_address("2001:db8:0:1::1"))
+    for number in range(ADDRESSES_KEPT + 10):
+        throttle.failed(from_address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"))
+    assert len(throttle) <= ADDRESSES_KEPT
+    now = 301.0
+    throttle.check(from_address("2001:db8::1"))
+
+
+def test_requests_without_a_token_have_a_budget_of_their_own(gateway: GatewayProcess) -> None:
+    """From behind a proxy, that is: this machine itself is not counted."""
+    headers = {"X-Forwarded-For": "192.0.2.1"}
+    line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+    seen = []
+    for _ in range(TOKENLESS_ALLOWED + 5):
+        line.request("GET", "/v1/health", headers=headers)
+        answer = line.getresponse()
+        answer.read()
+        seen.append(answer.status)
+    line.close()
+    assert seen == [401] * TOKENLESS_ALLOWED + [429] * 5
+    assert gateway.request("GET", "/v1/health", headers=headers).status == 200, "who has a token is served"
 
 
 def descriptors(gateway: GatewayProcess) -> int:

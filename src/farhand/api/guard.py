@@ -18,7 +18,7 @@ import msgspec
 from farhand.api.http import JSON, MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
 from farhand.api.router import Route, Router
 from farhand.api.sessions import Sessions
-from farhand.api.throttle import Throttle
+from farhand.api.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
 from farhand.gateway.credentials import OWNER, Credential, Credentials
 from farhand.protocol.freezing import FreezeOrder
 from farhand.protocol.known_secrets import KnownSecrets, Veil
@@ -71,6 +71,9 @@ class Guard:
         self._settings = settings
         self._known_hosts: set[bytes] = set()
         self._throttle = Throttle()
+        self._tokenless = Throttle(
+            allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token"
+        )
         self._streams: dict[str, set[asyncio.Event]] = {}
         """Under way, by the token they were asked for with."""
         credentials.on_removed.append(self._revoked)
@@ -275,6 +278,8 @@ class Guard:
         if self._credentials.open:
             _require_json(headers, method)
             return OWNER
+        self._tokenless.check(scope)
+        self._tokenless.failed(scope)
         raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
 
 

@@ -12,6 +12,9 @@ from farhand.api.http import Problem, Scope
 FAILURES_ALLOWED = 10
 FAILURE_WINDOW_SECONDS = 60.0
 LOCK_SECONDS = 300.0
+TOKENLESS_ALLOWED = 300
+"""Requests without any token are no guesses, but nobody needs so many of them in a minute."""
+TOKENLESS_LOCK_SECONDS = 60.0
 ADDRESSES_KEPT = 4096
 
 
@@ -19,8 +22,18 @@ class Throttle:
     """Counts failures by address. A program on this machine that talks to us directly is exempt: it could as well
     read the token; a page in a browser, or somebody behind a proxy, is not."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        allowed: int = FAILURES_ALLOWED,
+        lock_seconds: float = LOCK_SECONDS,
+        what: str = "wrong tokens",
+    ) -> None:
         self._clock = clock
+        self._allowed = allowed
+        self._lock_seconds = lock_seconds
+        self._what = what
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def check(self, scope: Scope) -> None:
@@ -29,14 +42,14 @@ class Throttle:
             return
         address = _address(scope)
         failures = self._failures.get(address)
-        if failures is None or len(failures) < FAILURES_ALLOWED or _direct_loopback(scope, address):
+        if failures is None or len(failures) < self._allowed or _direct_loopback(scope, address):
             return
-        wait = failures[-1] + LOCK_SECONDS - self._clock()
+        wait = failures[-1] + self._lock_seconds - self._clock()
         if wait > 0:
             raise Problem(
                 429,
                 "too_many_failures",
-                f"too many wrong tokens from this address; try again in {wait:.0f} s",
+                f"too many {self._what} from this address; try again in {wait:.0f} s",
                 headers=[(b"retry-after", b"%d" % (int(wait) + 1))],
             )
 
@@ -46,10 +59,13 @@ class Throttle:
             return
         now = self._clock()
         recent = [at for at in self._failures.get(address, []) if now - at < FAILURE_WINDOW_SECONDS]
-        self._failures[address] = [*recent, now][-FAILURES_ALLOWED:]
+        self._failures[address] = [*recent, now][-self._allowed :]
         self._failures.move_to_end(address)
         while len(self._failures) > ADDRESSES_KEPT:
             self._failures.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._failures)
 
     def succeeded(self, scope: Scope) -> None:
         if self._failures:
@@ -57,8 +73,20 @@ class Throttle:
 
 
 def _address(scope: Scope) -> str:
+    """One name for one address: IPv4 in either form, and of IPv6 the network, which one person has whole."""
     client = scope.get("client")
-    return str(client[0]) if client else "unknown"
+    if not client:
+        return "unknown"
+    text = str(client[0]).partition("%")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False).network_address)
 
 
 def _direct_loopback(scope: Scope, address: str) -> bool:

@@ -96,6 +96,7 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     home = client.home
     yield _home(home)
     yield _token(home / TOKEN_FILE)
+    yield from _secret_files(home)
     settings, check = _settings(home, environ)
     yield check
     if settings is not None:
@@ -176,6 +177,17 @@ def _token(path: Path) -> Check:
     if blank:
         return Check("owner token", "failed", f"{path} is blank; remove it, and `farhand up` makes a new one")
     return _closed("owner token", path, status, 0o600)
+
+
+def _secret_files(home: Path) -> Iterator[Check]:
+    """What else nobody but its owner is to read, where it is there."""
+    for path in (home / "node-token.json", home / config.FILE, *sorted(home.glob("nodes/*/key.json"))):
+        try:
+            check = _closed(path.name, path, path.stat(), 0o600 if path.suffix == ".json" else 0o644)
+        except OSError:
+            continue
+        if check.status != "ok":
+            yield check
 
 
 def _closed(name: str, path: Path, status: os.stat_result, mode: int) -> Check:
