@@ -11,9 +11,10 @@ import json
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import websockets.exceptions
 import websockets.sync.server
@@ -27,7 +28,7 @@ class Request:
     def __init__(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
         parts = urlsplit(target)
         self.method = method
-        self.path = parts.path
+        self.path = unquote(parts.path)
         self.query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         self.headers = headers
         self.body = body
@@ -36,9 +37,27 @@ class Request:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The parameters, as JSON or as a form whose values are JSON where they are no text."""
+        kind = self.headers.get("content-type", "")
+        if "json" in kind:
+            return dict(self.json)
+        if "multipart" in kind:
+            return {name: _plain(value.decode()) for name, (file, value) in read_form(self).items() if not file}
+        return {name: _plain(values[-1]) for name, values in parse_qs(self.body.decode()).items()}
+
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 """Status, body (bytes, an object sent as JSON, or pieces as they come), headers. None: hang up without a word."""
+
+
+def _plain(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, str) else value
 
 
 class HttpService:
@@ -67,8 +86,18 @@ class HttpService:
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def _body(self) -> bytes:
+                if self.headers.get("transfer-encoding") != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length") or 0))
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+
             def _serve(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = self._body()
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.command, self.path, headers, body)
                 with service.lock:
@@ -171,7 +200,8 @@ class TelegramServer(HttpService):
         with self.lock:
             self._number += 1
             who = {"id": sender, "is_bot": False, "first_name": f"P{sender}"}
-            message = {"message_id": self._number, "from": who, "chat": chat or {"id": sender, "type": "private"}}
+            where = chat or {"id": sender, "type": "private"}
+            message = {"message_id": self._number, "date": 1_800_000_000, "from": who, "chat": where}
             self._updates.append({"update_id": self._number, "message": {**message, "text": text, **more}})
 
     def answer(self, request: Request) -> Answer:
@@ -189,8 +219,8 @@ class TelegramServer(HttpService):
         return {"id": 999, "is_bot": True, "first_name": "Farhand", "username": "farhand_bot"}
 
     def _getUpdates(self, request: Request) -> Any:  # noqa: N802
-        offset = request.json.get("offset", 0)
-        end = time.monotonic() + min(2, request.json.get("timeout", 0))
+        offset = request.fields.get("offset", 0)
+        end = time.monotonic() + min(2, request.fields.get("timeout", 0))
         while True:
             with self.lock:
                 self._updates = [one for one in self._updates if one["update_id"] >= offset]
@@ -199,30 +229,32 @@ class TelegramServer(HttpService):
             time.sleep(0.02)
 
     def _getFile(self, request: Request) -> Any:  # noqa: N802
-        return {"file_id": request.json["file_id"], "file_path": f"documents/{request.json['file_id']}"}
+        name = request.fields["file_id"]
+        return {"file_id": name, "file_unique_id": f"u{name}", "file_path": f"documents/{name}"}
 
     def _sendChatAction(self, request: Request) -> Any:  # noqa: N802
-        self.typed.append(str(request.json["chat_id"]))
+        self.typed.append(str(request.fields["chat_id"]))
         return True
 
     def _sendMessage(self, request: Request) -> Any:  # noqa: N802
-        asked = request.json
+        asked = {**request.fields, "text": str(request.fields["text"])}
         assert len(asked["text"].encode("utf-16-le")) // 2 <= 4096
         return self._keep(Said(str(asked["chat_id"]), asked["text"], asked))
 
     def _sendDocument(self, request: Request) -> Any:  # noqa: N802
         fields = read_form(request)
-        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": fields["document"]}))
+        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": _file_in(fields)}))
 
     def _sendPhoto(self, request: Request) -> Any:  # noqa: N802
         fields = read_form(request)
-        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": fields["photo"]}))
+        return self._keep(Said(fields["chat_id"][1].decode(), "", {"file": _file_in(fields)}))
 
     def _keep(self, said: Said) -> Any:
         with self.lock:
             self.said.append(said)
             self._number += 1
-            return {"message_id": self._number, "chat": {"id": int(said.to)}}
+            chat = {"id": int(said.to), "type": "private"}
+            return {"message_id": self._number, "date": 1_800_000_000, "chat": chat, "text": said.text}
 
 
 class SignalServer(HttpService):
@@ -325,9 +357,10 @@ class WhatsAppServer(HttpService):
 
 
 class DiscordServer(HttpService):
-    """The HTTP interface, and the gateway socket with identify, resume and heartbeats."""
+    """The HTTP interface, and the gateway socket with identify, resume, heartbeats and compression."""
 
-    TOKEN, ME = "discord-token", "4242"
+    ME = "4242"
+    TOKEN = base64.b64encode(ME.encode()).decode() + ".discord.token"
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,6 +369,8 @@ class DiscordServer(HttpService):
         self.files: dict[str, bytes] = {}
         self.identified = 0
         self.resumed = 0
+        self.failures: list[Answer] = []
+        """Answers to the next messages, instead of taking them."""
         self._events: list[dict[str, Any]] = []
         self._number = 10_000
         self._sockets: list[Any] = []
@@ -360,38 +395,57 @@ class DiscordServer(HttpService):
 
     def write(self, author: str, content: str, *, bot: bool = False, **more: Any) -> None:
         self._number += 1
-        who = {"id": author, "username": f"user{author}", "global_name": f"U{author}", "bot": bot}
-        data = {"id": str(self._number), "channel_id": f"9{author}", "author": who, "content": content, "mentions": []}
+        data = self._message(str(self._number), f"9{author}", {**_discord_user(author), "bot": bot}, content)
         with self.lock:
             event = {"op": 0, "t": "MESSAGE_CREATE", "s": len(self._events) + 2, "d": {**data, **more}}
             self._events.append(event)
 
+    def _message(self, name: str, channel: str, author: dict[str, Any], content: str) -> dict[str, Any]:
+        lists = {key: [] for key in ("mentions", "mention_roles", "attachments", "embeds", "components")}
+        flags = {"tts": False, "mention_everyone": False, "pinned": False, "type": 0, "flags": 0}
+        times = {"timestamp": "2026-11-16T08:00:00.000000+00:00", "edited_timestamp": None}
+        return {"id": name, "channel_id": channel, "author": author, "content": content, **times, **lists, **flags}
+
     def _converse(self, socket: Any) -> None:
         self._sockets.append(socket)
+        packer = zlib.compressobj() if "compress=zlib-stream" in socket.request.path else None
+
+        def tell(event: dict[str, Any]) -> None:
+            said = json.dumps(event)
+            if packer is None:
+                socket.send(said)
+            else:
+                socket.send(packer.compress(said.encode()) + packer.flush(zlib.Z_SYNC_FLUSH))
+
         with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
-            socket.send(json.dumps({"op": 10, "d": {"heartbeat_interval": 200}}))
+            tell({"op": 10, "d": {"heartbeat_interval": 200}})
             told = None
             while True:
                 with contextlib.suppress(TimeoutError):
                     said = json.loads(socket.recv(timeout=0.02))
                     if said["op"] == 1:
-                        socket.send(json.dumps({"op": 11}))
+                        tell({"op": 11, "d": None})
                     elif said["op"] == 2:
                         assert said["d"]["token"] == self.TOKEN and said["d"]["intents"] & 1 << 15
                         self.identified += 1
-                        ready = {"user": {"id": self.ME}, "session_id": "s1", "resume_gateway_url": self.socket_url}
-                        socket.send(json.dumps({"op": 0, "t": "READY", "s": 1, "d": ready}))
+                        tell({"op": 0, "t": "READY", "s": 1, "d": self._ready()})
                         told = 0
                     elif said["op"] == 6:
                         assert said["d"]["session_id"] == "s1"
                         self.resumed += 1
                         told = said["d"]["seq"] - 1
+                        tell({"op": 0, "t": "RESUMED", "s": said["d"]["seq"], "d": {}})
                 with self.lock:
                     due = [] if told is None else self._events[told:]
                 for event in due:
-                    socket.send(json.dumps(event))
+                    tell(event)
                     assert told is not None
                     told += 1
+
+    def _ready(self) -> dict[str, Any]:
+        me = {**_discord_user(self.ME), "bot": True, "mfa_enabled": True, "verified": True, "flags": 0}
+        session = {"session_id": "s1", "resume_gateway_url": self.socket_url}
+        return {"v": 10, "user": me, "guilds": [], "application": {"id": self.ME, "flags": 0}, **session}
 
     def answer(self, request: Request) -> Answer:
         if request.path.startswith("/cdn/"):
@@ -400,18 +454,29 @@ class DiscordServer(HttpService):
         if request.headers.get("authorization") != f"Bot {self.TOKEN}":
             return 401, {"message": "401: Unauthorized", "code": 0}
         if request.path == "/gateway/bot":
-            return 200, {"url": self.socket_url, "shards": 1}
+            limit = {"total": 1000, "remaining": 999, "reset_after": 0, "max_concurrency": 1}
+            return 200, {"url": self.socket_url, "shards": 1, "session_start_limit": limit}
         if request.path == "/users/@me/channels":
-            return 200, {"id": f"9{request.json['recipient_id']}", "type": 1}
+            person = str(request.json["recipient_id"])
+            there = {"id": f"9{person}", "type": 1, "last_message_id": None}
+            return 200, {**there, "recipients": [_discord_user(person)]}
         _, _, channel, act = request.path.split("/")
         if act == "typing":
             self.typed.append(channel)
             return 204, b""
         form = read_form(request) if "multipart" in request.headers["content-type"] else None
         asked = json.loads(form["payload_json"][1]) if form else request.json
-        assert len(asked["content"]) <= 2000 and len(asked["nonce"]) <= 25
-        self.said.append(Said(channel, asked["content"], {**asked, "file": form["files[0]"] if form else None}))
-        return 200, {"id": str(50_000 + len(self.said)), "channel_id": channel}
+        content = asked.get("content", "")
+        assert len(content) <= 2000 and len(asked["nonce"]) <= 25
+        if self.failures:
+            return self.failures.pop(0)
+        self.said.append(Said(channel, content, {**asked, "file": _file_in(form) if form else None}))
+        return 200, self._message(str(50_000 + len(self.said)), channel, _discord_user(self.ME), content)
+
+
+def _discord_user(name: str) -> dict[str, Any]:
+    nothing = {"discriminator": "0", "avatar": None, "public_flags": 0}
+    return {"id": name, "username": f"user{name}", "global_name": f"U{name}", **nothing}
 
 
 def read_form(request: Request) -> dict[str, tuple[str, bytes]]:
@@ -424,3 +489,9 @@ def read_form(request: Request) -> dict[str, tuple[str, bytes]]:
         name = disposition.partition('name="')[2].partition('"')[0]
         fields[name] = (disposition.partition('filename="')[2].partition('"')[0], content)
     return fields
+
+
+def _file_in(fields: dict[str, tuple[str, bytes]]) -> tuple[str, bytes]:
+    """The one file of a form, which may be named by `attach://` in the field it is for."""
+    (found,) = [field for field in fields.values() if field[0]]
+    return found

@@ -66,7 +66,7 @@ def test_a_message_to_a_person_opens_their_direct_channel(gateway: GatewayProces
 
 def test_files_come_and_go(gateway: GatewayProcess, discord: DiscordServer) -> None:
     discord.files["f.txt"] = b"words"
-    file = {"filename": "f.txt", "url": f"{discord.url}/cdn/f.txt", "size": 5, "content_type": "text/plain"}
+    file = {"id": "5", "filename": "f.txt", "url": f"{discord.url}/cdn/f.txt", "size": 5, "content_type": "text/plain"}
     discord.write("31", "see", attachments=[file, {**file, "url": f"{discord.url}/cdn/gone"}])
     wait_until(lambda: discord.said, 30)
     path = discord.said[0].text.split("[attached: ")[1].split(" ")[0]
@@ -74,3 +74,21 @@ def test_files_come_and_go(gateway: GatewayProcess, discord: DiscordServer) -> N
     assert gateway.invoke("gsv__Message", {"text": "b", "channel": "discord", "to": "31", "media": [path]})["ok"]
     wait_until(lambda: len(discord.said) == 3, 20)
     assert discord.said[2].more["file"][1] == b"words"
+
+
+def test_a_message_nobody_can_be_sure_of_is_not_sent_again(gateway: GatewayProcess, discord: DiscordServer) -> None:
+    discord.failures = [None, (500, {"message": "oops", "code": 0}), (403, {"message": "Cannot send", "code": 50007})]
+    send = lambda text: gateway.invoke("gsv__Message", {"text": text, "channel": "discord", "to": "31"})  # noqa: E731
+    assert "outcome unknown:" in str(send("lost")["error"])
+    send("refused after a second try")
+    wait_until(lambda: len(discord.failures) == 0, 20)
+    (failed,) = wait_until(lambda: gateway.get("/v1/messages?state=failed")["messages"], 20)
+    assert "Cannot send" in failed["error"] and discord.said == []
+
+
+def test_limits_are_waited_out(gateway: GatewayProcess, discord: DiscordServer) -> None:
+    limit = {"message": "You are being rate limited.", "retry_after": 0.3, "global": False}
+    headers = {"content-type": "application/json", "retry-after": "1", "x-ratelimit-scope": "user"}
+    discord.failures = [(429, limit, headers)]
+    assert gateway.invoke("gsv__Message", {"text": "patient", "channel": "discord", "to": "31"})["ok"]
+    wait_until(lambda: [one.text for one in discord.said] == ["patient"], 20)

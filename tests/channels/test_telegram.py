@@ -91,7 +91,13 @@ def test_a_message_nobody_can_be_sure_of_is_not_sent_again(telegram: TelegramSer
 def test_files_come_and_go(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     telegram.files["f1"] = b"%PDF-1"
-    document = {"file_id": "f1", "file_name": "a.pdf", "mime_type": "application/pdf", "file_size": 6}
+    document = {
+        "file_id": "f1",
+        "file_unique_id": "u1",
+        "file_name": "a.pdf",
+        "mime_type": "application/pdf",
+        "file_size": 6,
+    }
     telegram.write(7, "", caption="read this", document=document)
     wait_until(lambda: telegram.said, 30)
     path = telegram.said[0].text.split("[attached: ")[1].split(" ")[0]
@@ -104,7 +110,7 @@ def test_files_come_and_go(telegram: TelegramServer, house: House) -> None:
 
 def test_a_file_that_is_gone_does_not_hold_up_the_rest(telegram: TelegramServer, house: House) -> None:
     house(settings(telegram))
-    telegram.write(7, "", caption="look", document={"file_id": "gone", "file_name": "x"})
+    telegram.write(7, "", caption="look", document={"file_id": "gone", "file_unique_id": "u", "file_name": "x"})
     telegram.write(7, "next")
     wait_until(lambda: len(telegram.said) >= 1 and any("next" in one.text for one in telegram.said), 30)
 

@@ -10,6 +10,7 @@ import msgspec
 from farhand.channels.console import ConsoleChannel
 from farhand.channels.discord import DiscordChannel, DiscordSettings
 from farhand.channels.email import EmailChannel, EmailSettings
+from farhand.channels.library import missing
 from farhand.channels.signal import SignalChannel, SignalSettings
 from farhand.channels.telegram import TelegramChannel, TelegramSettings
 from farhand.channels.webhook import WebhookChannel, WebhookSettings
@@ -25,6 +26,8 @@ class ChannelError(FarhandError):
 
 Make = Callable[[Any], Channel]
 
+LIBRARIES: Final = {"telegram": "telegram", "discord": "hikari", "whatsapp": "pywa_async", "email": "imap_tools"}
+"""What a kind of channel needs; the extra of the package has the kind's name."""
 KINDS: Final[dict[str, tuple[type[ChannelSettings], Make]]] = {
     "telegram": (TelegramSettings, TelegramChannel),
     "discord": (DiscordSettings, DiscordChannel),
@@ -50,6 +53,8 @@ def make_channels(tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str,
             raise ChannelError(f"[channels.{name}]: there is no channel of the kind {kind!r}; known: {known}")
         if name.lower() != agent_id(name):
             raise ChannelError(f"[channels.{name}]: a channel's name has small letters, digits, _ and - only")
+        if kind in LIBRARIES and missing(LIBRARIES[kind]):
+            raise ChannelError(f"[channels.{name}] needs the extra: pip install 'farhand[{kind}]'")
         settings_type, make = KINDS[kind]
         settings = _settings(name, {"kind": kind, **table}, settings_type, environ)
         if not settings.account:

@@ -1,6 +1,7 @@
-"""Discord: the gateway socket in, the HTTP interface out. Needs the extra `discord` (the library websockets).
+"""Discord: the gateway socket in, the HTTP interface out, with hikari (the extra `discord`).
 
-A lost socket is resumed where it broke off, so that what was said meanwhile is heard.
+A lost socket is resumed by the library where it broke off, so that what was said meanwhile is heard. Messages are taken
+one by one in the order in which they came, each again until it is on disk.
 """
 
 from __future__ import annotations
@@ -8,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib
 import logging
 import random
 from typing import Any, Final
 
-import msgspec
-
+from farhand.channels.library import load
 from farhand.channels.service import Service
-from farhand.gateway.channel import Attachment, ChannelSettings, DeliveryError, Incoming, Outgoing, Refused, Take
+from farhand.gateway.channel import (
+    Attachment,
+    ChannelSettings,
+    DeliveryError,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+    Unsure,
+)
 from farhand.protocol.errors import ToolError
 from farhand.store.outbox import Place
 
@@ -25,17 +34,15 @@ log = logging.getLogger("farhand.channels.discord")
 INTENTS: Final = 1 << 9 | 1 << 12 | 1 << 15
 """Messages in servers, direct messages, what they say."""
 LONGEST_WAIT: Final = 60.0
+LONGEST_LIMIT: Final = 20.0
+"""A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken."""
 LARGEST_FILE: Final = 25 * 1024 * 1024
-DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID, HELLO, ACK = 0, 1, 2, 6, 7, 9, 10, 11
+_LATER: Final = (401, 408, 409, 423, 425)
 
 
 class DiscordSettings(ChannelSettings, kw_only=True):
     token: str
     url: str = "https://discord.com/api/v10"
-
-
-class _Lost(Exception):
-    """The socket has to be opened again."""
 
 
 class DiscordChannel:
@@ -45,82 +52,96 @@ class DiscordChannel:
 
     def __init__(self, settings: DiscordSettings) -> None:
         self.settings = settings
-        self._service = Service(settings.url, {"Authorization": f"Bot {settings.token}"})
+        self._hikari: Any = None
+        self._app: Any = None
+        self._rest: Any = None
+        self._opening = asyncio.Lock()
         self._files = Service("")
         self._direct: dict[str, str] = {}
         """The direct channel of each person."""
         self._me = ""
-        self._sequence: int | None = None
-        self._session = ""
-        self._resume_url = ""
+
+    async def _open(self) -> Any:
+        """The library's client of the HTTP interface; it repeats nothing by itself, for nobody could tell it twice."""
+        async with self._opening:
+            if self._rest is None:
+                self._hikari = await load("hikari")
+                timeouts = self._hikari.impl.HTTPTimeoutSettings(request_socket_connect=10.0, request_socket_read=30.0)
+                self._app = self._hikari.RESTApp(
+                    url=self.settings.url.rstrip("/"),
+                    max_retries=0,
+                    max_rate_limit=LONGEST_LIMIT,
+                    http_settings=self._hikari.impl.HTTPSettings(timeouts=timeouts),
+                )
+                await self._app.start()
+                self._rest = self._app.acquire(self.settings.token, "Bot")
+                self._rest.start()
+        return self._rest
 
     # -- in ---------------------------------------------------------------------------------------------
 
     async def run(self, take: Take) -> None:
-        sockets = await asyncio.to_thread(importlib.import_module, "websockets")
+        await self._open()
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        taking = asyncio.get_running_loop().create_task(self._take_all(said, take))
         wait = 1.0
-        while True:
-            try:
-                url = self._resume_url or (await self._service.call("GET", "/gateway/bot"))["url"]
-                async with sockets.connect(f"{url}?v=10&encoding=json", max_size=None) as socket:
-                    wait = 1.0
-                    await self._listen(socket, take)
-            except (DeliveryError, ToolError, OSError, _Lost, sockets.WebSocketException) as error:
-                if getattr(getattr(error, "rcvd", None), "code", 0) in (4007, 4009):
-                    self._forget_session()
-                log.warning("Discord is not connected (again in %g s): %s", wait, error)
-            await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311
-            wait = min(LONGEST_WAIT, wait * 2)
-
-    async def _listen(self, socket: Any, take: Take) -> None:
-        hello = await _receive(socket)
-        beating = asyncio.get_running_loop().create_task(self._beat(socket, hello["d"]["heartbeat_interval"] / 1000))
         try:
-            if self._session:
-                known = {"token": self.settings.token, "session_id": self._session, "seq": self._sequence}
-                await _send(socket, RESUME, known)
-            else:
-                properties = {"os": "linux", "browser": "farhand", "device": "farhand"}
-                who = {"token": self.settings.token, "intents": INTENTS, "properties": properties}
-                await _send(socket, IDENTIFY, who)
             while True:
-                event = await _receive(socket)
-                match event["op"]:
-                    case 0:
-                        await self._dispatch(event, take)
-                        self._sequence = event["s"]
-                    case 1:
-                        await _send(socket, HEARTBEAT, self._sequence)
-                    case 7:
-                        raise _Lost("it asked to be connected again")
-                    case 9:
-                        if not event.get("d"):
-                            self._forget_session()
-                        raise _Lost("the session is over")
+                bot = self._listener(said)
+                try:
+                    await bot.start(check_for_updates=False)
+                    wait = 1.0
+                    await bot.join()
+                except (self._hikari.HikariError, OSError, TimeoutError, KeyError, ValueError) as error:
+                    log.warning("Discord is not connected (again in %g s): %s", wait, error)
+                finally:
+                    with contextlib.suppress(self._hikari.HikariError, OSError):
+                        await bot.close()
+                await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311
+                wait = min(LONGEST_WAIT, wait * 2)
         finally:
-            beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await beating
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
 
-    def _forget_session(self) -> None:
-        self._session, self._resume_url, self._sequence = "", "", None
+    def _listener(self, said: asyncio.Queue[dict[str, Any]]) -> Any:
+        """The library's client of the gateway socket, which puts into `said` what people write."""
+        hikari = self._hikari
+        bot = hikari.GatewayBot(
+            self.settings.token,
+            banner=None,
+            logs=None,
+            suppress_optimization_warning=True,
+            intents=hikari.Intents(INTENTS),
+            auto_chunk_members=False,
+            cache_settings=hikari.impl.CacheSettings(components=hikari.api.CacheComponents.NONE),
+            rest_url=self.settings.url.rstrip("/"),
+        )
 
-    async def _beat(self, socket: Any, seconds: float) -> None:
+        async def heard(event: Any) -> None:
+            if event.name == "READY":
+                self._me = event.payload["user"]["id"]
+            elif event.name == "MESSAGE_CREATE":
+                said.put_nowait(dict(event.payload))
+
+        bot.subscribe(hikari.ShardPayloadEvent, heard)
+        return bot
+
+    async def _take_all(self, said: asyncio.Queue[dict[str, Any]], take: Take) -> None:
         while True:
-            await asyncio.sleep(seconds)
-            await _send(socket, HEARTBEAT, self._sequence)
-
-    async def _dispatch(self, event: dict[str, Any], take: Take) -> None:
-        data = event["d"]
-        if event["t"] == "READY":
-            self._me = data["user"]["id"]
-            self._session = data["session_id"]
-            self._resume_url = data.get("resume_gateway_url") or ""
-        elif event["t"] == "MESSAGE_CREATE" and not data["author"].get("bot"):
-            try:
-                await self._take(data, take)
-            except (AttributeError, KeyError, TypeError) as error:
-                log.warning("a message of Discord was left out: %r", error)
+            data = await said.get()
+            wait = 1.0
+            while True:
+                try:
+                    if not data["author"].get("bot"):
+                        await self._take(data, take)
+                    break
+                except (AttributeError, KeyError, TypeError) as error:
+                    log.warning("a message of Discord was left out: %r", error)
+                    break
+                except ToolError as error:
+                    log.warning("a message of Discord cannot be kept (again in %g s): %s", wait, error)
+                await asyncio.sleep(wait)
+                wait = min(LONGEST_WAIT, wait * 2)
 
     async def _take(self, data: dict[str, Any], take: Take) -> None:
         author = data["author"]
@@ -131,13 +152,7 @@ class DiscordChannel:
             text = text.replace(form, "")
         if direct:
             self._direct[author["id"]] = data["channel_id"]
-        files = []
-        for file in data.get("attachments", []):
-            with contextlib.suppress(Refused):  # too large, or gone
-                content = await self._files.fetch(file["url"], largest=LARGEST_FILE)
-                files.append(
-                    Attachment(file["filename"], file.get("content_type") or "application/octet-stream", content)
-                )
+        files = [await self._fetch(file) for file in data.get("attachments", [])]
         await take(
             Incoming(
                 id=data["id"],
@@ -146,56 +161,91 @@ class DiscordChannel:
                 sender=author["id"],
                 sender_name=author.get("global_name") or author.get("username") or "",
                 text=text.strip(),
-                attachments=tuple(files),
+                attachments=tuple(file for file in files if file is not None),
                 mentioned=mentioned or (data.get("referenced_message") or {}).get("author", {}).get("id") == self._me,
             )
         )
 
+    async def _fetch(self, file: dict[str, Any]) -> Attachment | None:
+        """A file, tried a few times; None when it is too large, or gone."""
+        for pause in (1.0, 3.0, None):
+            try:
+                content = await self._files.fetch(file["url"], largest=LARGEST_FILE)
+                return Attachment(file["filename"], file.get("content_type") or "application/octet-stream", content)
+            except DeliveryError as error:
+                if isinstance(error, Refused) or pause is None:
+                    log.warning("a file was left with Discord: %s", error)
+                    break
+                await asyncio.sleep(pause)
+        return None
+
     # -- out --------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> str | None:
+        rest = await self._open()
         channel = await self._channel(message.place)
-        fields: dict[str, Any] = {
-            "content": message.text,
-            "nonce": hashlib.sha256(message.id.encode()).hexdigest()[:25],
-            "enforce_nonce": True,
-            "allowed_mentions": {"parse": []},
-        }
+        more: dict[str, Any] = {}
         if message.reply_to:
-            fields["message_reference"] = {"message_id": message.reply_to, "fail_if_not_exists": False}
+            more |= {"reply": _number(message.reply_to), "reply_must_exist": False}
         if message.attachments:
             (file,) = message.attachments
-            form = {"payload_json": msgspec.json.encode(fields).decode()}
-            files = {"files[0]": (file.name, file.data, file.content_type)}
-            answer = await self._service.call("POST", f"/channels/{channel}/messages", data=form, files=files)
-        else:
-            answer = await self._service.call("POST", f"/channels/{channel}/messages", json=fields)
-        return str(answer["id"]) if isinstance(answer, dict) and "id" in answer else None
+            more["attachment"] = self._hikari.Bytes(file.data, file.name, mimetype=file.content_type)
+        sent = await self._asked(
+            rest.create_message(
+                channel,
+                message.text or self._hikari.UNDEFINED,
+                nonce=hashlib.sha256(message.id.encode()).hexdigest()[:25],
+                mentions_everyone=False,
+                user_mentions=False,
+                role_mentions=False,
+                **more,
+            )
+        )
+        return str(sent.id)
 
     async def typing(self, place: Place) -> None:
-        await self._service.call("POST", f"/channels/{await self._channel(place)}/typing")
+        rest = await self._open()
+        await self._asked(rest.trigger_typing(await self._channel(place)))
 
-    async def _channel(self, place: Place) -> str:
-        if not place.peer.isdecimal():
-            raise Refused(f"{place.peer!r} is not an id of Discord: a number")
+    async def _channel(self, place: Place) -> int:
+        peer = _number(place.peer)
         if place.peer_kind != "dm":
-            return place.peer
+            return peer
         if place.peer not in self._direct:
-            opened = await self._service.call("POST", "/users/@me/channels", json={"recipient_id": place.peer})
-            self._direct[place.peer] = str(opened["id"])
-        return self._direct[place.peer]
+            rest = await self._open()
+            opened = await self._asked(rest.create_dm_channel(peer))
+            self._direct[place.peer] = str(opened.id)
+        return int(self._direct[place.peer])
+
+    async def _asked(self, request: Any) -> Any:
+        """What Discord answers. Raises DeliveryError."""
+        errors = self._hikari.errors
+        try:
+            return await request
+        except errors.RateLimitTooLongError as error:
+            raise TryLater(str(error), float(error.retry_after)) from None
+        except errors.HTTPResponseError as error:
+            said = f"{int(error.status)}: {error.message or str(error)}"
+            if error.status == 504:
+                raise Unsure(said) from None
+            if error.status >= 500 or error.status in _LATER:
+                raise TryLater(said) from None
+            raise Refused(said) from None
+        except errors.HTTPError as error:
+            cause = type(error.__cause__).__name__
+            if "Connector" in cause or cause == "ConnectionTimeoutError":
+                raise TryLater(f"the service cannot be reached: {error}") from None
+            raise Unsure(f"the connection broke: {cause} {error}") from None
 
     async def close(self) -> None:
-        await self._service.close()
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await rest.close()
+            await self._app.close()
         await self._files.close()
 
 
-async def _receive(socket: Any) -> dict[str, Any]:
-    event = msgspec.json.decode(await socket.recv())
-    if not isinstance(event, dict) or "op" not in event:
-        raise _Lost("it sent something that is no event")
-    return event
-
-
-async def _send(socket: Any, op: int, data: Any) -> None:
-    await socket.send(msgspec.json.encode({"op": op, "d": data}).decode())
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise Refused(f"{text!r} is not an id of Discord: a number")
+    return int(text)

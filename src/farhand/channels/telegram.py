@@ -1,13 +1,28 @@
-"""Telegram: the Bot API by long polling. An update is confirmed only when its message is on disk."""
+"""Telegram: the Bot API by long polling, with python-telegram-bot (the extra `telegram`).
+
+An update is confirmed only when its message is on disk; so updates are asked for one request at a time, and the
+library's own loop, which confirms first, is left aside.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Final
 
-from farhand.channels.service import Service
-from farhand.gateway.channel import Attachment, ChannelSettings, DeliveryError, Incoming, Outgoing, Refused, Take
+from farhand.channels.library import load
+from farhand.gateway.channel import (
+    Attachment,
+    ChannelSettings,
+    DeliveryError,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+    Unsure,
+)
 from farhand.gateway.session_keys import PeerKind
 from farhand.protocol.errors import ToolError
 from farhand.store.outbox import Place
@@ -15,10 +30,12 @@ from farhand.store.outbox import Place
 log = logging.getLogger("farhand.channels.telegram")
 
 POLL_SECONDS: Final = 25
+SECONDS: Final = 30.0
 LARGEST_FILE: Final = 20 * 1024 * 1024
 """What the Bot API lets a bot fetch."""
 LONGEST_WAIT: Final = 30.0
 _FILES: Final = ("document", "audio", "voice", "video", "video_note", "animation", "sticker")
+_PHOTOS: Final = ("image/jpeg", "image/png", "image/webp")
 
 
 class TelegramSettings(ChannelSettings, kw_only=True):
@@ -33,22 +50,50 @@ class TelegramChannel:
 
     def __init__(self, settings: TelegramSettings) -> None:
         self.settings = settings
-        self._service = Service(settings.url, secret=settings.token)
-        self._me: dict[str, Any] = {}
+        self._telegram: Any = None
+        self._bot: Any = None
+        self._me: Any = None
+        self._opening = asyncio.Lock()
+
+    async def _open(self) -> Any:
+        """The library's bot; nothing is asked of Telegram yet."""
+        async with self._opening:
+            if self._bot is None:
+                self._telegram = await load("telegram", "telegram.request", "telegram.error")
+                base = self.settings.url.rstrip("/")
+                self._bot = self._telegram.Bot(
+                    self.settings.token,
+                    base_url=f"{base}/bot",
+                    base_file_url=f"{base}/file/bot",
+                    request=self._request(SECONDS),
+                    get_updates_request=self._request(POLL_SECONDS + 15.0),
+                )
+        return self._bot
+
+    def _request(self, seconds: float) -> Any:
+        return self._telegram.request.HTTPXRequest(
+            connection_pool_size=16,
+            read_timeout=seconds,
+            write_timeout=SECONDS,
+            media_write_timeout=2 * SECONDS,
+            connect_timeout=10.0,
+            pool_timeout=10.0,
+        )
 
     # -- in ---------------------------------------------------------------------------------------------
 
     async def run(self, take: Take) -> None:
+        bot = await self._open()
         offset, wait = 0, 1.0
         while True:
             try:
-                if not self._me:
-                    self._me = await self._call("getMe")
-                asked = {"offset": offset, "timeout": POLL_SECONDS, "allowed_updates": ["message"]}
-                for update in await self._call("getUpdates", asked, seconds=POLL_SECONDS + 15.0):
+                if self._me is None:
+                    self._me = await self._asked(bot.get_me())
+                fields = {"offset": offset, "timeout": POLL_SECONDS, "allowed_updates": ["message"]}
+                for update in await self._asked(bot.do_api_request("getUpdates", fields)):
                     try:
-                        await self._take(take, update)
-                    except (AttributeError, KeyError, TypeError) as error:
+                        await self._take(take, self._telegram.Update.de_json(update, bot))
+                    except (AttributeError, KeyError, TypeError, ValueError) as error:
                         log.warning("an update of Telegram was left out: %r", error)
                     offset = update["update_id"] + 1
                 wait = 1.0
@@ -57,74 +102,75 @@ class TelegramChannel:
                 await asyncio.sleep(wait)
                 wait = min(LONGEST_WAIT, wait * 2)
 
-    async def _take(self, take: Take, update: dict[str, Any]) -> None:
-        message = update.get("message")
-        if not isinstance(message, dict) or message.get("from", {}).get("is_bot", True):
+    async def _take(self, take: Take, update: Any) -> None:
+        message = update.message
+        if message is None or message.from_user is None or message.from_user.is_bot:
             return
-        chat, sender = message["chat"], message["from"]
-        kind: PeerKind = "dm" if chat["type"] == "private" else "group"
-        peer = str(chat["id"])
-        if message.get("is_topic_message"):
-            kind, peer = "thread", f"{peer}/{message['message_thread_id']}"
-        text = message.get("text") or message.get("caption") or ""
-        name = f"@{self._me.get('username', '')}"
-        replied = message.get("reply_to_message", {}).get("from", {}).get("id") == self._me.get("id")
+        chat, sender = message.chat, message.from_user
+        kind: PeerKind = "dm" if chat.type == "private" else "group"
+        peer = str(chat.id)
+        if message.is_topic_message:
+            kind, peer = "thread", f"{peer}/{message.message_thread_id}"
+        text = message.text or message.caption or ""
+        name = f"@{self._me.username or ''}"
+        answered = message.reply_to_message.from_user if message.reply_to_message else None
+        replied = answered is not None and answered.id == self._me.id
         await take(
             Incoming(
-                id=f"{chat['id']}/{message['message_id']}",
+                id=f"{chat.id}/{message.message_id}",
                 peer=peer,
                 peer_kind=kind,
-                sender=str(sender["id"]),
-                sender_name=" ".join(part for part in (sender.get("first_name"), sender.get("last_name")) if part),
+                sender=str(sender.id),
+                sender_name=sender.full_name,
                 text=text.replace(name, "").strip() if len(name) > 1 else text,
                 attachments=tuple(await self._files(message)),
                 mentioned=replied or (len(name) > 1 and name.lower() in text.lower()),
             )
         )
 
-    async def _files(self, message: dict[str, Any]) -> list[Attachment]:
-        found = [(message[kind], kind) for kind in _FILES if isinstance(message.get(kind), dict)]
-        if message.get("photo"):
-            found.append((message["photo"][-1], "photo.jpg"))
+    async def _files(self, message: Any) -> list[Attachment]:
+        found = [(file, kind) for kind in _FILES if (file := getattr(message, kind)) is not None]
+        if message.photo:
+            found.append((message.photo[-1], "photo.jpg"))
         files = []
         for file, kind in found:
-            if file.get("file_size", 0) > LARGEST_FILE:
-                log.warning("a file of %s bytes was left with Telegram: too large", file["file_size"])
+            if (file.file_size or 0) > LARGEST_FILE:
+                log.warning("a file of %s bytes was left with Telegram: too large", file.file_size)
                 continue
             try:
-                path = (await self._call("getFile", {"file_id": file["file_id"]}))["file_path"]
-                data = await self._service.fetch(f"/file/bot{self.settings.token}/{path}", largest=LARGEST_FILE)
+                place = await self._asked(file.get_file())
+                data = bytes(await self._asked(place.download_as_bytearray(), gone=True))
             except Refused as error:
                 log.warning("a file was left with Telegram: %s", error)
                 continue
-            name = file.get("file_name") or (kind if "." in kind else path.rpartition("/")[2])
-            mime = file.get("mime_type") or ("image/jpeg" if kind == "photo.jpg" else "application/octet-stream")
-            files.append(Attachment(name, mime, data))
+            name = getattr(file, "file_name", None) or (kind if "." in kind else place.file_path.rpartition("/")[2])
+            mime = getattr(file, "mime_type", None) or ("image/jpeg" if kind == "photo.jpg" else None)
+            files.append(Attachment(name, mime or "application/octet-stream", data))
         return files
 
     # -- out --------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> str | None:
+        bot = await self._open()
         fields = self._place(message.place)
         if message.reply_to:
-            fields["reply_parameters"] = {
-                "message_id": _number(message.reply_to.rpartition("/")[2]),
-                "allow_sending_without_reply": True,
-            }
+            fields["reply_parameters"] = self._telegram.ReplyParameters(
+                _number(message.reply_to.rpartition("/")[2]), allow_sending_without_reply=True
+            )
         if not message.attachments:
-            answer = await self._call("sendMessage", {**fields, "text": message.text})
+            sent = await self._asked(bot.send_message(text=message.text, **fields))
         else:
             (file,) = message.attachments
-            method, part = ("sendPhoto", "photo") if file.content_type in _PHOTOS else ("sendDocument", "document")
-            answer = await self._service_answer(
-                method,
-                data={"chat_id": str(fields["chat_id"])},
-                files={part: (file.name, file.data, file.content_type)},
-            )
-        return f"{answer['chat']['id']}/{answer['message_id']}"
+            given = self._telegram.InputFile(file.data, filename=file.name)
+            if file.content_type in _PHOTOS:
+                sent = await self._asked(bot.send_photo(photo=given, **fields))
+            else:
+                sent = await self._asked(bot.send_document(document=given, **fields))
+        return f"{sent.chat.id}/{sent.message_id}"
 
     async def typing(self, place: Place) -> None:
-        await self._call("sendChatAction", {**self._place(place), "action": "typing"})
+        bot = await self._open()
+        await self._asked(bot.send_chat_action(action="typing", **self._place(place)))
 
     def _place(self, place: Place) -> dict[str, Any]:
         chat, _, thread = place.peer.partition("/")
@@ -133,20 +179,37 @@ class TelegramChannel:
             fields["message_thread_id"] = _number(thread)
         return fields
 
-    async def _call(self, method: str, fields: Any = None, seconds: float = 30.0) -> Any:
-        return await self._service_answer(method, json=fields or {}, seconds=seconds)
+    async def _asked(self, request: Any, *, gone: bool = False) -> Any:
+        """What Telegram answers. Raises DeliveryError. `gone`: 404 says nothing about the token here."""
+        try:
+            return await request
+        except self._telegram.error.TelegramError as error:
+            if gone and isinstance(error, self._telegram.error.InvalidToken):
+                raise Refused("it is gone") from None
+            raise self._worded(error) from None
 
-    async def _service_answer(self, method: str, **options: Any) -> Any:
-        answer = await self._service.call("POST", f"/bot{self.settings.token}/{method}", **options)
-        if not isinstance(answer, dict) or not answer.get("ok") or "result" not in answer:
-            raise Refused(f"Telegram answered {method} with {str(answer)[:200]}")
-        return answer["result"]
+    def _worded(self, error: Any) -> DeliveryError:
+        """The library never repeats a request, so what it says of one is the whole story of it."""
+        errors = self._telegram.error
+        text = f"{error}".replace(self.settings.token, "***")
+        if isinstance(error, errors.RetryAfter):
+            after = error.retry_after
+            return TryLater(text, float(after if isinstance(after, int | float) else after.total_seconds()))
+        if isinstance(error, errors.BadRequest | errors.Forbidden | errors.ChatMigrated):
+            return Refused(text)
+        cause = type(error.__cause__).__name__
+        if cause in ("ConnectError", "ConnectTimeout", "PoolTimeout"):
+            return TryLater(f"the service cannot be reached: {text}")
+        lost = error.__cause__ is not None and not isinstance(error.__cause__, errors.TelegramError)
+        if lost or isinstance(error, errors.TimedOut) or "Gateway Time" in text:
+            return Unsure(f"the connection broke: {text}")
+        return TryLater(text)  # an error of Telegram's own, or a token whose owner can mend it
 
     async def close(self) -> None:
-        await self._service.close()
-
-
-_PHOTOS: Final = ("image/jpeg", "image/png", "image/webp")
+        bot, self._bot = self._bot, None
+        if bot is not None:
+            with contextlib.suppress(Exception):
+                await bot.shutdown()
 
 
 def _number(text: str) -> int:
