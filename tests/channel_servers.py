@@ -320,6 +320,8 @@ class WhatsAppServer(HttpService):
         self.typed: list[str] = []
         self.files: dict[str, bytes] = {}
         self.uploads: dict[str, tuple[str, bytes]] = {}
+        self.failures: list[Answer] = []
+        """Answers to the next messages, instead of taking them."""
 
     def answer(self, request: Request) -> Answer:
         if request.headers.get("authorization") != f"Bearer {self.TOKEN}":
@@ -328,7 +330,8 @@ class WhatsAppServer(HttpService):
             return 200, self.files[request.path.rpartition("/")[2]]
         if request.method == "GET":
             name = request.path.strip("/")
-            return 200, {"url": f"{self.url}/lookaside/{name}", "mime_type": "image/png", "id": name}
+            found = {"url": f"{self.url}/lookaside/{name}", "mime_type": "image/png", "id": name}
+            return 200, {**found, "sha256": "0" * 64, "file_size": 4, "messaging_product": "whatsapp"}
         if request.path == f"/{self.PHONE}/media":
             fields = read_form(request)
             assert fields["messaging_product"][1] == b"whatsapp"
@@ -339,8 +342,12 @@ class WhatsAppServer(HttpService):
         if asked.get("status") == "read":
             self.typed.append(asked["message_id"])
             return 200, {"success": True}
+        if self.failures:
+            return self.failures.pop(0)
         self.said.append(Said(asked["to"], (asked.get("text") or {}).get("body", ""), asked))
-        return 200, {"messages": [{"id": f"wamid.out{len(self.said)}"}]}
+        who = [{"input": asked["to"], "wa_id": asked["to"]}]
+        sent = [{"id": f"wamid.out{len(self.said)}", "message_status": "accepted"}]
+        return 200, {"messaging_product": "whatsapp", "contacts": who, "messages": sent}
 
     def post(self, gateway: GatewayProcess, *messages: dict[str, Any], secret: str = APP_SECRET) -> Any:
         value = {

@@ -55,6 +55,9 @@ def test_somebody_who_writes_is_answered_once(gateway: GatewayProcess, whatsapp:
     wait_until(lambda: any("and now?" in one.text for one in whatsapp.said), 30)
     assert {one.to for one in whatsapp.said} == {"491701234567"}
     assert sum(one.text == "echo: [whatsapp · Wanda] hi" for one in whatsapp.said) == 1
+    for number in range(4, 10):  # with an answer that comes at once there may be no time to type
+        whatsapp.post(gateway, written("more", number))
+        wait_until(lambda number=number: len(whatsapp.said) >= number - 1, 30)
     assert whatsapp.typed
 
 
@@ -82,3 +85,15 @@ def test_what_is_signed_and_no_notification_is_refused(gateway: GatewayProcess, 
     for body, status in ((b"[]", 400), (b"nonsense", 400), (b'{"entry": []}', 200)):
         headers = {"X-Hub-Signature-256": "sha256=" + hmac.new(b"app-secret", body, hashlib.sha256).hexdigest()}
         assert gateway.request("POST", "/hooks/whatsapp", body, token=None, headers=headers).status == status
+
+
+def test_what_meta_does_not_take(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
+    unreachable = {"error": {"code": 131026, "message": "Message undeliverable", "error_data": {"details": "no"}}}
+    limited = {"error": {"code": 130429, "message": "Rate limit hit"}}
+    whatsapp.failures = [(400, unreachable), None, (429, limited)]
+    send = lambda text: gateway.invoke("gsv__Message", {"text": text, "channel": "whatsapp", "to": "+491701234567"})  # noqa: E731
+    assert "Channel send failed" in str(send("refused")["error"])
+    assert "outcome unknown:" in str(send("lost")["error"])
+    send("later")
+    wait_until(lambda: [one.text for one in whatsapp.said] == ["later"], 20)
+    assert whatsapp.TOKEN not in gateway.log.read_text()

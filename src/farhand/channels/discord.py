@@ -14,7 +14,7 @@ import random
 from typing import Any, Final
 
 from farhand.channels.library import load
-from farhand.channels.service import Service
+from farhand.channels.service import Service, read_failure
 from farhand.gateway.channel import (
     Attachment,
     ChannelSettings,
@@ -37,7 +37,6 @@ LONGEST_WAIT: Final = 60.0
 LONGEST_LIMIT: Final = 20.0
 """A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken."""
 LARGEST_FILE: Final = 25 * 1024 * 1024
-_LATER: Final = (401, 408, 409, 423, 425)
 
 
 class DiscordSettings(ChannelSettings, kw_only=True):
@@ -225,12 +224,7 @@ class DiscordChannel:
         except errors.RateLimitTooLongError as error:
             raise TryLater(str(error), float(error.retry_after)) from None
         except errors.HTTPResponseError as error:
-            said = f"{int(error.status)}: {error.message or str(error)}"
-            if error.status == 504:
-                raise Unsure(said) from None
-            if error.status >= 500 or error.status in _LATER:
-                raise TryLater(said) from None
-            raise Refused(said) from None
+            raise read_failure(int(error.status), f"{int(error.status)}: {error.message or error}") from None
         except errors.HTTPError as error:
             cause = type(error.__cause__).__name__
             if "Connector" in cause or cause == "ConnectionTimeoutError":

@@ -1,4 +1,6 @@
-"""E-mail: IMAP in, SMTP out, with Python's own libraries in a thread.
+"""E-mail: IMAP in, with imap-tools (the extra `email`), and SMTP out, with Python's own library; both in a thread.
+
+A server that can say that mail has come (IDLE) is listened to; another is asked now and then.
 
 Anybody can write any name into From. So whoever writes has no tools, whatever the settings say, unless `authserv` names
 the mail server whose verdict on the sender (`Authentication-Results`) is to be believed; then mail without `dmarc=pass`
@@ -20,17 +22,22 @@ import re
 import smtplib
 import ssl
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Final, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal, TypeVar
 
+from farhand.channels.library import load
 from farhand.gateway.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater, Unsure
 from farhand.protocol.errors import ToolError
 from farhand.store.outbox import Place
 
 log = logging.getLogger("farhand.channels.email")
 
+T = TypeVar("T")
+
 SECONDS: Final = 30.0
 LONGEST_WAIT: Final = 60.0
+IDLE_SECONDS: Final = 240.0
+"""How long a server is listened to before it is asked anyway: what stands between may forget a quiet connection."""
 LARGEST_MAIL: Final = 30 * 1024 * 1024
 MAX_SUBJECTS: Final = 1000
 DEFAULT_SUBJECT: Final = "A message from your agent"
@@ -53,6 +60,7 @@ class EmailSettings(ChannelSettings, kw_only=True):
     smtp_security: Security = "tls"
     mailbox: str = "INBOX"
     poll_seconds: float = 15.0
+    """How often a server is asked that cannot say by itself that mail has come."""
     authserv: str = ""
     """The name in `Authentication-Results` of the server that checks senders."""
     ca_file: str = ""
@@ -82,8 +90,8 @@ class EmailChannel:
                             await self._take(take, raw)
                             await mailbox.mark_seen(number)
                         wait = 1.0
-                        await asyncio.sleep(self.settings.poll_seconds)
-            except (OSError, imaplib.IMAP4.error, ToolError) as error:
+                        await mailbox.news()
+            except (OSError, imaplib.IMAP4.error, _Unusable, ToolError) as error:
                 log.warning("mail of %s cannot be read (again in %g s): %s", self.settings.address, wait, error)
             await asyncio.sleep(wait)
             wait = min(LONGEST_WAIT, wait * 2)
@@ -168,62 +176,77 @@ class EmailChannel:
         return None
 
 
+class _Unusable(Exception):
+    """The mailbox cannot be opened or read, as the library tells."""
+
+
 class _Mailbox:
-    """A mailbox that is open in a thread; every method may raise OSError and imaplib's errors."""
+    """A mailbox that is open in a thread; every method may raise OSError, imaplib's errors, and _Unusable."""
 
     def __init__(self, settings: EmailSettings, user: str) -> None:
         self._settings = settings
         self._user = user
-        self._imap: imaplib.IMAP4 | None = None
+        self._library: Any = None
+        self._box: Any = None
 
     async def __aenter__(self) -> _Mailbox:
-        self._imap = await asyncio.to_thread(self._open)
+        self._library = await load("imap_tools", "imap_tools.errors")
+        self._box = await self._do(self._open)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        imap, self._imap = self._imap, None
-        if imap is not None:
+        box, self._box = self._box, None
+        if box is not None:
             with contextlib.suppress(OSError, imaplib.IMAP4.error):
-                imap.shutdown()
+                box.client.shutdown()  # which also wakes a thread that listens
 
-    def _open(self) -> imaplib.IMAP4:
-        settings = self._settings
-        imap: imaplib.IMAP4
-        if settings.imap_security == "tls":
-            imap = imaplib.IMAP4_SSL(
-                settings.imap_host, settings.imap_port, ssl_context=_trust(settings), timeout=SECONDS
-            )
+    async def _do(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except self._library.errors.ImapToolsError as error:
+            raise _Unusable(str(error)) from None
+
+    def _open(self) -> Any:
+        settings, library = self._settings, self._library
+        where = (settings.imap_host, settings.imap_port)
+        match settings.imap_security:
+            case "tls":
+                box = library.MailBox(*where, timeout=SECONDS, ssl_context=_trust(settings))
+            case "starttls":
+                box = library.MailBoxStartTls(*where, timeout=SECONDS, ssl_context=_trust(settings))
+            case _:
+                box = library.MailBoxUnencrypted(*where, timeout=SECONDS)
+        return box.login(self._user, settings.password, initial_folder=settings.mailbox)
+
+    async def news(self) -> None:
+        """Returns when something may have come."""
+        if "IDLE" in self._box.client.capabilities:
+            await self._do(self._listen)
         else:
-            imap = imaplib.IMAP4(settings.imap_host, settings.imap_port, timeout=SECONDS)
-            if settings.imap_security == "starttls":
-                imap.starttls(_trust(settings))
-        imap.login(self._user, settings.password)
-        status, said = imap.select(f'"{settings.mailbox}"')
-        if status != "OK":
-            raise imaplib.IMAP4.error(f"the mailbox {settings.mailbox} cannot be opened: {said!r}")
-        return imap
+            await asyncio.sleep(self._settings.poll_seconds)
 
-    async def unseen(self) -> list[tuple[bytes, bytes]]:
+    def _listen(self) -> None:
+        _, told = self._box.client.response("EXISTS")
+        if told == [None]:  # else the server has said so beside its last answer, and will not repeat it
+            self._box.idle.wait(IDLE_SECONDS)
+
+    async def unseen(self) -> list[tuple[str, bytes]]:
         """Numbers and texts of the mails nobody has read, oldest first."""
-        return await asyncio.to_thread(lambda: list(self._unseen()))
+        return await self._do(lambda: list(self._unseen()))
 
-    def _unseen(self) -> Iterator[tuple[bytes, bytes]]:
-        assert self._imap is not None
-        self._imap.noop()
-        _, found = self._imap.uid("SEARCH", "UNSEEN")
-        for number in (found[0] or b"").split():
-            text = number.decode()
-            _, sizes = self._imap.uid("FETCH", text, "(RFC822.SIZE)")
+    def _unseen(self) -> Iterator[tuple[str, bytes]]:
+        client = self._box.client
+        client.response("EXISTS")  # what is said from here on is news
+        for number in self._box.uids("UNSEEN"):
+            _, sizes = client.uid("FETCH", number, "(RFC822.SIZE)")
             size = re.search(rb"RFC822.SIZE (\d+)", sizes[0] if isinstance(sizes[0], bytes) else b"")
             part = "BODY.PEEK[]" if size is None or int(size[1]) <= LARGEST_MAIL else "BODY.PEEK[HEADER]"
-            _, data = self._imap.uid("FETCH", text, f"({part})")
+            _, data = client.uid("FETCH", number, f"({part})")
             if data and isinstance(data[0], tuple):
                 yield number, data[0][1]
 
-    async def mark_seen(self, number: bytes) -> None:
-        imap = self._imap
-        assert imap is not None
-        await asyncio.to_thread(imap.uid, "STORE", number.decode(), "+FLAGS", "(\\Seen)")
+    async def mark_seen(self, number: str) -> None:
+        await self._do(lambda: self._box.flag(number, [self._library.MailMessageFlags.SEEN], True))
 
 
 def read_mail(raw: bytes, *, own: str, authserv: str = "") -> tuple[Incoming, str] | None:

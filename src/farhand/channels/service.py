@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.channel import Refused, TryLater, Unsure
+from farhand.gateway.channel import DeliveryError, Refused, TryLater, Unsure
 
 SECONDS: Final = 30.0
 LONGEST_ERROR: Final = 300
@@ -73,13 +73,7 @@ class Service:
         if 200 <= status < 300:
             return _json(body)
         said = self._worded(f"{status}: {body[:LONGEST_ERROR].decode('utf-8', 'replace').strip()}")
-        if status == 429:
-            raise TryLater(said, _wait_asked(response.headers, _json(body)))
-        if status == 504:
-            raise Unsure(said)
-        if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: whoever owns this can mend it
-            raise TryLater(said)
-        raise Refused(said)
+        raise read_failure(status, said, _wait_asked(response.headers, _json(body)))
 
     async def fetch(self, path: str, *, headers: Mapping[str, str] | None = None, largest: int = LARGEST_FILE) -> bytes:
         """A file. Raises DeliveryError, also for one that is too large."""
@@ -129,6 +123,17 @@ class Service:
 
     def _worded(self, text: str) -> str:
         return text.replace(self._secret, "***") if self._secret else text
+
+
+def read_failure(status: int, said: str, after: float | None = None) -> DeliveryError:
+    """What an answer that is none means for the message. `after`: how long the service wants us to wait."""
+    if status == 504:
+        return Unsure(said)
+    if status == 429:
+        return TryLater(said, after)
+    if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: whoever owns this can mend it
+        return TryLater(said)
+    return Refused(said)
 
 
 def _json(body: bytes) -> Any:

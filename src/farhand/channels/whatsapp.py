@@ -1,4 +1,8 @@
-"""WhatsApp by Meta's Cloud API: it posts to `/hooks/NAME`, signed with the app's secret; answers are posted to it."""
+"""WhatsApp by Meta's Cloud API: it posts to `/hooks/NAME`, signed with the app's secret; answers go out with pywa (the
+extra `whatsapp`).
+
+What Meta posts is read here: it is answered only when each of its messages is on disk, and a post may carry several.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,19 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.channels.service import Service
-from farhand.gateway.channel import Attachment, ChannelSettings, DeliveryError, Incoming, Outgoing, Refused, Take
+from farhand.channels.library import load
+from farhand.channels.service import SECONDS, read_failure
+from farhand.gateway.channel import (
+    Attachment,
+    ChannelSettings,
+    DeliveryError,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+    Unsure,
+)
 from farhand.gateway.hooks import Door, Unsigned
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.store.outbox import Place
@@ -26,7 +41,8 @@ class WhatsAppSettings(ChannelSettings, kw_only=True):
     token: str
     app_secret: str
     verify_token: str
-    url: str = "https://graph.facebook.com/v23.0"
+    url: str = ""
+    """By default Meta's, in the version that the library speaks."""
 
 
 class WhatsAppChannel:
@@ -36,17 +52,32 @@ class WhatsAppChannel:
 
     def __init__(self, settings: WhatsAppSettings) -> None:
         self.settings = settings
-        self._service = Service(settings.url, {"Authorization": f"Bearer {settings.token}"})
+        self._pywa: Any = None
+        self._client: Any = None
+        self._session: Any = None
+        self._opening = asyncio.Lock()
         self._take: Take | None = None
         self._order = asyncio.Lock()
         self._last: OrderedDict[str, str] = OrderedDict()
         """What each peer wrote last: Meta shows typing as part of having read a message."""
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                self._pywa = await load("pywa_async", "pywa_async.errors")
+                httpx = await load("httpx")
+                self._session = httpx.AsyncClient(timeout=httpx.Timeout(SECONDS, connect=10.0))
+                self._client = self._pywa.WhatsApp(self.settings.phone_id, self.settings.token, session=self._session)
+                if self.settings.url:
+                    self._session.base_url = self.settings.url
+        return self._client
 
     # -- in ---------------------------------------------------------------------------------------------
 
     async def run(self, take: Take) -> None:
         self._take = take
         try:
+            await self._open()
             await asyncio.Event().wait()
         finally:
             self._take = None
@@ -99,51 +130,65 @@ class WhatsAppChannel:
         )
 
     async def _file(self, file: dict[str, Any], kind: str) -> Attachment:
-        place = await self._service.call("GET", f"/{file['id']}")
-        mime = str(file.get("mime_type") or place.get("mime_type") or "application/octet-stream").partition(";")[0]
-        data = await self._service.fetch(place["url"])
+        client = await self._open()
+        try:
+            place = await self._asked(client.get_media_url(file["id"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"Meta's answer is not understood: {error!r}") from None
+        mime = str(file.get("mime_type") or place.mime_type or "application/octet-stream").partition(";")[0]
+        data = await self._asked(client.get_media_bytes(place.url))
         return Attachment(file.get("filename") or f"{kind}.{mime.rpartition('/')[2]}", mime, data)
 
     # -- out --------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> str | None:
-        fields: dict[str, Any] = {
-            "messaging_product": "whatsapp",
-            "recipient_type": "individual",
-            "to": message.place.peer.lstrip("+"),
-        }
-        if message.reply_to:
-            fields["context"] = {"message_id": message.reply_to}
-        if message.attachments:
-            (file,) = message.attachments
-            uploaded = await self._service.call(
-                "POST",
-                f"/{self.settings.phone_id}/media",
-                data={"messaging_product": "whatsapp", "type": file.content_type},
-                files={"file": (file.name, file.data, file.content_type)},
-            )
-            kind = file.content_type.partition("/")[0]
-            kind = kind if kind in ("image", "audio", "video") else "document"
-            named = {"filename": file.name} if kind == "document" else {}
-            fields |= {"type": kind, kind: {"id": uploaded["id"], **named}}
-        else:
-            fields |= {"type": "text", "text": {"body": message.text, "preview_url": False}}
-        answer = await self._service.call("POST", f"/{self.settings.phone_id}/messages", json=fields)
+        client = await self._open()
+        to, more = message.place.peer.lstrip("+"), {"reply_to_message_id": message.reply_to or None}
+        if not message.attachments:
+            sent = await self._asked(client.send_message(to, message.text, **more))
+            return str(sent.id)
+        (file,) = message.attachments
         try:
-            return str(answer["messages"][0]["id"])
-        except (KeyError, IndexError, TypeError):
-            raise Refused(f"WhatsApp answered with {str(answer)[:200]}") from None
+            media = await self._asked(client.upload_media(file.data, mime_type=file.content_type, filename=file.name))
+        except Unsure as error:  # nobody has seen it yet
+            raise TryLater(str(error)) from None
+        match file.content_type.partition("/")[0]:
+            case "image":
+                sending = client.send_image(to, media, **more)
+            case "audio":
+                sending = client.send_audio(to, media, **more)
+            case "video":
+                sending = client.send_video(to, media, **more)
+            case _:
+                sending = client.send_document(to, media, filename=file.name, **more)
+        return str((await self._asked(sending)).id)
 
     async def typing(self, place: Place) -> None:
         last = self._last.get(place.peer)
         if last is not None:
-            fields = {"messaging_product": "whatsapp", "status": "read", "message_id": last}
-            await self._service.call(
-                "POST", f"/{self.settings.phone_id}/messages", json={**fields, "typing_indicator": {"type": "text"}}
-            )
+            client = await self._open()
+            await self._asked(client.indicate_typing(last))
+
+    async def _asked(self, request: Any) -> Any:
+        """What Meta answers. Raises DeliveryError. The library never repeats a request."""
+        httpx = await load("httpx")
+        try:
+            return await request
+        except self._pywa.errors.WhatsAppError as error:
+            status = error.raw_response.status_code if error.raw_response is not None else 400
+            said = f"{status}: {error.message} {error.details or ''}".strip()
+            raise (TryLater(said) if error.is_transient else read_failure(status, said)) from None
+        except httpx.HTTPStatusError as error:
+            raise read_failure(error.response.status_code, str(error)) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise TryLater(f"the service cannot be reached: {error}") from None
+        except httpx.HTTPError as error:
+            raise Unsure(f"the connection broke: {type(error).__name__} {error}") from None
 
     async def close(self) -> None:
-        await self._service.close()
+        session, self._client, self._session = self._session, None, None
+        if session is not None:
+            await session.aclose()
 
 
 def _messages(posted: Any, phone_id: str) -> Iterator[tuple[dict[str, Any], str]]:
