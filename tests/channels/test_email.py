@@ -164,3 +164,12 @@ def test_a_mail_in_html_is_read_as_words() -> None:
     data = b"From: x@x.org\r\nContent-Type: text/html\r\n\r\n<style>a{}</style><p>one<br>two</p><script>bad()</script>"
     read = read_mail(data, own="agent@example.org")
     assert read is not None and read[0].text == "one\ntwo"
+
+
+def test_mails_that_come_close_together_are_all_heard(server: MailServer, gateway: GatewayProcess) -> None:
+    before = len(server.inbox("bob"))
+    words = [f"word-{number}" for number in range(8)]
+    for word in words:
+        server.mail(f"bob@{DOMAIN}", word)
+    answers = wait_until(lambda: len(found := server.inbox("bob")) >= before + 8 and found, 60, "eight answers")
+    assert sorted(words) == sorted(word for word in words for one in answers if word in body(one))

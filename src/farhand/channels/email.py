@@ -227,8 +227,25 @@ class _Mailbox:
 
     def _listen(self) -> None:
         _, told = self._box.client.response("EXISTS")
-        if told == [None]:  # else the server has said so beside its last answer, and will not repeat it
-            self._box.idle.wait(IDLE_SECONDS)
+        if told != [None]:
+            return  # the server has said so beside its last answer, and will not repeat it
+        with self._box.idle as idle:
+            if not self._said_more():
+                idle.poll(IDLE_SECONDS)
+
+    def _said_more(self) -> bool:
+        """Whether the server said something together with its last line: the library looks for it at the socket only,
+        where it is not any more."""
+        client = self._box.client
+        lines = getattr(client, "_file", None) or client.file
+        patience = client.sock.gettimeout()
+        client.sock.settimeout(0)
+        try:
+            return bool(lines.peek(1))
+        except OSError:  # nothing there
+            return False
+        finally:
+            client.sock.settimeout(patience)
 
     async def unseen(self) -> list[tuple[str, bytes]]:
         """Numbers and texts of the mails nobody has read, oldest first."""
