@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from farhand.agent.tokens import text_tokens
 from tests.harness import GatewayProcess, NodeProcess, Plugin, wait_until
 from tests.model_server import ModelServer, Reply, Request, calls, error, text
 
@@ -496,11 +497,16 @@ def test_hello_is_cheap_with_all_tools_and_two_machines(house: House, laptop: No
         session.send()
         cost = house.gateway.get("/v1/tools/cost")
     request = session.asked()[0]
-    assert {"read", "exec", "sessions_spawn", "memory_search", "cron", "tool_search"} <= set(request.tools)
-    assert "laptop" in request.messages[0]["content"] and "server" in request.messages[0]["content"]
-    assert cost["total_tokens"] < 4000
-    # Four bytes to a token is a rough rule that errs upwards for JSON schemas of this kind.
-    assert len(json.dumps(request.json["tools"])) + len(request.messages[0]["content"]) < 4 * 4000
+    assert request.tools == [*TWENTY, "tool_search"]
+    prompt = request.messages[0]["content"]
+    assert "laptop" in prompt and "server" in prompt and "gsv__" in prompt
+    sent = [json.dumps(request.json["tools"], separators=(",", ":")), prompt]
+    estimated = sum(text_tokens(one) for one in sent)
+    # Tokenizers find four characters and more to a token in text like this; three errs on the dear side.
+    assert estimated < 4000 and sum(len(one) for one in sent) / 3 < 4000
+    # What `farhand tools --cost` tells is what is sent.
+    assert abs(cost["total_tokens"] - estimated) < 0.15 * estimated
+    assert [tool["name"] for tool in cost["tools"] if tool["offered"]] == request.tools
 
 
 def test_tools_that_are_not_listed_are_found_and_called(house: House, laptop: NodeProcess) -> None:

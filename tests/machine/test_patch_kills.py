@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,15 @@ def killed_half_way(tmp_path: Path) -> Files:
     assert patch(work, intents, HALF_WAY).returncode == -9
     assert (work / "a.txt").read_text() == "ONE\n" and (work / "e.txt").read_text() == "five\n"
     return Files(work, roots=[Root(work)], intents=intents)
+
+
+def test_names_that_are_no_text_are_put_right_too(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"w\xfcrk")
+    make(odd)
+    before = tree(odd)
+    assert patch(odd, tmp_path / "intents", HALF_WAY).returncode == -9
+    assert settle(Files(odd, roots=[Root(odd)], intents=tmp_path / "intents")) == 1
+    assert tree(odd) == before
 
 
 def test_what_somebody_changed_since_the_kill_is_left_alone(tmp_path: Path) -> None:

@@ -122,7 +122,14 @@ class _Step:
 
     def written(self) -> Step:
         change = self.change
-        return Step(self.place.real, digest(change.old), digest(change.new), self.beside, self.kept, self.made)
+        return Step(
+            os.fsencode(self.place.real),
+            digest(change.old),
+            digest(change.new),
+            self.beside,
+            self.kept,
+            tuple(os.fsencode(folder) for folder in self.made),
+        )
 
     def prepare(self) -> None:
         """Put the new content beside its place, on disk."""

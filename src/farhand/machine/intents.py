@@ -16,12 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.machine.files import Files, content_of, folder_of, told
+from farhand.machine.files import Files, content_of, folder_of, shown, told
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import ToolError
 
 log = logging.getLogger("farhand.files")
 
+INTENTS_FOLDER = "changes"
+"""In the home of a gateway, and among the state of a node."""
 UNDER_WAY = ".json"
 DONE = ".done"
 
@@ -29,12 +31,13 @@ DONE = ".done"
 class Step(msgspec.Struct, frozen=True):
     """One file: where it is, what it holds before and after (None: there is no file), and the names of its copies."""
 
-    path: str
+    path: bytes
+    """As the system has it: a name need not be text."""
     old: str | None
     new: str | None
     beside: str
     kept: str
-    made: tuple[str, ...] = ()
+    made: tuple[bytes, ...] = ()
     """Folders that were not there before, the outermost first."""
 
 
@@ -99,13 +102,13 @@ def settle(files: Files) -> int:
         path.unlink()
         settled += 1
         if path.suffix == UNDER_WAY:
-            names = ", ".join(step.path for step in steps)
+            names = ", ".join(shown(os.fsdecode(step.path)) for step in steps)
             log.warning("a patch was broken off by the end of the program; it was undone in %s", names)
     return settled
 
 
 def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
-    place = files.place(step.path)
+    place = files.place(os.fsdecode(step.path))
     if os.path.isdir(os.path.dirname(place.real)):  # noqa: PTH112, PTH120 (else it was never made)
         with folder_of(place) as (folder, name):
             if undo:
@@ -115,14 +118,14 @@ def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
                     os.unlink(left, dir_fd=folder)
             sync_folder(folder)
     if undo:
-        place.root.remove_folders(step.made)
+        place.root.remove_folders([os.fsdecode(folder) for folder in step.made])
 
 
 def _undo(folder: int, name: str, step: Step) -> None:
     now = digest(content_of(folder, name))
     if now != step.new:
         if now != step.old:
-            log.warning("%s was changed since; it stays as it is", step.path)
+            log.warning("%s was changed since; it stays as it is", shown(os.fsdecode(step.path)))
     elif step.old is None:
         os.unlink(name, dir_fd=folder)
     else:

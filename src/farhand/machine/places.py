@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.machine.files import Files
+from farhand.machine.intents import INTENTS_FOLDER
 from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
 from farhand.protocol.errors import NotFound
@@ -35,9 +36,6 @@ SYSTEM_FOLDERS = (
 
 AGENTS_FOLDER = "agents"
 """In the gateway's home: the workspaces, which are there to be used. Everything else in it is the gateway's own."""
-
-INTENTS_FOLDER = "changes"
-"""In the gateway's home: changes of several files that are under way."""
 
 
 def local_files(

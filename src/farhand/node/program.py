@@ -19,6 +19,7 @@ import msgspec
 
 from farhand import __version__
 from farhand.machine.files import Files
+from farhand.machine.intents import INTENTS_FOLDER, settle
 from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.kept import QUOTA, KeptFiles, call_id
 from farhand.machine.root import Root
@@ -121,13 +122,20 @@ async def _serve(
     kept = KeptFiles(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
     try:
         async with Jobs(folder / "jobs", environment=environment) as jobs:
+            intents = folder / INTENTS_FOLDER
             files = Files(
                 workspace,
                 roots=roots,
-                hidden=[*(options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)), folder / KEY_FILE],
+                hidden=[
+                    *(options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)),
+                    folder / KEY_FILE,
+                    intents,
+                ],
                 read_only=options.read_only,
                 kept=kept,
+                intents=intents,
             )
+            await asyncio.to_thread(settle, files)
             shell = ShellTools(jobs, workspace, call_id=call_id.get)
             limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
             transfers = Transfers(files, folder / "transfers", brake)
