@@ -403,6 +403,33 @@ def test_mistakes_of_the_model_go_back_to_it(house: House) -> None:
         assert any(words in result for result in results), results
 
 
+def test_the_workspace_is_told_in_the_prompt_within_its_limits(tmp_path: Path) -> None:
+    folder = tmp_path / "agents" / "main"
+    (folder / "skills" / "baking").mkdir(parents=True)
+    for name in ("SOUL", "AGENTS", "USER", "MEMORY", "HEARTBEAT"):
+        (folder / f"{name}.md").write_text(f"the words of {name}\n")
+    (folder / "USER.md").write_text("begin " + "x" * 30_000 + " end")
+    (folder / "skills" / "baking" / "SKILL.md").write_text("---\nname: baking\ndescription: Bread.\n---\nThe secret.\n")
+    for house in open_house(tmp_path):
+        house.script("a-word-to-main", calls(("sessions_spawn", {"prompt": "a-word-to-the-child"})), text("done"))
+        house.script("a-word-to-another", text("done"))
+        house.script("a-word-to-the-child", text("found"))
+        for key, word in (("main", "a-word-to-main"), ("other", "a-word-to-another")):
+            body = {"message": word, "wait_seconds": 20}
+            assert house.gateway.request("POST", f"/v1/sessions/{key}/messages", body).json()["reply"] == "done"
+        own, other = (house.asked(word)[0].messages[0]["content"] for word in ("a-word-to-main", "a-word-to-another"))
+        child = next(
+            str(one.messages[0]["content"])
+            for one in house.asked("a-word-to-the-child")
+            if b"a-word-to-main" not in one.body
+        )
+        assert all(f"the words of {name}" in own for name in ("SOUL", "AGENTS", "MEMORY", "HEARTBEAT"))
+        assert "begin x" in own and "x end" in own and "[truncated 10" in own and len(own) < 25_000
+        assert "baking: Bread." in own and "The secret." not in own
+        assert "the words of MEMORY" not in other and "the words of SOUL" in other
+        assert "the words of AGENTS" in child and "the words of SOUL" not in child and "baking" not in child
+
+
 TWENTY = [
     *("read", "write", "edit", "apply_patch", "grep", "glob", "ls", "exec", "process", "cron", "message"),
     *("agents_list", "sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "subagents"),

@@ -134,6 +134,8 @@ class MessageTools:
         """The place that `channel:peer`, `channel:kind:peer` or a bare peer of the current channel is."""
         head, colon, rest = to.strip().partition(":")
         if not colon:
+            if await self.current(session_key, agent_id) is None:
+                raise InvalidArgs("target must include channel and address, e.g. signal:+15551234567")
             return await self.place(session_key, agent_id, to=to)
         kind, second, peer = rest.partition(":")
         if second and kind in KINDS:
