@@ -69,6 +69,22 @@ def system_prompt(parts: PromptParts) -> str:
     return "\n\n".join(f"## {name}\n{body}" for name, body in sections if body)
 
 
+class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a system prompt is made of, all of it."""
+
+    parts: PromptParts
+    more: str = ""
+    """Instructions behind it: the agent's, and those of a message."""
+
+    @property
+    def text(self) -> str:
+        prompt = system_prompt(self.parts)
+        return f"{prompt}\n\n{self.more}" if self.more else prompt
+
+    def adding(self, more: str) -> Prompted:
+        return Prompted(self.parts, "\n\n".join(part for part in (self.more, more) if part))
+
+
 def truncated(text: str, longest: int) -> str:
     """The text, or exactly `longest` characters of it: seven tenths from its head, the rest from its tail, and between
     them how many are missing."""

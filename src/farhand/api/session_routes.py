@@ -18,6 +18,7 @@ from farhand.gateway import session_keys
 from farhand.gateway.credentials import Scope
 from farhand.gateway.forking import Forked, Forks
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.replaying import Replayed, recorded, replay
 from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
 from farhand.gateway.session_tools import message_of
 from farhand.gateway.sessions import Sessions
@@ -127,6 +128,17 @@ def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> l
             Scope.CHAT,
             doors.events,
             about=About("What happens in a run, from its beginning.", media=(EVENTS,)),
+        ),
+        Route(
+            "GET",
+            "/v1/runs/{run_id}/replay",
+            Scope.READ,
+            doors.replay,
+            about=About(
+                "Repeat a run that has ended from what was written down of it, and tell the first difference.",
+                answer=Replayed,
+                errors=(404, 503),
+            ),
         ),
         Route(
             "GET",
@@ -240,6 +252,11 @@ class SessionDoors:
             return json_reply(run_view(run.outcome))
         state = "queued" if self._sessions.current(run.session_key) is not run and run.joined is None else "running"
         return json_reply({"run_id": run.id, "session_key": run.session_key, "state": state})
+
+    async def replay(self, request: Request) -> Reply:
+        with problems():
+            record = await self._sessions.read(lambda store: recorded(store, request.params["run_id"]))
+            return json_reply(await replay(record))
 
     async def events(self, request: Request) -> Reply:
         """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cp": ("farhand.cli.cp:cp", "Copy files between machines and the workspace."),
     "events": ("farhand.cli.events:events", "Show the journal, live with --follow."),
     "log": ("farhand.cli.log:log", "Show what happened in a session, on a node or on a day."),
+    "replay": ("farhand.cli.replay:replay", "Repeat a run offline, and show the first difference."),
     "audit": ("farhand.cli.audit:audit", "Check that nobody changed what was written down."),
     "skills": ("farhand.cli.skills:skills", "List the agent's skills; add one."),
     "config": ("farhand.cli.settings:config", "Show the settings of the running gateway."),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from farhand.agent.prompt import FILES, Machine, PromptParts, system_prompt
+from farhand.agent.prompt import FILES, Machine, Prompted, PromptParts
 from farhand.agent.skills import Skill
 from farhand.agent.tool_search import overview
 from farhand.gateway import session_keys
@@ -40,7 +40,7 @@ class Prompts:
         self._files = files
         self._skills = skills
 
-    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec]) -> str:
+    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec]) -> Prompted:
         agent = record.agent_id
         minimal = record.kind == "child"
         # Tools of machines are told with their machine.
@@ -56,9 +56,7 @@ class Prompts:
             further_tools=overview([spec for spec in tools if not spec.name.startswith(elsewhere)]),
             date=f"{datetime.now().astimezone():%Y-%m-%d (%Z)}",
         )
-        prompt = system_prompt(parts)
-        more = self._agents.of(agent).instructions
-        return f"{prompt}\n\n{more}" if more and not minimal else prompt
+        return Prompted(parts, "" if minimal else self._agents.of(agent).instructions or "")
 
     async def _skills_of(self, agent: str) -> tuple[Skill, ...]:
         try:

@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
@@ -32,6 +32,8 @@ from farhand.store.database import Database
 from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
 
 log = logging.getLogger("farhand.sessions")
+
+T = TypeVar("T")
 
 MAX_QUEUED = 100
 MAX_MESSAGE_BYTES = 15 * 1024 * 1024
@@ -302,6 +304,9 @@ class Sessions:
 
     def write(self, operation: Callable[[apsw.Connection], Any]) -> asyncio.Future[Any]:
         return self._database.write(operation, at_once=True)
+
+    async def read(self, query: Callable[[apsw.Connection], T]) -> T:
+        return await self._database.read(query)
 
     def now(self) -> int:
         return self._clock()

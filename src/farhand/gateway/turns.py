@@ -15,6 +15,7 @@ from farhand.agent.compaction import Compactor
 from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
 from farhand.agent.loop import Incoming, Limits
 from farhand.agent.outcome import Outcome, cancelled
+from farhand.agent.prompt import Prompted, PromptParts
 from farhand.agent.tokens import text_tokens
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import Call, ToolList, Tools, WithClients
@@ -22,6 +23,7 @@ from farhand.agent.transcript import interrupted, mend, unanswered
 from farhand.gateway import client_calls
 from farhand.gateway.admission import scope_of
 from farhand.gateway.agents import Agents
+from farhand.gateway.asking import AskedModel, Asking, RunSettings
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.hub import Hub
 from farhand.gateway.pinning import Pinned, of_a_machine
@@ -47,7 +49,7 @@ TITLE_LENGTH = 60
 MAX_ATTEMPTS = 10
 STOP_SECONDS = 0.9
 
-Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[str]]
+Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[Prompted]]
 """The system prompt of a session whose agent may call these tools."""
 
 
@@ -144,7 +146,7 @@ class Turns:
         record = SessionRecord(key=main_key(agent_id), id="", agent_id=agent_id, created_at=0, updated_at=0)
         specs = self.specs(Credential("budget", frozenset({Scope.TOOLS_EXEC.value})))
         tools = ToolShelf(lambda: specs, nothing).costs()
-        return Budget(text_tokens(await self.prompt(record, specs)), tools)
+        return Budget(text_tokens((await self.prompt(record, specs)).text), tools)
 
     # -- on request -------------------------------------------------------------------------------------
 
@@ -238,9 +240,10 @@ class _Turn:
         finally:
             prompt.cancel()
         self._positions = [entry.seq for entry in entries]
-        system = prompt.result() if prompt.done() and not prompt.cancelled() else ""  # of a stopped run nobody asks
-        messages = [Message("system", system), *mend([_message(entry) for entry in entries])]
-        return self._outcome(await self._think(model, messages))
+        # Of a run that is stopped by now nobody asks, so it needs no prompt.
+        prompted = prompt.result() if prompt.done() and not prompt.cancelled() else Prompted(PromptParts())
+        messages = [Message("system", prompted.text), *mend([_message(entry) for entry in entries])]
+        return self._outcome(await self._think(model, messages, prompted))
 
     # -- beginning --------------------------------------------------------------------------------------
 
@@ -329,28 +332,41 @@ class _Turn:
         model = self._house.models.named(self._run.options.model or self._house.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
-    async def _prompt(self) -> str:
+    async def _prompt(self) -> Prompted:
         prompt = await self._house.prompt(self._record, self._specs())
-        more = self._run.options.instructions
-        return f"{prompt}\n\n{more}" if more else prompt
+        return prompt.adding(self._run.options.instructions)
 
     # -- under way --------------------------------------------------------------------------------------
 
-    async def _think(self, model: Model, messages: list[Message]) -> Event:
+    async def _think(self, model: Model, messages: list[Message], prompt: Prompted) -> Event:
         """Reads the loop to its end; its last event."""
         run, house = self._run, self._house
         tools = self._tools(model)
         rounds = self._agent.max_rounds
+        settings = RunSettings(
+            model.name,
+            model.context_tokens,
+            prompt,
+            msgspec.structs.replace(house.limits, max_rounds=rounds) if rounds else house.limits,
+            house.compactor,
+            thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
+            max_tokens=run.options.max_tokens,
+            child=self._is_child,
+            core=None if self._pinned is None else tuple({*CORE, *self._pinned.names()}),
+            judges=self._pinned is not None,
+        )
+        asking = Asking(house.hub.database, run.id, self._specs)
+        asking.begin(settings, self._sessions.now(), max(self._positions, default=0))
         steps = loop.run(
-            model,
+            AskedModel(model, asking),
             messages,
             tools,
             inbox=self._inbox,
             stop=run.stop,
-            limits=msgspec.structs.replace(house.limits, max_rounds=rounds) if rounds else house.limits,
-            compactor=house.compactor,
-            thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
-            max_tokens=run.options.max_tokens,
+            limits=settings.limits,
+            compactor=settings.compactor,
+            thinking=settings.thinking,
+            max_tokens=settings.max_tokens,
             parameters=run.options.parameters,
             handed=self._clients,
         )

@@ -88,13 +88,13 @@ def verify(home: Path, store: Path, *, start: int | None = None, noted: Head | N
     """
     sealer = Sealer(load_key(home))
     kept = kept_head(home)  # before the rows are read: what is noted there is in them
-    with _reading(store) as connection:
+    with reading(store) as connection:
         return _Verification(connection, sealer, kept, start, noted).report()
 
 
 def read_head(store: Path) -> Head:
     """The newest row of a journal. Raises FarhandError."""
-    with _reading(store) as connection:
+    with reading(store) as connection:
         return journal_end(connection)
 
 
@@ -102,14 +102,15 @@ def quick_look(home: Path, store: Path) -> tuple[Head, str | None]:
     """The head, and what is wrong with the journal's end, if anything is. Nothing else is looked at."""
     sealer = Sealer(load_key(home))
     kept = kept_head(home)
-    with _reading(store) as connection:
+    with reading(store) as connection:
         end = journal_end(connection)
         verification = _Verification(connection, sealer, kept, None, None)
         return end, verification.end_fault()
 
 
 @contextlib.contextmanager
-def _reading(store: Path) -> Iterator[apsw.Connection]:
+def reading(store: Path) -> Iterator[apsw.Connection]:
+    """A store as of one moment, in use or not; nothing can be written. Raises FarhandError."""
     if not store.exists():
         raise FarhandError(f"there is no journal: {store} does not exist")
     try:

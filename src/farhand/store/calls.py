@@ -242,6 +242,14 @@ def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
     return _record(rows[0]) if rows else None
 
 
+def made_by(connection: apsw.Connection, beginning: str) -> dict[str, CallRecord]:
+    """The calls made under idempotency keys with this beginning, by key; however long ago."""
+    rows = connection.execute(
+        f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ?", (beginning, beginning + "\U0010ffff")
+    )
+    return {record.idempotency_key or "": record for record in map(_record, rows)}
+
+
 def open_calls(connection: apsw.Connection) -> list[CallRecord]:
     return [_record(row) for row in connection.execute(OPEN)]
 

@@ -375,6 +375,35 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_by_time ON approvals (asked_at);
 """
 
+REPLAYS = """
+CREATE TABLE contents (
+    digest BLOB NOT NULL UNIQUE,
+    data   BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE run_attempts (
+    run_id     TEXT NOT NULL,
+    attempt    INTEGER NOT NULL,
+    at         INTEGER NOT NULL,
+    last_entry INTEGER NOT NULL,
+    settings   BLOB NOT NULL,
+    PRIMARY KEY (run_id, attempt)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE asked (
+    run_id   TEXT NOT NULL,
+    number   INTEGER NOT NULL,
+    attempt  INTEGER NOT NULL,
+    prompt   BLOB NOT NULL,
+    count    INTEGER NOT NULL,
+    messages BLOB NOT NULL,
+    tools    BLOB NOT NULL,
+    specs    BLOB NOT NULL,
+    reply    BLOB,
+    PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -389,4 +418,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     SEALED,
     ENDS_OF_RUNS,
     PARKED,
+    REPLAYS,
 )

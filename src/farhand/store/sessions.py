@@ -142,7 +142,8 @@ COUNTED: Final = """
     WHERE key = ?"""
 LAST_SUMMARY: Final = """
     SELECT seq, keeps_from FROM entries
-    WHERE session_key = ? AND session_id = ? AND keeps_from IS NOT NULL ORDER BY seq DESC LIMIT 1"""
+    WHERE session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NOT NULL ORDER BY seq DESC LIMIT 1"""
+NEWEST: Final = 2**62
 
 
 def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRecord:
@@ -276,11 +277,14 @@ def count_compaction(connection: apsw.Connection, key: str) -> None:
     connection.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
 
 
-def conversation(connection: apsw.Connection, key: str, session_id: str) -> list[Entry]:
-    """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first."""
-    values: tuple[Any, ...] = (key, session_id)
+def conversation(connection: apsw.Connection, key: str, session_id: str, last: int | None = None) -> list[Entry]:
+    """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first.
+
+    `last`: as it was when that was the newest entry.
+    """
+    values: tuple[Any, ...] = (key, session_id, NEWEST if last is None else last)
     summaries = connection.execute(LAST_SUMMARY, values).fetchall()
-    where = "session_key = ? AND session_id = ? AND keeps_from IS NULL"
+    where = "session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NULL"
     found: list[Entry] = []
     if summaries:
         seq, keeps_from = summaries[0]
@@ -332,6 +336,14 @@ def entry_by(connection: apsw.Connection, key: str, event: int, at: int) -> Entr
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
     ).fetchall()
     return _entry(rows[0]) if rows else None
+
+
+def entries_after(connection: apsw.Connection, key: str, seq: int) -> list[Entry]:
+    """Every entry of a session behind one, whichever conversation it is of."""
+    rows = connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq)
+    )
+    return [_entry(row) for row in rows]
 
 
 def transcript(connection: apsw.Connection, key: str, session_id: str, last: int) -> list[Entry]:
@@ -399,6 +411,11 @@ def got_on(connection: apsw.Connection, run_id: str) -> None:
 def forgive_attempts(connection: apsw.Connection) -> None:
     """The gateway is stopped on purpose: that is not held against the runs under way."""
     connection.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
+
+
+def joined_to(connection: apsw.Connection, run_id: str) -> list[str]:
+    """The runs whose messages this one took up."""
+    return [str(row[0]) for row in connection.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
 
 
 def join_run(connection: apsw.Connection, run_id: str, to: str, now: int) -> None:
