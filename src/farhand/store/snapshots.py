@@ -242,7 +242,7 @@ def _settle_restored(
             unknown = msgspec.structs.replace(
                 record, state=calls.CallState.UNKNOWN, ended_at=now, error_kind="failed", error_message=LOST
             )
-            calls.finish(store, unknown)
+            calls.finish_unbegun(store, unknown)
         store.execute(
             "UPDATE transfers SET state = 'error', ended_at = ?, error_kind = 'failed', error_message = ? "
             "WHERE ended_at IS NULL",
