@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -331,12 +332,12 @@ def _worded(text: str) -> str:
         wrong = reason.rsplit("'", 2)[1]
         table: type = Config
         if place:
-            for name in place.replace("[...]", ".*").split("."):
+            place = re.sub(r"\[(?:\.\.\.|\d+)\]", ".*", place)
+            for name in place.split("."):
                 if name == "*":
                     table = get_args(table)[-1]
                 else:
                     table = next(field.type for field in msgspec.structs.fields(table) if field.name == name)
-            place = place.replace("[...]", ".*")
         known = [field.name for field in msgspec.structs.fields(table)]
         near = difflib.get_close_matches(wrong, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +15,7 @@ import pytest
 
 from tests.channel_servers import TelegramServer
 from tests.cli.conftest import Command
-from tests.harness import GatewayProcess, NodeProcess, Plugin, wait_until
+from tests.harness import GatewayProcess, NodeProcess, PlainNode, Plugin, hello_frame, wait_until
 from tests.model_server import ModelServer, calls, text
 
 ASK = """
@@ -344,6 +347,29 @@ def test_a_node_that_was_replaced_runs_nothing(tmp_path: Path) -> None:
             assert not (other.workspace / "replaced").exists()
 
 
+def test_a_tool_that_was_registered_anew_does_not_run(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_policy(home, '\n[[policy.rules]]\ndecision = "ask"\ntool = "test.*"\n')
+
+    async def join(node: PlainNode, description: str) -> None:
+        extras = {"features": ["tools"], "tools": [{"name": "test.run", "description": description}]}
+        await node.send(hello_frame("plain", ["test"], farhand=extras))
+        await node.receive("gateway_welcome")
+
+    async def replace(gateway: GatewayProcess) -> None:
+        async with PlainNode.connect(gateway, hello=False) as node:
+            await join(node, "Reads a thing.")
+            approval = await asyncio.to_thread(ask, gateway, "test.run", {})
+        async with PlainNode.connect(gateway, hello=False) as node:
+            await join(node, "Removes a thing.")
+            await asyncio.to_thread(answer, gateway, approval)
+            record = await asyncio.to_thread(end_of, gateway, approval)
+            assert record["state"] == "denied" and "registered anew" in record["error"]["message"], record
+
+    with GatewayProcess(home) as gateway:
+        asyncio.run(replace(gateway))
+
+
 def test_a_policy_that_denies_by_now_wins_over_an_approval(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home)
@@ -367,6 +393,58 @@ def test_the_call_of_a_revoked_token_does_not_run(hands: NodeProcess) -> None:
     record = end_of(gateway, approval)
     assert record["state"] == "denied" and "not valid any more" in record["error"]["message"]
     assert not (hands.workspace / "revoked").exists()
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+def test_rules_hold_for_the_next_call_on_a_connection_that_is_kept(tmp_path: Path) -> None:
+    """The lane for those who call again and again leads round nothing."""
+    home = tmp_path / "home"
+    with GatewayProcess(home) as gateway, Plugin(gateway, tmp_path, "plug") as plugin:
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        headers = {"Authorization": f"Bearer {gateway.token}", "Content-Type": "application/json"}
+
+        def call() -> Any:
+            body = json.dumps({"tool": "plug.effect", "args": {"text": "x"}})
+            connection.request("POST", "/v1/tools/invoke", body, headers)
+            return json.loads(connection.getresponse().read())
+
+        assert [call()["state"] for _ in range(5)] == ["ok"] * 5
+        write_policy(home, '\n[[policy.rules]]\nname = "stop"\ndecision = "deny"\nnode = "plug"\n')
+        denied = call()
+        assert denied["state"] == "denied" and "(stop)" in denied["error"]["message"], denied
+        write_policy(home, '\n[[policy.rules]]\ndecision = "nonsense"\n')
+        assert call()["state"] == "denied"  # a file that cannot be used changes nothing
+        write_policy(home, "")
+        assert call()["state"] == "ok"
+        connection.close()
+        assert len(plugin.started()) == 6
+
+
+def test_the_rule_is_named_and_a_new_policy_is_tried_on_the_past(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_policy(home, '\n[[policy.rules]]\nname = "no rm"\ndecision = "deny"\nargs = { command = "*rm *" }\n')
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "hands", "hands"):
+        farhand = Command(home)
+        for command in ("echo a", "echo b", "rm -rf nothing"):
+            gateway.invoke("hands__Bash", {"command": command})
+        ran = gateway.get("/v1/calls")["calls"][2]["id"]
+        explained = farhand("policy", "explain", "hands__Bash", "command=rm x", "--json").json()
+        assert explained["decision"] == "deny" and explained["rule"] == "no rm"
+        assert farhand("policy", "explain", ran, "--json").json()["rule"] == "default"
+        assert "no rm" in farhand("policy", "explain", "hands__bash", "command=rm x").out
+        assert farhand("policy", "explain", "no.such.tool").status == 1
+        now = farhand("policy", "replay", "--since", "1h", "--json").json()
+        assert (now["calls"], now["deny"], now["ask"]) == (3, 1, 0)
+        new = tmp_path / "new.toml"
+        new.write_text('[[policy.rules]]\ndecision = "ask"\ntool = "Bash"\nargs = { command = "re:^echo" }\n')
+        tried = farhand("policy", "replay", "--since", "7d", "--policy", str(new), "--json").json()
+        assert (tried["calls"], tried["ask"], tried["deny"]) == (3, 2, 0)
+        assert {one["call_id"] for one in tried["stopped"]} >= {ran}
+        new.write_text('[[policy.rules]]\ndecision = "perhaps"\n')
+        assert farhand("policy", "replay", "--policy", str(new)).status == 1
+        assert gateway.invoke("hands__Bash", {"command": "echo still"})["ok"] is True
 
 
 # -- time and kills ---------------------------------------------------------------------------------------

@@ -259,6 +259,7 @@ class _Rule:
     def _paths(self, text: str, workspace: str | None) -> tuple[str, ...]:
         """A path as it is meant; to be stopped, how it is spelled is enough."""
         meant = posixpath.normpath(posixpath.join(workspace or "", text)) if text else text
+        meant = meant.removeprefix("/") if meant.startswith("//") else meant
         return (text, meant) if self._lenient else (meant,)
 
     def _each(self, fits: Iterable[bool]) -> bool:
