@@ -261,6 +261,32 @@ def test_a_narrow_token_sees_and_calls_its_own_tools_alone(shared_gateway: Gatew
     run(act())
 
 
+def test_a_call_that_is_asked_about_is_answered_once_somebody_said_yes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    rule = '[[policy.rules]]\nname = "ask"\ndecision = "ask"\ntool = ["Bash"]\n'
+    (home / "farhand.toml").write_text(rule)
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path, "hands"):
+
+        def pending() -> Any:
+            return [one for one in gateway.get("/v1/approvals")["approvals"] if one["state"] == "pending"]
+
+        async def act() -> None:
+            for mode in ("legacy", "2026-07-28"):
+                async with connected(gateway, mode) as client:
+                    call = asyncio.create_task(client.call_tool("hands__Bash", {"command": "echo approved"}))
+                    (approval,) = await asyncio.to_thread(wait_until, pending, 20, "the question")
+                    await asyncio.sleep(2.5)  # until the answer has become a stream
+                    body = {"decision": "approve", "hash": approval["hash"]}
+                    answer = await asyncio.to_thread(gateway.request, "POST", f"/v1/approvals/{approval['id']}", body)
+                    assert answer.status == 200, answer
+                    result = await call
+                    assert result.structured_content is not None
+                    assert result.structured_content["output"] == "approved\n"
+
+        run(act())
+
+
 # -- over standard input and output
 
 

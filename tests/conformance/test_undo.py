@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -429,3 +430,30 @@ def test_a_backup_leaves_what_is_kept_out(shared_gateway: GatewayProcess, here: 
         names = archive.getnames()
     assert f"agents/main/{here.name}/a.txt" in names
     assert not [name for name in names if name.split("/")[0] == "undo"]
+
+
+# -- a policy
+
+
+def test_a_policy_is_asked_about_undo_too(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    rules = '[[policy.rules]]\nname = "{0}"\ndecision = "{0}"\ntool = ["Undo"]\n'
+    (home / "farhand.toml").write_text(rules.format("ask"))
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path, "hands") as node:
+        path = node.workspace / "a"
+        path.write_text("old")
+        call = invoke(gateway, "hands__Write", {"path": "a", "content": "new"})
+        with ThreadPoolExecutor(1) as pool:
+            undoing = pool.submit(undo, gateway, call)
+            (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20, "the question")
+            assert path.read_text() == "new"
+            body = {"decision": "approve", "hash": approval["hash"]}
+            assert gateway.request("POST", f"/v1/approvals/{approval['id']}", body).status == 200
+            assert undoing.result(30)["ok"] is True
+        assert path.read_text() == "old"
+        call = invoke(gateway, "hands__Write", {"path": "a", "content": "new"})
+        (home / "farhand.toml").write_text(rules.format("deny"))
+        answer = wait_until(lambda: (told := undo(gateway, call))["state"] == "denied" and told, 20, "the denial")
+        assert answer["error"]["kind"] == "not_allowed"
+        assert path.read_text() == "new"
