@@ -32,8 +32,8 @@ types: $(VENV)/.dev-ready
 rooms: $(VENV)/.dev-ready
 	$(BIN)/lint-imports
 
-siege: $(VENV)/.dev-ready ## the long runs of kills and faults
-	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 $(ARGS)
+siege: $(VENV)/.dev-ready ## the long runs of kills and faults, with how often each was tried and held
+	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
 
 bench: $(VENV)/.bench-ready   ## measure beside the peers, one interleaved run
 	$(BIN)/python -m benchmarks.relay $(ARGS)

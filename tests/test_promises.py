@@ -20,3 +20,13 @@ def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
         assert not test or f"def {test}(" in source, f"{file}::{test}"
         named += 1
     assert named > 25
+    sieges = {f"siege/{path.name}" for path in (ROOT / "tests" / "siege").glob("test_*.py")}
+    assert not [path for path in sieges if path not in page], "every siege stands for a promise"
+
+
+def test_every_siege_is_marked_and_counts() -> None:
+    """`make siege` runs what is marked; a siege that does not say how often it was tried proves little."""
+    for path in (ROOT / "tests" / "siege").glob("test_*.py"):
+        source = path.read_text()
+        assert "pytest.mark.siege" in source, path.name
+        assert "print(" in source or path.name == "test_damaged_store.py", path.name

@@ -135,6 +135,21 @@ def test_the_guides_door_and_other_errors(house: House) -> None:
     house.safe("other doors and errors", *answers)
 
 
+def test_the_door_of_mcp(house: House) -> None:
+    (house.node.workspace / "all").write_text("\n".join(house.secrets))
+    headers = {"Accept": "application/json, text/event-stream"}
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client}
+    headers["Mcp-Session-Id"] = house.gateway.request("POST", "/mcp", hello, headers=headers).headers["mcp-session-id"]
+    answers = []
+    for secret in house.secrets:
+        for tool, arguments in (("laptop__Read", {"path": "all"}), ("laptop__Bash", {"command": f"echo '{secret}'"})):
+            call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+            answers.append(house.gateway.request("POST", "/mcp", call, headers=headers).body)
+    assert sum(b"***" in answer for answer in answers) == len(answers), answers
+    house.safe("answers to MCP clients", *answers)
+
+
 def test_the_journal(house: House) -> None:
     for secret in house.secrets:
         made = house.gateway.request("POST", "/v1/tokens", {"label": secret, "scopes": ["read"]})

@@ -106,6 +106,7 @@ def test_a_broken_transfer_ends_whole_or_leaves_the_destination_alone(scene: Sce
         wait_until(lambda: not left_behind(scene), 30, "no partial file left behind")
         shutil.rmtree(source) if folder else source.unlink()
         shutil.rmtree(target) if folder else target.unlink()
+    print(f"transfers, broken {len(broken)} times in all: {number} tried, {number} held")
 
 
 def test_a_node_that_stays_away_is_told_and_the_destination_is_as_it_was(scene: Scene) -> None:
