@@ -138,6 +138,15 @@ def test_no_other_door_begins_anything_and_what_only_shows_still_answers(
     ):
         answer = gateway.request("POST", path, body)
         assert answer.status == 423 and "frozen since" in answer.json()["error"]["message"], (path, answer)
+    call = {"name": "hand__Bash", "arguments": {"command": "true"}}
+    initialize = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    both = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": initialize}
+    opened = gateway.request("POST", "/mcp", message, headers=both)
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]} if "mcp-session-id" in opened.headers else {}
+    message = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+    answer = gateway.request("POST", "/mcp", message, headers={**both, **session})
+    assert b"frozen since" in answer.body, answer
     added = gateway.request("POST", "/v1/cron", {"name": "j", "schedule": "every 1h", "message": "x"})
     assert added.status == 403 and "frozen since" in added.json()["error"]["message"], added
     run = gateway.request("POST", "/v1/sessions/main/messages", {"message": "x", "wait_seconds": 10}).json()
@@ -221,10 +230,14 @@ def test_a_turn_of_the_agent_is_stopped_and_its_call_cancelled(tmp_path: Path) -
         asked = len(house.model.requests)
         assert session.send("again")["error"]["kind"] == "frozen"
         assert "frozen" in house.session().send("elsewhere")["error"]["message"]
+        made = house.gateway.request("PUT", "/v1/hooks/bell", {"secret": ""})
+        assert made.status in (200, 201), made
+        assert house.gateway.request("POST", "/hooks/bell", b"ring the bell", token=None).status == 202
         assert len(house.model.requests) == asked, "the model was asked"
         thaw(house.gateway)
         other = house.session(text("back"))
         assert other.send("hello")["reply"] == "back"
+        assert house.asked("ring the bell") == []
 
 
 def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from farhand.gateway.gate import Gate
 from farhand.gateway.roster import Connection, Roster
 from farhand.gateway.transfers import Transfers
+from farhand.machine.apart import apart
 from farhand.machine.job import Ending
 from farhand.protocol.errors import Failed
 from farhand.protocol.freezing import FreezeOrder, plain_reason
@@ -145,7 +146,7 @@ class Freeze:
             self._hold(order)
             asked = self._each_node(lambda connection: self._freeze_node(connection, order))
             calls = self._gate.stop_all(order.told)
-            keeping = asyncio.to_thread(self._brake.keep_freezing, order)
+            keeping = apart(self._brake.keep_freezing, order)
             own, unkept, _ = await asyncio.gather(self._stop_own(order.told, calls), keeping, _confirmed(asked))
             self._own = own
             if unkept is not None:
@@ -160,7 +161,7 @@ class Freeze:
         async with self._one_at_a_time:
             order = self._brake.order
             try:
-                await asyncio.to_thread(self._brake.thaw, self._roster.clock())
+                await apart(self._brake.thaw, self._roster.clock())
             except OSError as error:
                 raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))

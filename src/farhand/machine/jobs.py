@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farhand.machine import keeper, output, tree
+from farhand.machine.apart import apart
 from farhand.machine.conversation import line
 from farhand.machine.job import Ending, Job, processes, read_record
 from farhand.machine.link import Link
@@ -334,7 +335,7 @@ class Jobs:
         linked = [job for job in self._jobs.values() if job.id in self._links]
         ran = [job for job in linked if job.running]
         endings = [asyncio.ensure_future(self.end(job, grace=0.0)) for job in linked]
-        names = await asyncio.to_thread(self._names)
+        names = await apart(self._names)  # slow searches may hold every shared thread
         endings += [
             asyncio.ensure_future(self._end_unlinked(name))
             for name in names
@@ -348,7 +349,7 @@ class Jobs:
         ended = {process for ending in told for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
         cookies = [f"{COOKIE}={name}" for name in names]
-        orphans, survivors = await asyncio.to_thread(tree.end_carrying, *cookies) if cookies else ([], [])
+        orphans, survivors = await apart(tree.end_carrying, *cookies) if cookies else ([], [])
         left = {process for ending in told for process in ending.survivors} | set(survivors)
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
 

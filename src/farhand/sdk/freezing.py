@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from farhand.machine.apart import apart
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.sdk.brake import Brake
 from farhand.sdk.dispatch import Dispatcher, Send
@@ -30,11 +31,11 @@ class Freezing:
 
     def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
         """Holds for the very next frame; the report follows once everything has ended."""
-        unkept = self.brake.keep_freezing(message.order)
+        self.brake.order = message.order  # from now on; on disk while everything is being ended
         calls = dispatcher.stop_all(message.order.told)
         log.warning("this node is %s", message.order.told, extra={"event": "freeze"})
         # Not with the link: a gateway that is killed now has given its order all the same.
-        ending = asyncio.get_running_loop().create_task(self._end(message.number, calls, unkept, dispatcher, send))
+        ending = asyncio.get_running_loop().create_task(self._end(message, calls, dispatcher, send))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
@@ -44,19 +45,23 @@ class Freezing:
             log.warning("this node takes calls again", extra={"event": "thaw"})
         send(encode(FreezeReport(message.number, error is not None, error=error)))
 
-    async def _end(self, number: int, calls: int, unkept: str | None, dispatcher: Dispatcher, send: Send) -> None:
-        errors = [unkept] if unkept else []
+    async def _end(self, message: NodeFreeze, calls: int, dispatcher: Dispatcher, send: Send) -> None:
+        errors: list[str] = []
         processes = 0
+        keeping = asyncio.ensure_future(apart(self.brake.keep_freezing, message.order))
         try:
             processes = await self._end_processes(errors)
             if left := await dispatcher.stopped(STOP_SECONDS):
                 errors.append(f"{left} calls did not stop")
-            processes += await self._end_processes(errors)  # what a call had just begun to start is there by now
+            if calls:  # what one had just begun to start is there by now
+                processes += await self._end_processes(errors)
         except Exception as error:
             log.exception("the freeze did not go well")
             errors.append(f"{type(error).__name__}: {error}")
+        if unkept := await keeping:
+            errors.append(unkept)
         told = "; ".join(dict.fromkeys(errors)) or None
-        send(encode(FreezeReport(number, True, processes, calls, told)))
+        send(encode(FreezeReport(message.number, True, processes, calls, told)))
 
     async def _end_processes(self, errors: list[str]) -> int:
         if self._end_all is None:
