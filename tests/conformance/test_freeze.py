@@ -483,6 +483,7 @@ def test_the_command_shows_each_node_and_its_status_says_whether_all_confirmed(
     assert "hand" in done.stdout and "yes" in done.stdout
     refused(gateway.invoke("hand__Bash", {"command": "true"}))
     assert "stop it" in farhand(gateway.home, "freeze", "--status").stdout
+    assert "is frozen: nothing runs until" in farhand(gateway.home, "doctor").stdout
     call = farhand(gateway.home, "call", "hand__Bash", "command=true")
     assert call.returncode == 1 and "frozen since" in call.stderr
     state = json.loads(farhand(gateway.home, "freeze", "--json").stdout)

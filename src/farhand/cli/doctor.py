@@ -304,6 +304,8 @@ def _gateway(client: Client) -> tuple[str | None, str | None, Check]:
         version = str(health["version"])
         if health["status"] != "ok":
             return url, version, Check("gateway", "failed", f"{url} says: {health['status']}; its log tells why")
+        if health.get("frozen"):
+            return url, version, Check("gateway", "warning", f"{url} is frozen: nothing runs until `farhand thaw`")
     except ClientError as error:
         return url, None, Check("gateway", "failed", str(error))
     except (KeyError, TypeError):
