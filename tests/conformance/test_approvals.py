@@ -582,3 +582,23 @@ def test_what_is_too_long_for_a_chat_is_not_approved_there(telegram: TelegramSer
         wait_until(lambda: len(telegram.said) == 2, 30)
         assert "too long" in telegram.said[1].text
         assert gateway.get(f"/v1/approvals/{approval['id']}")["state"] == "pending"
+
+
+def test_the_direct_door_asks_and_denies_too(hands: NodeProcess) -> None:
+    gateway = hands.gateway
+
+    def create() -> Any:
+        tool = {"name": "create_file", "input": {"path": "direct.txt", "content": "hi"}}
+        words = [{"role": "user", "content": [{"type": "text", "text": "make it"}]}]
+        body = {"session_id": "s", "user_id": "u", "stream": False, "input": words, "biz_params": {"tool": tool}}
+        return gateway.request("POST", "/agent/process", body)
+
+    for decision, status in (("deny", 403), ("approve", 200)):
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(create)
+            (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
+            assert approval["origins"] == ["direct"] and "+hi\n" in approval["diff"]
+            answer(gateway, approval, decision)
+            assert told.result(30).status == status, told.result()
+        if decision == "deny":
+            assert told.result().json()["error"]["code"] == "tool_disabled"

@@ -19,6 +19,7 @@ from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.direct import Direct, ItemFailed, NoModel, Read, Turn
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
+from farhand.gateway.policy import Forbidden
 from farhand.machine.files import AlreadyThere, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
@@ -278,7 +279,7 @@ def problem(error: FarhandError) -> Problem:
             return Problem(inner.status, inner.code, str(error), details={"item": error.item, "done": error.done})
         case ForbiddenPath():
             return Problem(403, "tool_forbidden_path", error.message)
-        case SwitchedOff() | Frozen():
+        case SwitchedOff() | Frozen() | Forbidden():
             return Problem(403, "tool_disabled", error.message)
         case Denied():
             return Problem(403, "forbidden", error.message)

@@ -210,8 +210,7 @@ class Parking:
             self._set_deadline(opened)
         elif parked.why == "approval":
             answered = "it was approved but could not start" if _approved(parked) else "nobody approved it"
-            message = f"{answered} before {moment(record.deadline_at)}; {DID_NOT_RUN}"
-            self._gate.end(opened, CallState.DENIED, ToolResult.failed("not_allowed", message))
+            self._refuse(opened, Forbidden(f"{answered} before {moment(record.deadline_at)}; {DID_NOT_RUN}"))
         else:
             where = f"node {record.node_id!r}" if record.node_id else f"a node with {record.tool!r}"
             message = f"{where} was not back before {moment(record.deadline_at)}; {DID_NOT_RUN}"
@@ -298,8 +297,7 @@ class Parking:
 
     def deny(self, opened: OpenCall, approval: Approval) -> None:
         why = f": {approval.remark}" if approval.remark else ""
-        message = f"denied by {approval.decided_by}{why}; {DID_NOT_RUN}"
-        self._gate.end(opened, CallState.DENIED, ToolResult.failed("not_allowed", message))
+        self._refuse(opened, Forbidden(f"denied by {approval.decided_by}{why}; {DID_NOT_RUN}"))
 
     async def _start(self, opened: OpenCall, parked: Parked) -> bool:
         """Examine a call again and send it, if that can be done now."""

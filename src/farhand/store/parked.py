@@ -75,6 +75,10 @@ DECIDE: Final = """
 ONE: Final = f"{_SELECT} WHERE id = ? OR call_id = ?"
 LIST: Final = f"{_SELECT} ORDER BY asked_at DESC LIMIT ?"
 LIST_IN: Final = f"{_SELECT} WHERE state = ? ORDER BY asked_at DESC LIMIT ?"
+LIST_PENDING: Final = (
+    f"{_SELECT} WHERE state = 'pending' AND call_id IN (SELECT id FROM calls WHERE ended_at IS NULL)"  # noqa: S608
+    " ORDER BY asked_at DESC LIMIT ?"
+)
 ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
@@ -150,9 +154,12 @@ def find_approval(connection: apsw.Connection, name: str) -> Approval | None:
 
 
 def list_approvals(connection: apsw.Connection, state: ApprovalState | None, limit: int) -> list[Approval]:
-    """Newest first."""
-    rows = connection.execute(LIST, (limit,)) if state is None else connection.execute(LIST_IN, (str(state), limit))
-    return [_approval(row) for row in rows]
+    """Newest first. A question whose call is over, as in a store that was restored, does not wait any more."""
+    if state is None:
+        return [_approval(row) for row in connection.execute(LIST, (limit,))]
+    if state is ApprovalState.PENDING:
+        return [_approval(row) for row in connection.execute(LIST_PENDING, (limit,))]
+    return [_approval(row) for row in connection.execute(LIST_IN, (str(state), limit))]
 
 
 def origin_of(connection: apsw.Connection, record: CallRecord) -> str | None:
