@@ -372,7 +372,7 @@ def show(call_id: str, client: Client, as_json: bool) -> None:
             ("tool", record["tool"]),
             ("node", record["route"].get("node_id") or ""),
             ("state", record["state"] + (" (in the background)" if record["background"] else "")),
-            ("waits for", record.get("waits_for") or ""),
+            ("waits", f"for {record['waits_for']}" if record.get("waits_for") else ""),
             ("approval", record.get("approval_id") or ""),
             ("session", record["session_key"] or ""),
             ("agent", record["agent_id"] or ""),
