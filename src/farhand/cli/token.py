@@ -164,7 +164,7 @@ def list_(client: Client, as_json: bool) -> None:
                 entry["node_id"] or "",
                 entry["label"],
                 ago(entry["created_at"]),
-                " ".join(entry["scopes"]),
+                " ".join(entry["scopes"]) + (" (by key)" if entry.get("public_key") else ""),
             ]
             for entry in tokens
         ]
