@@ -145,3 +145,16 @@ def test_what_is_written_while_the_gateway_is_down_is_heard_once(telegram: Teleg
 def test_an_id_that_is_none_is_refused(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     assert "not an id of Telegram" in str(send(gateway, "x", to="alice")["error"])
+
+
+def test_what_is_wrong_with_a_channel_is_shown_until_it_is_over(telegram: TelegramServer, house: House) -> None:
+    telegram.down()
+    gateway = house(settings(telegram))
+
+    def trouble() -> object:
+        shown = gateway.get("/v1/channels")["channels"]
+        return next(one["trouble"] for one in shown if one["name"] == "telegram")
+
+    assert "cannot be reached" in str(wait_until(trouble, 20))
+    telegram.up()
+    wait_until(lambda: trouble() is None, 30)

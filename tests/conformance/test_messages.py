@@ -208,6 +208,17 @@ def test_a_message_without_channel_and_peer_goes_to_the_session_s_own(talk: Talk
     assert [one["text"] for one in talk.receiver.taken if one["to"] == "eve"][-1] == "by the way"
 
 
+@pytest.mark.parametrize(
+    ("scope", "key"),
+    [("per-channel-peer", "agent:main:webhook:dm:ann"), ("per-account-channel-peer", "agent:main:webhook:crm:dm:ann")],
+)
+def test_a_person_s_session_follows_the_scope(tmp_path: Path, scope: str, key: str) -> None:
+    with Talk(tmp_path / "home", f'[sessions]\ndm_scope = "{scope}"\n') as talk:
+        assert say(talk.gateway, "ann", "hello").status == 202
+        wait_until(lambda: talk.receiver.taken, 30)
+        assert key in [one["key"] for one in talk.gateway.get("/v1/sessions")["sessions"]]
+
+
 def test_groups_have_a_session_of_their_own_and_are_heard_when_they_ask(talk: Talk) -> None:
     group = {"peer": "team", "peerKind": "group"}
     assert say(talk.gateway, "gus", "just chatting", mentioned=False, **group).status == 202

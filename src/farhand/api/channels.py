@@ -218,7 +218,7 @@ class ChannelDoors:
                 "accountId": channel.settings.account,
                 "policy": channel.settings.policy,
                 "waiting": waiting.get((channel.settings.kind, channel.settings.account), 0),
-                "trouble": self._reception.troubles.get(name),
+                "trouble": self._reception.troubles.get(name) or channel.trouble or None,
             }
             for name, channel in self._messages.channels.items()
         ]

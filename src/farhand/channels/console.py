@@ -14,6 +14,7 @@ class ConsoleChannel:
     longest_text = 1_000_000
     files_apart = False
     repeatable = True
+    trouble = ""
 
     def __init__(self) -> None:
         self.settings = ChannelSettings(kind="console", account="default", policy="allowlist")

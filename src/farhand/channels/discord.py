@@ -48,6 +48,7 @@ class DiscordChannel:
     longest_text = 2000
     files_apart = True
     repeatable = False
+    trouble = ""
 
     def __init__(self, settings: DiscordSettings) -> None:
         self.settings = settings
@@ -89,9 +90,10 @@ class DiscordChannel:
                 bot = self._listener(said)
                 try:
                     await bot.start(check_for_updates=False)
-                    wait = 1.0
+                    wait, self.trouble = 1.0, ""
                     await bot.join()
                 except (self._hikari.HikariError, OSError, TimeoutError, KeyError, ValueError) as error:
+                    self.trouble = str(error)
                     log.warning("Discord is not connected (again in %g s): %s", wait, error)
                 finally:
                     with contextlib.suppress(self._hikari.HikariError, OSError):

@@ -71,6 +71,7 @@ class EmailChannel:
     longest_text = 100_000
     files_apart = False
     repeatable = False
+    trouble = ""
 
     def __init__(self, settings: EmailSettings) -> None:
         self.settings = settings
@@ -89,9 +90,10 @@ class EmailChannel:
                         for number, raw in await mailbox.unseen():
                             await self._take(take, raw)
                             await mailbox.mark_seen(number)
-                        wait = 1.0
+                        wait, self.trouble = 1.0, ""
                         await mailbox.news()
             except (OSError, imaplib.IMAP4.error, _Unusable, ToolError) as error:
+                self.trouble = str(error)
                 log.warning("mail of %s cannot be read (again in %g s): %s", self.settings.address, wait, error)
             await asyncio.sleep(wait)
             wait = min(LONGEST_WAIT, wait * 2)

@@ -44,6 +44,7 @@ class SignalChannel:
     longest_text = 2000
     files_apart = True
     repeatable = False
+    trouble = ""
 
     def __init__(self, settings: SignalSettings) -> None:
         self.settings = settings
@@ -59,12 +60,13 @@ class SignalChannel:
                 async with await self._service.stream(path) as response:
                     if response.status_code != 200:
                         raise TryLater(f"signal-cli answered {response.status_code}")
-                    wait = 1.0
+                    wait, self.trouble = 1.0, ""
                     async for line in response.aiter_lines():
                         if line.startswith("data:"):
                             await self._take(take, line[5:])
                 log.info("signal-cli closed the stream of events")
             except (DeliveryError, ToolError, self._service.broken) as error:
+                self.trouble = str(error)
                 log.warning("signal-cli cannot be read (again in %g s): %s", wait, error)
             await asyncio.sleep(wait)
             wait = min(LONGEST_WAIT, wait * 2)

@@ -47,6 +47,7 @@ class TelegramChannel:
     longest_text = 4096
     files_apart = True
     repeatable = False
+    trouble = ""
 
     def __init__(self, settings: TelegramSettings) -> None:
         self.settings = settings
@@ -96,8 +97,9 @@ class TelegramChannel:
                     except (AttributeError, KeyError, TypeError, ValueError) as error:
                         log.warning("an update of Telegram was left out: %r", error)
                     offset = update["update_id"] + 1
-                wait = 1.0
+                wait, self.trouble = 1.0, ""
             except (DeliveryError, ToolError) as error:
+                self.trouble = str(error)
                 log.warning("Telegram cannot be read (again in %g s): %s", wait, error)
                 await asyncio.sleep(wait)
                 wait = min(LONGEST_WAIT, wait * 2)

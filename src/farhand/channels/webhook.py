@@ -53,6 +53,7 @@ class WebhookChannel:
     longest_text = 100_000
     files_apart = False
     repeatable = True
+    trouble = ""
 
     def __init__(self, settings: WebhookSettings) -> None:
         self.settings = settings

@@ -49,6 +49,7 @@ class WhatsAppChannel:
     longest_text = 4096
     files_apart = True
     repeatable = False
+    trouble = ""
 
     def __init__(self, settings: WhatsAppSettings) -> None:
         self.settings = settings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo
 
 import click
 
@@ -81,20 +83,24 @@ def _list(client: Client, query: dict[str, Any], as_json: bool) -> None:
             Column("LAST"),
             Column("SCHEDULE", flexible=True),
         ]
-        show_table(columns, [_row(job) for job in jobs])
+        zone = ZoneInfo(answer.value["timezone"])
+        show_table(columns, [_row(job, zone) for job in jobs])
         shown = answer.value["offset"] + len(jobs)
         if answer.value["count"] > shown:
             remark(f"{answer.value['count'] - shown} more: --offset {shown}")
 
 
-def _row(job: dict[str, Any]) -> list[str]:
+def _row(job: dict[str, Any], zone: ZoneInfo) -> list[str]:
+    """Moments are shown in the zone that schedules are read in."""
     state = job["state"]
     shown = "running" if "runningAtMs" in state else state.get("lastStatus", "new")
     return [
         job["id"],
         job["name"],
         shown if job["enabled"] else "disabled",
-        moment(state["nextRunAtMs"]) if "nextRunAtMs" in state else "never",
+        f"{datetime.fromtimestamp(state['nextRunAtMs'] / 1000, zone):%Y-%m-%d %H:%M:%S %Z}"
+        if "nextRunAtMs" in state
+        else "never",
         ago(state.get("lastRunAtMs")),
         job["scheduleHuman"],
     ]

@@ -116,6 +116,10 @@ class Channel(Protocol):
     def files_apart(self) -> bool:
         """A file is a message of its own, sent after the text; otherwise files go with its last part."""
 
+    @property
+    def trouble(self) -> str:
+        """Why it does not listen at the moment; empty when it does, or has yet to try."""
+
     async def run(self, take: Take) -> None:
         """Listen until cancelled; come back by itself from whatever the service or the network does."""
 
