@@ -602,3 +602,16 @@ def test_the_direct_door_asks_and_denies_too(hands: NodeProcess) -> None:
             assert told.result(30).status == status, told.result()
         if decision == "deny":
             assert told.result().json()["error"]["code"] == "tool_disabled"
+
+
+def test_a_gateway_that_stops_tells_who_waits_that_the_call_still_does(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_policy(home)
+    with GatewayProcess(home) as gateway, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(gateway.invoke, "exec", {"command": "echo kept"})
+        (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
+        assert gateway.stop() == 0
+        assert told.result(20)["state"] == "waiting" and told.result()["error"]["kind"] == "timeout"
+        gateway.start()
+        assert answer(gateway, approval).status == 200
+        assert "kept" in end_of(gateway, approval)["result"]["content"]

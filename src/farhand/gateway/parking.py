@@ -192,8 +192,9 @@ class Parking:
             if opened.deadline is not None:
                 opened.deadline.cancel()
             if not opened.over:
-                left = failed("the gateway stopped; the call has not run and still waits: ask for it by its id")
-                opened.let_go(self._shown(opened, left))
+                # Not `failed`: whoever is told that may be sure that the call will never run.
+                left = "the gateway stopped; the call has not run and still waits: ask for it by its id"
+                opened.let_go(self._shown(opened, ToolResult.failed("timeout", left)))
 
     def _set_deadline(self, opened: OpenCall) -> None:
         if opened.deadline is not None:
