@@ -364,3 +364,21 @@ def test_after_all_that_the_journal_verifies(gateway: GatewayProcess) -> None:
     """But for what was changed above, on purpose."""
     report = verify(gateway.home, gateway.home / "farhand.db")
     assert len(report.faults) <= 1 and all("call" in fault.message for fault in report.faults), report
+
+
+# -- secrets --------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_in_no_timeline_cut_in_two_or_not_and_no_difference(tmp_path: Path) -> None:
+    secret = "sk-very-secret-key-of-the-provider"
+    with ModelServer() as model:
+        env = {**NO_COPIES, **model.environment, "OPENAI_API_KEY": secret}
+        with GatewayProcess(tmp_path / "home", env=env) as gateway:
+            for before in (10, 380, 385, 390):
+                gateway.invoke("write", {"path": f"{before}.txt", "content": "x" * (before - 40) + secret + "y" * 500})
+            model.add(calls(("read", {"path": "10.txt"})), text("read"))
+            gateway.invoke("write", {"path": "10.txt", "content": f"key = {secret}\n"})
+            run = say(gateway, "main", "read it")
+            shown = gateway.request("GET", "/v1/journal?limit=1000").body.decode()
+            assert "380.txt" in shown and not any(secret[:length] in shown for length in (12, 20, len(secret)))
+            assert replayed(gateway, run["run_id"])["identical"]

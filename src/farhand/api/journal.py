@@ -82,9 +82,14 @@ class JournalDoors:
         before = request.query_int("before", 0, 0, 2**62) or None
         after = None if request.query("after") is None else request.query_int("after", 0, 0, 2**62)
         found = await self._hub.database.read(
-            lambda store: journal.page(store, wanted, limit, before=before, after=after)
+            lambda store: journal.page(store, wanted, limit, before=before, after=after, hide=self._hide)
         )
         return json_reply(found)
+
+    def _hide(self, data: bytes) -> bytes:
+        """Without secrets, and without what may be the beginning of one."""
+        hidden = self._hub.secrets.hide(data)
+        return hidden[: len(hidden) - self._hub.secrets.begun(hidden)]
 
     async def head(self, _request: Request) -> Reply:
         end = await self._hub.database.read(journal_end)

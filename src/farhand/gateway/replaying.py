@@ -28,10 +28,11 @@ from farhand.gateway.open_call import Outcome as Ended
 from farhand.gateway.runs import RunOptions
 from farhand.llm import messages as model_events
 from farhand.llm.errors import ModelError
-from farhand.llm.messages import Message, StreamEvent, ToolUse
+from farhand.llm.messages import Content, Message, StreamEvent, ToolUse
 from farhand.llm.model import ModelRequest
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.masking import MASK
 from farhand.store import replays, sessions
 from farhand.store.calls import CallRecord, made_by
 from farhand.store.replays import DIGEST_BYTES, Asked, Attempt, digest
@@ -293,15 +294,18 @@ class _Again:
 
     async def _call(self, use: ToolUse) -> Outcome:
         self.calls += 1
+        told = next((said for _, said in self._expected if said.role == "tool" and said.tool_call_id == use.id), None)
+        shown = None if told is None else Outcome(told.content, is_error=told.is_error)
         places = self._places.get(use.id)
         if places:
             seq, place = places.popleft()
             call = self._record.calls.get(f"run:{self._record.run.id}:{seq}:{place}")
             if call is not None:
-                return Outcome.of_result(Ended(call).result)
-        told = next((said for _, said in self._expected if said.role == "tool" and said.tool_call_id == use.id), None)
-        if told is not None:
-            return Outcome(told.content, is_error=told.is_error)
+                outcome = Outcome.of_result(Ended(call).result)
+                # Of the gateway's secrets the model was shown none, so the record of the call has more.
+                return shown if shown is not None and masked(shown.content, outcome.content) else outcome
+        if shown is not None:
+            return shown
         self._differ("call", "no such call", f"{use.name} {use.arguments}")
         return Outcome.failed("not_found", "the record has no such call")
 
@@ -364,6 +368,22 @@ class _Again:
         if self.difference is None:
             self.difference = Difference(self._step, what, expected[:SHOWN], got[:SHOWN])
         self._stop.set()
+
+
+def masked(shown: Content, whole: Content) -> bool:
+    """Whether a text is another one with something masked in it."""
+    if not isinstance(shown, str) or not isinstance(whole, str) or MASK not in shown:
+        return False
+    first, *rest = shown.split(MASK)
+    if not whole.startswith(first):
+        return False
+    position = len(first)
+    for piece in rest[:-1]:
+        position = whole.find(piece, position)
+        if position < 0:
+            return False
+        position += len(piece)
+    return whole.endswith(rest[-1]) and len(whole) - len(rest[-1]) >= position
 
 
 def _split(listed: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@ says where the next one begins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import apsw
@@ -19,6 +20,9 @@ SLACK_MS: Final = 60 * 60 * 1000
 """Rows are in the order in which they were written; their times are, but for a jump of the clock or a late record."""
 
 _ROWS: Final = "SELECT id, at, kind, subject, data FROM events AS e WHERE "
+Hide = Callable[[bytes], bytes]
+"""What may be shown of a text that goes on behind its end."""
+
 _CALL: Final = """
     SELECT tool, substr(args, 1, ?1), length(args), session_key, node_id, state, duration_ms, substr(result, 1, ?1),
         length(result), error_kind, error_message, credential
@@ -117,16 +121,25 @@ class _Seq(msgspec.Struct, frozen=True):
 
 
 def page(
-    connection: apsw.Connection, wanted: Wanted, limit: int, *, before: int | None = None, after: int | None = None
+    connection: apsw.Connection,
+    wanted: Wanted,
+    limit: int,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    hide: Hide = bytes,
 ) -> Page:
-    """The newest `limit` rows that fit, older than `before`; or the oldest ones after `after`."""
+    """The newest `limit` rows that fit, older than `before`; or the oldest ones after `after`.
+
+    What is cut to be short passes `hide`, since half a secret is not known for one later.
+    """
     found: list[Any] = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchall()
     last: int = found[0][0]
     clauses, values = _conditions(wanted)
     if after is not None:
         rows = _select(connection, ["e.id > ?", "e.id <= ?", *clauses], [after, last, *values], "ASC", limit)
         newest = rows[-1][0] if len(rows) == limit else last
-        return Page([_line(connection, row) for row in rows], None, newest)
+        return Page([_line(connection, row, hide) for row in rows], None, newest)
     end = last + 1 if before is None else before
     if wanted.until is not None:
         end = min(end, _first_at(connection, wanted.until + SLACK_MS, last))
@@ -140,7 +153,7 @@ def page(
         more: int | None = rows[-1][0]
     else:
         more = floor if floor > max(beginning, 1) else None
-    return Page([_line(connection, row) for row in reversed(rows)], more, last)
+    return Page([_line(connection, row, hide) for row in reversed(rows)], more, last)
 
 
 def _select(connection: apsw.Connection, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
@@ -194,31 +207,36 @@ def _first_at(connection: apsw.Connection, at: int, last: int) -> int:
     return low
 
 
-def _line(connection: apsw.Connection, row: tuple[Any, ...]) -> Line:
+def _line(connection: apsw.Connection, row: tuple[Any, ...], hide: Hide) -> Line:
     number, at, kind, subject, data = row
     line = Line(number, at, kind, subject, msgspec.Raw(data))
     if kind == "message.added":
-        return msgspec.structs.replace(line, message=_message(connection, data))
+        return msgspec.structs.replace(line, message=_message(connection, data, hide))
     if kind.startswith("run."):
-        return msgspec.structs.replace(line, run=_run(connection, subject))
-    return msgspec.structs.replace(line, call=_call(connection, subject))
+        return msgspec.structs.replace(line, run=_run(connection, subject, hide))
+    return msgspec.structs.replace(line, call=_call(connection, subject, hide))
 
 
-def _call(connection: apsw.Connection, call_id: str) -> CallLine | None:
+def _call(connection: apsw.Connection, call_id: str, hide: Hide) -> CallLine | None:
     rows: list[Any] = connection.execute(_CALL, (SHORT, call_id)).fetchall()
     if not rows:
         return None
     tool, args, size, session, node, state, took, result, length, kind, message, credential = rows[0]
-    told = None if result is None else _short(result, length)
-    return CallLine(tool, _short(args, size), session, node, state, took, told, kind, message, credential)
+    told = None if result is None else _short(result, length, hide)
+    return CallLine(tool, _short(args, size, hide), session, node, state, took, told, kind, message, credential)
 
 
-def _run(connection: apsw.Connection, run_id: str) -> RunLine | None:
+def _run(connection: apsw.Connection, run_id: str, hide: Hide) -> RunLine | None:
     rows: list[Any] = connection.execute(_RUN, (SHORT, run_id)).fetchall()
-    return RunLine(*rows[0]) if rows else None
+    if not rows:
+        return None
+    line = RunLine(*rows[0])
+    if line.reply is None or len(line.reply) < SHORT:
+        return line
+    return msgspec.structs.replace(line, reply=hide(line.reply.encode()).decode(errors="ignore"))
 
 
-def _message(connection: apsw.Connection, data: bytes) -> MessageLine | None:
+def _message(connection: apsw.Connection, data: bytes, hide: Hide) -> MessageLine | None:
     try:
         seq = msgspec.json.decode(data, type=_Seq).seq
         rows: list[Any] = connection.execute(_ENTRY, (seq,)).fetchall()
@@ -232,8 +250,9 @@ def _message(connection: apsw.Connection, data: bytes) -> MessageLine | None:
         content = " ".join(str(block.get("text", "[image]")) for block in content if isinstance(block, dict))
     role = told.role if rows[0][3] is None else "summary"
     names = [str(use.get("name", "")) for use in told.tool_calls]
-    return MessageLine(seq, role, _short(content.encode(), len(content.encode())), names, rows[0][1])
+    return MessageLine(seq, role, _short(content.encode(), len(content.encode()), hide), names, rows[0][1])
 
 
-def _short(data: bytes, length: int) -> Short:
-    return Short(data[:SHORT].decode(errors="ignore"), length)
+def _short(data: bytes, length: int, hide: Hide) -> Short:
+    shown = data[:SHORT] if length <= SHORT else hide(data[:SHORT])
+    return Short(shown.decode(errors="ignore"), length)
