@@ -61,6 +61,17 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.add(calls(("read", {"path": "a.txt"})), text("there is no such file"))
             gateway.request("POST", "/v1/sessions/main/messages", {"message": "look", "wait_seconds": 20})
             gateway.request("POST", "/v1/tokens", {"label": "t", "scopes": ["read"]})
+            node.stop()
+            gateway.wait_for_node("hands", online=False)
+            later = {"when_online": True, "before": "in 1 hour"}
+            ran, cancelled = (gateway.invoke("hands__Bash", {"command": "true"}, **later) for _ in range(2))
+            gateway.request("DELETE", f"/v1/calls/{cancelled['request_id']}")
+            node.start()
+            over = f"/v1/calls/{ran['request_id']}"
+            wait_until(lambda: gateway.get(over)["state"] == "ok", 30, "the call that waited")
+            node.stop()
+            gateway.wait_for_node("hands", online=False)
+            assert gateway.invoke("hands__Bash", {"command": "true"}, **later)["state"] == "waiting"
     return folder / "home"
 
 
@@ -143,7 +154,8 @@ def test_each_kind_of_harm_is_found(home: Path, what: str) -> None:
 def test_the_fault_is_named_with_its_event_and_the_status_is_1(home: Path) -> None:
     ((number, call_id),) = rows(
         home,
-        "SELECT id, subject FROM events WHERE kind = 'call.started' AND CAST(data AS TEXT) LIKE '%hands__Bash%'",
+        "SELECT id, subject FROM events WHERE kind = 'call.started' "
+        "AND CAST(data AS TEXT) LIKE '%hands__Bash%' LIMIT 1",
     )
     change(home, HARM["arguments"])
     done = Command(home)("audit", "verify", "--json")
@@ -187,7 +199,10 @@ def test_any_single_change_of_any_field_is_found(home: Path) -> None:
         if checked(home).ok:
             missed.append(what)
         (home / "farhand.db").write_bytes(original)
-    assert tried > 300 and missed == []
+    # Where and until when a call waits is not settled before it starts; what was asked for is.
+    open_yet = {"route", "node_id", "capability", "node_boot", "deadline_at"}
+    ((waiting,),) = rows(home, "SELECT seq FROM calls WHERE state = 'waiting'")
+    assert tried > 300 and set(missed) <= {f"calls.{column} of {waiting}" for column in open_yet}
 
 
 def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:

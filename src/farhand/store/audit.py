@@ -11,9 +11,10 @@ import apsw
 import msgspec
 
 from farhand.protocol.errors import FarhandError
-from farhand.store.calls import ENDED, NOT_ENDED
+from farhand.store.calls import ENDED, NOT_ENDED, CallState
 from farhand.store.chain import Head, KeptHead, Pending, Sealer, boot_id, journal_end, kept_head, load_key
 from farhand.store.sealing import (
+    CALL_KINDS,
     CUT,
     SEALED,
     UNGUARDED,
@@ -220,8 +221,7 @@ class _Verification:
         missing: str | None = None
         for row in group:
             number, at, kind, subject, data, _ = row
-            begun = kind in ("call.waiting", "call.started", "call.ended")
-            if begun and subject not in self._covers.open and subject not in self._covers.waiting:
+            if kind in CALL_KINDS and subject not in self._covers.open and subject not in self._covers.waiting:
                 self._begun += 1
             rows.append((_plain(row), self._covers(kind, subject, data)))
             if self._covers.missing is not None and missing is None:
@@ -292,11 +292,11 @@ class _Verification:
             told = "SELECT subject FROM events WHERE kind IN ('call.waiting', 'call.started', 'call.ended')"
             for (call_id,) in self._store.execute(f"SELECT id FROM calls WHERE id NOT IN ({told}) LIMIT 1"):  # noqa: S608
                 self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
-        for call_id in sorted(self._covers.open):
+        for call_id in sorted(self._covers.open | self._covers.waiting):
             found = self._store.execute(f"SELECT {', '.join(ENDED)} FROM calls WHERE id = ?", (call_id,)).fetchall()  # noqa: S608
-            if found and found[0] != NOT_ENDED:
-                message = f"call {call_id} is said to have ended ({found[0][0]}), and no event tells of it"
-                self._fault(None, message)
+            state = CallState.WAITING if call_id in self._covers.waiting else CallState.RUNNING
+            if found and found[0] != (state.value, *NOT_ENDED[1:]):
+                self._fault(None, f"call {call_id} is said to be {found[0][0]}, and no event tells of it")
         ((rows,),) = self._store.execute("SELECT count(*) FROM entries WHERE seq > ?", (self._old_entries,)).fetchall()
         if rows != self._messages:
             self._fault(None, f"there are {rows} messages in the transcripts, and events tell of {self._messages}")
@@ -339,7 +339,7 @@ def _what(group: list[Row], last: int) -> tuple[int, str]:
             gone = f"event {last + 1} is" if number == last + 2 else f"events {last + 1} to {number - 1} are"
             return number, f"{gone} missing before event {number} ({kind}), or its id was changed"
         last = number
-    covered = [f"the record of call {row[3]}" for row in group if row[2] in ("call.started", "call.ended")]
+    covered = [f"the record of call {row[3]}" for row in group if row[2] in CALL_KINDS]
     covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
     covered += ["a message older than it" for row in group if row[2] == SEALED]
     others = " or another they tell of" if len(covered) > 5 else ""

@@ -57,6 +57,8 @@ _COLUMNS: Final = CallRecord.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
 
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
+ASKED: Final = (*_COLUMNS[:6], "background", "idempotency_key", "created_at")
+"""What does not change while a call waits, and when it starts."""
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
@@ -140,7 +142,9 @@ def begin(connection: apsw.Connection, record: CallRecord) -> None:
     if record.ended_at is None:
         data = {"tool": record.tool, **_where(record)}
         if record.state is CallState.WAITING:
-            append_event(connection, record.created_at, "call.waiting", record.id, data)
+            row = covered_row(connection, record.id)
+            assert row is not None
+            append_event(connection, record.created_at, "call.waiting", record.id, data, row.asked)
         else:
             append_event(connection, record.created_at, "call.started", record.id, data, covered)
     else:
@@ -215,8 +219,9 @@ def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) ->
 
 
 class CoveredRow(msgspec.Struct, frozen=True):
-    """What events of the journal cover of a call: its beginning, its end, or both at once."""
+    """What events of the journal cover of a call: what was asked for, its beginning, its end, or both at once."""
 
+    asked: bytes
     begun: bytes
     ended: bytes
     whole: bytes
@@ -231,6 +236,7 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
     began = values | dict(zip(ENDED, NOT_ENDED, strict=True))
     number = packed(seq)
     return CoveredRow(
+        packed(tuple(values[name] for name in ASKED)) + number,
         packed(tuple(began.values())) + number,
         packed(tuple(values[name] for name in ENDED)),
         packed(tuple(columns)) + number,

@@ -22,6 +22,8 @@ CUT: Final = "journal.cut"
 UNGUARDED: Final = "journal.head_missing"
 """At a start nothing told how far the journal had gone."""
 
+CALL_KINDS: Final = ("call.waiting", "call.started", "call.ended")
+
 PAGE: Final = 2_000
 _ROWS: Final = "SELECT id, at, kind, subject, data, hash FROM events WHERE id > ? ORDER BY id LIMIT ?"
 ENTRY: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq = ?"  # noqa: S608
@@ -60,18 +62,14 @@ class Covers:
         self._store = connection
         self.open = set(open_calls)
         self.waiting: set[str] = set()
-        """Calls that are held back: their record goes with what comes of them."""
+        """Calls that are held back: the rest of their record goes with what comes of them."""
         self.missing: str | None = None
         """What the last row told of, if that is not there."""
 
     def __call__(self, kind: str, subject: str, data: bytes) -> bytes:
         self.missing = None
-        if kind in ("call.started", "call.ended"):
-            self.waiting.discard(subject)
+        if kind in CALL_KINDS:
             return self._call(kind, subject)
-        if kind == "call.waiting":
-            self.waiting.add(subject)
-            return b""
         try:
             if kind == "message.added":
                 seq = msgspec.json.decode(data, type=ToldMessage).seq
@@ -87,14 +85,14 @@ class Covers:
 
     def _call(self, kind: str, subject: str) -> bytes:
         whole = kind == "call.ended" and subject not in self.open
-        if kind == "call.started":
-            self.open.add(subject)
-        else:
-            self.open.discard(subject)
+        for calls_so, of_kind in ((self.open, "call.started"), (self.waiting, "call.waiting")):
+            (calls_so.add if kind == of_kind else calls_so.discard)(subject)
         row = calls.covered_row(self._store, subject)
         if row is None:
             self.missing = f"the record of call {subject}"
             return b""
+        if kind == "call.waiting":
+            return row.asked
         return row.begun if kind == "call.started" else row.whole if whole else row.ended
 
 
