@@ -37,6 +37,12 @@ async def effect(ctx: ToolContext, key: str) -> dict[str, str]:
     return {"call": ctx.request_id, "key": key}
 
 
+@registry.tool("siege.look", read_only=True)
+async def look(ctx: ToolContext, key: str) -> dict[str, str]:
+    "Leave nothing behind."
+    return {"call": ctx.request_id, "key": key}
+
+
 client = NodeClient(
     node_info=NodeInfo.from_env("siege", "1"), reconnect_backoff=ReconnectBackoff(initial_delay=0.05, max_delay=0.2)
 )
@@ -48,13 +54,20 @@ class Caller(threading.Thread):
     """Makes one call after another. With a key it asks until it is answered; without, a lost answer stays lost."""
 
     def __init__(
-        self, gateway: GatewayProcess, stop: threading.Event, *, keyed: bool, background: bool = False
+        self,
+        gateway: GatewayProcess,
+        stop: threading.Event,
+        *,
+        keyed: bool,
+        background: bool = False,
+        tool: str = "siege.effect",
     ) -> None:
         super().__init__(daemon=True)
         self._gateway = gateway
         self._stop_event = stop
         self._keyed = keyed
         self._background = background
+        self._tool = tool
         self.tried = 0
         self.retries = 0
         self.answers: dict[str, Any] = {}
@@ -86,7 +99,7 @@ class Caller(threading.Thread):
 
     def post(self, key: str) -> Any:
         body = {
-            "tool": "siege.effect",
+            "tool": self._tool,
             "args": {"key": key},
             "timeout_ms": 60_000,
             "session_key": key,
@@ -122,6 +135,7 @@ def test_no_acknowledged_call_is_lost_and_no_side_effect_repeated(tmp_path: Path
         *(Caller(gateway, stop, keyed=True) for _ in range(5)),
         *(Caller(gateway, stop, keyed=False) for _ in range(2)),
         Caller(gateway, stop, keyed=True, background=True),
+        Caller(gateway, stop, keyed=False, tool="siege.look"),
     ]
 
     def held_up() -> None:
@@ -195,6 +209,8 @@ def test_no_acknowledged_call_is_lost_and_no_side_effect_repeated(tmp_path: Path
         held += 1
     # Ok means that it happened, once; a plain failure means that it did not; and the key still gives the same answer.
     for call_id, record in records.items():
+        if record["tool"] == "siege.look":
+            continue
         if record["state"] == "ok":
             assert effects[call_id] == 1 and record["result"] == {"call": call_id, "key": record["session_key"]}
         elif record["state"] == "error":

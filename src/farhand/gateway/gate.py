@@ -14,6 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import apsw
 import msgspec
@@ -41,8 +42,8 @@ from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs
 from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
-from farhand.store.calls import CallRecord, CallState
-from farhand.store.database import Database, StoreError
+from farhand.store.calls import CallRecord, CallState, intent_of
+from farhand.store.database import Database, Settle, StoreError
 from farhand.store.measures import Durations
 from farhand.store.parked import all_parked, finish_parked
 from farhand.tools.tool import LEAVING, CallContext, Tool
@@ -57,7 +58,7 @@ RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 QUIET_CALLS = 2
 ACK_SECONDS = 0.05
-MOST_ACKS = 64
+MOST_ACKS = 256
 WRITE_AGAIN_SECONDS = 5.0
 MAX_IDEMPOTENCY_KEY = 256
 
@@ -74,6 +75,8 @@ class Gate:
         self._roster = roster
         self._catalog = catalog
         self._open: dict[str, OpenCall] = {}
+        self._running = 0
+        """How many of the open calls are not over."""
         self._acks: dict[Connection, list[str]] = {}
         self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
         """How long the calls took that ended, in milliseconds, by who ran them and how they ended."""
@@ -143,7 +146,7 @@ class Gate:
                 self._send(opened)
                 return opened
 
-        def go_on(_: None, error: Exception | None) -> None:
+        def go_on(_: object, error: Exception | None) -> None:
             if error is not None:
                 if opened is not None:
                     self._forget(opened)
@@ -153,10 +156,13 @@ class Gate:
             else:
                 self._send(opened)
 
-        begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(opened.parked)
-        self._database.write_then(
-            lambda store: begin(store, record), go_on, durable=opened is not None, at_once=self.quiet
-        )
+        if opened is None:
+            self._database.write_then(lambda store: calls.begin(store, record), go_on, durable=False)
+        elif opened.parked is not None:
+            begin = self.parking.begin(opened.parked)
+            self._database.write_then(lambda store: begin(store, record), go_on)
+        else:
+            self._promise(opened, go_on)
         return opened
 
     def _examine(
@@ -275,7 +281,7 @@ class Gate:
     @property
     def quiet(self) -> bool:
         """So few calls are open that waiting for others to share a commit or a write with would only cost time."""
-        return len(self._open) <= QUIET_CALLS
+        return self._running <= QUIET_CALLS
 
     # -- writing down -----------------------------------------------------------------------------------
 
@@ -286,7 +292,10 @@ class Gate:
             if opened is None:
                 await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
             elif not opened.read_only:
-                await self._database.write(lambda store: begin(store, record), at_once=self.quiet)
+                if opened.parked is not None:
+                    await self._database.write(lambda store: begin(store, record))
+                else:
+                    await self._promised(opened)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -296,12 +305,40 @@ class Gate:
             first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
             if first == record.id:
                 begin(store, record)
+                if opened is not None:
+                    opened.written = True
             return first, first_body
 
         first, first_body = await self._database.write(claim)
         if first_body != body:
             raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
         return first
+
+    def _promise(self, opened: OpenCall, settle: Settle) -> None:
+        """Have a call on disk, and tell `settle`. The tables follow later; a call that is over by then goes into them
+        whole, with its end."""
+        record = opened.record
+
+        def write(store: apsw.Connection) -> None:
+            if not opened.over:
+                calls.begin(store, record)
+                opened.written = True
+
+        def kept(_: object, error: Exception | None) -> None:
+            if error is not None:
+                opened.written = False
+
+        self._database.write_ahead(intent_of(record), write, kept, settle, at_once=self.quiet)
+
+    async def _promised(self, opened: OpenCall) -> None:
+        promised: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(_: object, error: Exception | None) -> None:
+            if not promised.done():
+                promised.set_result(None) if error is None else promised.set_exception(error)
+
+        self._promise(opened, settle)
+        await promised
 
     async def _repeat(self, call_id: str, background: bool) -> Outcome:
         opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
@@ -316,6 +353,7 @@ class Gate:
 
     def _admit(self, opened: OpenCall, seconds: float) -> None:
         self._open[opened.record.id] = opened
+        self._running += 1
         if opened.node is not None:
             opened.node.running += 1
         if opened.own is None or opened.own.at_once is None:  # else it may be over before a timer could be set
@@ -336,6 +374,8 @@ class Gate:
 
     def _forget(self, opened: OpenCall) -> None:
         self.parking.waiting.pop(opened.record.id, None)
+        self._running -= opened.record.id in self._open and not opened.over
+        opened.over = True
         if self._open.pop(opened.record.id, None) is not None:
             if opened.node is not None:
                 opened.node.running -= 1
@@ -573,6 +613,12 @@ class Gate:
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
+        if promised := self._database.open_intents():
+            taken_up = (self._database.write(partial(calls.take_up, intent=intent)) for intent in promised)
+            for error in await asyncio.gather(*taken_up, return_exceptions=True):
+                if error is not None:
+                    log.error("a call the last run wrote down cannot be taken up: %s", error)
+            self._database.forget_intents()
         now = self._roster.clock()
         rows = await self._database.read(all_parked)
         for record in await self._database.read(calls.open_calls):
@@ -582,7 +628,7 @@ class Gate:
             own = None if record.route == "node" else self._catalog.own(record.tool)
             node = self._roster.nodes.get(record.node_id or "")
             opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
-            opened.sent = True
+            opened.sent = opened.written = True
             opened.started -= max(0, now - record.created_at) / 1000
             self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
             if own is not None and own.continues:
@@ -628,6 +674,7 @@ class Gate:
         if opened.over:
             return
         opened.over = True
+        self._running -= opened.record.id in self._open
         duration = (time.perf_counter() - opened.started) * 1000
         self.ended[opened.record.route, state].add(duration)
         if opened.deadline is not None:
@@ -638,14 +685,18 @@ class Gate:
         self._write_end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
 
     def _write_end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
-        # A result that its node still holds cannot be lost by a crash here: it is acknowledged, and so forgotten there,
-        # only after a sync, and until then it comes again. So whoever waits is told at once, and the end is written
-        # behind, as it is for a read-only call. Any other end is on disk before anyone is told.
-        write = calls.begin if opened.read_only else calls.finish if opened.parked is None else finish_parked
+        # A result that its node still holds cannot be lost here: it is acknowledged, and so forgotten there, only after
+        # a sync, and until then it comes again. So whoever waits is told as soon as the system has the end, as for a
+        # read-only call, which a killed gateway does not forget either. Any other end is on disk before anyone is told.
+        def write(store: apsw.Connection) -> None:
+            if opened.parked is not None:
+                finish_parked(store, record)
+            elif opened.written:
+                calls.finish(store, record)
+            else:
+                calls.begin(store, record, started=not opened.read_only)
+
         behind = opened.read_only or (connection is not None and connection.resume is not None)
-        if behind:
-            opened.record = record
-            opened.tell(record)
 
         def written(_: object, error: Exception | None) -> None:
             told = record
@@ -665,9 +716,11 @@ class Gate:
             opened.tell(told)
 
         if behind:
-            self._database.write_behind(lambda store: write(store, record), written)
+            opened.record = record
+            self._database.write_ahead(intent_of(record), write, written)
+            opened.tell(record)
         else:
-            self._database.write_then(lambda store: write(store, record), written)
+            self._database.write_then(write, written)
 
     def _acknowledge(self, connection: Connection, call_id: str) -> None:
         # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.

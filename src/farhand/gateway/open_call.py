@@ -83,6 +83,7 @@ class OpenCall:
         "task",
         "told",
         "waiters",
+        "written",
     )
 
     def __init__(
@@ -110,6 +111,8 @@ class OpenCall:
         self.started = time.perf_counter()
         self.stopping: tuple[CallState, str] | None = None
         self.waiters = 0
+        self.written = False
+        """The tables have it as open."""
 
     def ended(self) -> asyncio.Future[CallRecord]:
         """A future of the caller's own: whoever cancels it takes it from nobody else."""

@@ -141,7 +141,7 @@ class Parking:
 
     def admit(self, opened: OpenCall, parked: Parked) -> None:
         opened.parked = parked
-        opened.promised = True
+        opened.promised = opened.written = True
         self.waiting[opened.record.id] = opened
 
     @staticmethod
@@ -165,6 +165,7 @@ class Parking:
         """Take up a call that waited when the gateway stopped."""
         own = None if record.route == "node" else self._catalog.own(record.tool)
         opened = OpenCall(record, None, b"", read_only=False, own=own)
+        opened.written = True
         if row is None:
             self._gate.end(opened, CallState.ERROR, failed(f"what the call waited for is not known; {DID_NOT_RUN}"))
             return

@@ -22,7 +22,7 @@ from typing import IO
 import msgspec
 
 from farhand.store.chain import HEAD_FILE
-from farhand.store.database import StoreError, damage_in
+from farhand.store.database import INTENTS_SUFFIX, StoreError, damage_in
 from farhand.store.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,
@@ -44,6 +44,7 @@ LEFT_OUT = frozenset(
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
     | {"undo", "changes"}  # of changes that this machine made to its files
 )
+BESIDE_STORES = ("-wal", "-shm", "-journal", INTENTS_SUFFIX)
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -157,7 +158,7 @@ def _single(file: Path, staged: Path, now: int) -> Manifest:
 
 def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
     """Put each staged file in its place. The store comes last: with it the home is the restored one."""
-    aside = set_aside(home, REPLACED_FOLDER)
+    aside = set_aside(home, REPLACED_FOLDER, INTENTS_SUFFIX)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
         target = home / name
         if name == REVOKED_FILE and target.exists():
@@ -184,7 +185,9 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
         for name in sorted(names):
             path = Path(folder) / name
             shown = path.relative_to(home).as_posix()
-            if top and (name in LEFT_OUT or name.startswith(".") or name.endswith(("-wal", "-shm", "-journal"))):
+            if top and (
+                name in LEFT_OUT or name.startswith(".") or name.endswith(("-wal", "-shm", "-journal", INTENTS_SUFFIX))
+            ):
                 continue
             if top and name.endswith(".db"):
                 stores.append(shown)

@@ -53,12 +53,23 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_message: str | None = None
 
 
+class _Intent(CallRecord, frozen=True, kw_only=True):
+    result: msgspec.Raw = NULL
+    """`Raw | None` cannot be read; only what ended well has a result."""
+
+
+intent_of = msgspec.json.Encoder().encode
+"""A record as the log of intents has it, until `take_up`."""
+_decode_intent = msgspec.json.Decoder(_Intent).decode
 _COLUMNS: Final = CallRecord.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
 
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
 ASKED: Final = (*_COLUMNS[:6], "background", "idempotency_key", "created_at")
 """What does not change while a call waits, and when it starts."""
+_STATE: Final = _COLUMNS.index(ENDED[0])
+_END: Final = _COLUMNS.index(ENDED[1])
+assert _COLUMNS[_END:] == ENDED[1:]
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
@@ -113,8 +124,9 @@ def forget_keys(connection: apsw.Connection, now: int) -> None:
     connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
 
 
-def begin(connection: apsw.Connection, record: CallRecord) -> None:
-    """Write a call down; one that is already over goes in whole."""
+def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = False) -> None:
+    """Write a call down; one that is already over goes in whole, with its start in the journal where it had `started`
+    before anybody wrote it down."""
     values = (
         record.id,
         record.tool,
@@ -138,17 +150,22 @@ def begin(connection: apsw.Connection, record: CallRecord) -> None:
         record.error_message,
     )
     connection.execute(INSERT, values)
-    covered = packed(values) + packed(connection.last_insert_rowid())
+    number = packed(connection.last_insert_rowid())
+    if record.ended_at is not None and not started:
+        _append_end(connection, record, packed(values) + number)
+        return
+    data = {"tool": record.tool, **_where(record)}
     if record.ended_at is None:
-        data = {"tool": record.tool, **_where(record)}
         if record.state is CallState.WAITING:
             row = covered_row(connection, record.id)
             assert row is not None
             append_event(connection, record.created_at, "call.waiting", record.id, data, row.asked)
         else:
-            append_event(connection, record.created_at, "call.started", record.id, data, covered)
-    else:
-        _append_end(connection, record, covered)
+            append_event(connection, record.created_at, "call.started", record.id, data, packed(values) + number)
+        return
+    began = packed((*values[:_STATE], NOT_ENDED[0], *values[_STATE + 1 : _END], *NOT_ENDED[1:]))
+    append_event(connection, record.created_at, "call.started", record.id, data, began + number)
+    _append_end(connection, record, packed((values[_STATE], *values[_END:])))
 
 
 def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
@@ -241,6 +258,17 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
         packed(tuple(values[name] for name in ENDED)),
         packed(tuple(columns)) + number,
     )
+
+
+def take_up(connection: apsw.Connection, intent: bytes) -> None:
+    """Write down what an intent says, as far as the tables do not have it."""
+    said = _decode_intent(intent)
+    fields = {name: getattr(said, name) for name in _COLUMNS}
+    record = CallRecord(**{**fields, "result": said.result if said.state is CallState.OK else None})
+    if find(connection, record.id) is None:
+        begin(connection, record)
+    elif record.ended_at is not None:
+        finish(connection, record)
 
 
 def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:

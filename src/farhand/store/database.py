@@ -3,6 +3,7 @@
 Statements run on the event loop's thread, all that one turn of the loop gathered in one transaction; they only
 reach the page cache there, some ten microseconds. The wait for the disk is a separate thread's: it syncs the
 write-ahead log and wakes whoever asked for durability, one sync for everything committed before it began.
+What must be on disk at once and can be said in a few bytes goes ahead of the tables, into the log of intents.
 (A thread that ran the statements as well would fight the loop for the interpreter; see docs/decisions.)
 """
 
@@ -14,6 +15,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ import apsw
 
 from farhand.protocol.errors import FarhandError
 from farhand.store.chain import Chain, JournalConnection
+from farhand.store.intents import LARGEST, IntentLog
 from farhand.store.measures import Durations
 from farhand.store.migrations import MIGRATIONS, SEALED
 from farhand.store.sealing import mind_head, seal_old_rows
@@ -33,13 +36,22 @@ Operation = Callable[[apsw.Connection], Any]
 Settle = Callable[[Any, Exception | None], None]
 """Told the value of an operation once it is kept, or why it is not."""
 
+_Sync = tuple[int, list[tuple[Settle, Any]]]
+"""A file to sync, and who waits for it."""
+
 SAFE_SQLITE = (3, 51, 3)
 """Older versions can corrupt a write-ahead log when it is reset under two connections."""
 
 CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
+HOLD_SECONDS = 1.0
+INTENTS_SUFFIX = "-intents"
 GATHER_SECONDS = 0.005
 """What nobody waits for is written with the next thing somebody does, or after this."""
+LAZY_SECONDS = 0.05
+MOST_LAZY = 2048
+"""How long and how many of those that have intents may wait for the tables: most calls are over by then, and are
+written once and whole. While somebody watches the journal, they wait no longer than the others."""
 INLINE_SECONDS = 0.0005
 INLINE_OPERATIONS = 16
 """A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it
@@ -101,7 +113,15 @@ class Database:
         self._log_pages = 0
         self._broken: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._to_sync: queue.SimpleQueue[list[tuple[Settle, Any]] | None] = queue.SimpleQueue()
+        self._to_sync: queue.SimpleQueue[_Sync | None] = queue.SimpleQueue()
+        self._intents: IntentLog | None = None
+        self._lazy: deque[tuple[Operation, Settle, float]] = deque()
+        """What is in the log of intents and not yet in the tables."""
+        self._lazy_timer: asyncio.TimerHandle | None = None
+        self._promised: list[tuple[Settle, Any]] = []
+        self._promising = False
+        self._held = False
+        """The log is being folded back, to its end: commits wait for that moment."""
         self._syncer: threading.Thread | None = None
         self._connection.set_wal_hook(self._log_grew)
         self.commits = 0
@@ -157,10 +177,8 @@ class Database:
         self._pending.append((operation, settle, durable))
         if at_once:
             self._commit()
-        elif not self._scheduled:
-            self._scheduled = True
-            # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
-            loop.call_soon(loop.call_soon, self._commit_gathered)
+        else:
+            self._schedule(loop)
 
     def write_behind(self, operation: Operation, settle: Settle) -> None:
         """Write what nobody waits for; the disk has it soon."""
@@ -171,6 +189,105 @@ class Database:
         if self._gathering is None:
             self._gathering = (self._loop or self._start()).call_later(GATHER_SECONDS, self._commit_gathered)
 
+    def write_ahead(
+        self,
+        intent: bytes,
+        operation: Operation,
+        kept: Settle,
+        promised: Settle | None = None,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Write what `open_intents` brings back after a crash, should the tables not have it by then.
+
+        `promised` is called once the intent is on disk. Without it, the system has the intent when this returns: a
+        killed process does not lose it, a machine without power may. `kept` is called when the tables have it.
+        """
+        if self._broken is None and self._has_room(intent):
+            loop = self._loop or self._start()
+            self._lazy.append((operation, kept, loop.time() + LAZY_SECONDS))
+            if self._lazy_timer is None:
+                self._lazy_timer = loop.call_later(GATHER_SECONDS, self._commit_lazy)
+            if promised is None:
+                self._write_intents()
+                return
+            self._promised.append((promised, None))
+            if at_once:
+                self._keep_promises()
+            elif not self._promising:
+                self._promising = True
+                loop.call_soon(loop.call_soon, self._keep_promises)
+            return
+        if promised is None:
+            self.write_behind(operation, kept)
+            return
+
+        def both(value: Any, error: Exception | None) -> None:
+            kept(value, error)
+            promised(value, error)
+
+        self.write_then(operation, both, at_once=at_once)
+
+    def _has_room(self, intent: bytes) -> bool:
+        intents = self._intents
+        if intents is None or len(intent) > LARGEST:
+            return False
+        if intents.add(intent):
+            return True
+        try:
+            left = intents.turn()
+        except OSError as error:
+            self._lose_trust(error)
+            return False
+        if left is None:
+            return False
+        self._flush_all().add_done_callback(lambda done: intents.free(left) if done.exception() is None else None)
+        return intents.add(intent)
+
+    def _write_intents(self) -> None:
+        assert self._intents is not None
+        try:
+            self._intents.write()
+        except OSError as error:
+            self._lose_trust(error)
+
+    def _keep_promises(self) -> None:
+        self._promising = False
+        if not self._promised or self._intents is None:
+            return
+        promised, self._promised = self._promised, []
+        self._write_intents()
+        if self._broken is None:
+            self._sync_or_send(self._intents.file, promised)
+        else:
+            self._settle(promised, self._broken, 0.0)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
+            loop.call_soon(loop.call_soon, self._commit_gathered)
+
+    def _commit_lazy(self) -> None:
+        """Commit what has waited long enough beside its intent."""
+        assert self._loop is not None
+        self._lazy_timer = None
+        if self._watchers or len(self._lazy) > MOST_LAZY:
+            self._take_lazy()
+        else:
+            now = self._loop.time()
+            while self._lazy and self._lazy[0][2] <= now:
+                operation, kept, _ = self._lazy.popleft()
+                self._pending.append((operation, kept, False))
+        if self._lazy:
+            self._lazy_timer = self._loop.call_later(GATHER_SECONDS, self._commit_lazy)
+        if self._pending:
+            self._commit()
+
+    def _take_lazy(self) -> None:
+        self._pending[:0] = [(operation, kept, False) for operation, kept, _ in self._lazy]
+        self._lazy.clear()
+
     def _commit_gathered(self) -> None:
         self._scheduled = False
         self._gathering = None
@@ -178,6 +295,8 @@ class Database:
             self._commit()
 
     def _commit(self) -> None:
+        if self._held:
+            return
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
@@ -213,6 +332,8 @@ class Database:
             if isinstance(error, DAMAGE):
                 self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
                 log.error("%s", self._broken)
+            if self._intents is not None:
+                self._intents.retire()
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return
@@ -221,35 +342,42 @@ class Database:
         self.wake()
         for settle, mistake in failed:
             _tell(settle, None, mistake)
-        small = len(done) <= INLINE_OPERATIONS and self._syncs_under_way == 0
-        if waits and small and self._sync_seconds < INLINE_SECONDS:
-            self._settle(done, *self._sync())
-            return
         if waits:
-            self._syncs_under_way += 1
-            self._to_sync.put(done)
+            self._sync_or_send(self._log, done)
             return
         self._settle(done, None, self._sync_seconds)
         if not self._sync_soon and self._loop is not None:
             self._sync_soon = True
             self._loop.call_later(SYNC_BEHIND_SECONDS, self._sync_behind)
 
+    def _sync_or_send(self, file: int, done: list[tuple[Settle, Any]]) -> None:
+        """Wait for the disk here when that is quick and few wait for it, else elsewhere."""
+        small = len(done) <= INLINE_OPERATIONS and self._syncs_under_way == 0
+        if small and self._sync_seconds < INLINE_SECONDS:
+            self._settle(done, *self._sync(file))
+        else:
+            self._syncs_under_way += 1
+            self._to_sync.put((file, done))
+
     def _sync_behind(self) -> None:
         self._sync_soon = False
         self._syncs_under_way += 1
-        self._to_sync.put([])
+        self._to_sync.put((self._log, []))
 
-    def _sync(self) -> tuple[StoreError | None, float]:
+    def _sync(self, file: int) -> tuple[StoreError | None, float]:
         """Wait for the disk; how that went, and how long it took."""
         began = time.perf_counter()
         try:
-            os.fdatasync(self._log)
+            os.fdatasync(file)
         except OSError as error:
-            # What the kernel failed to write once it may report as written later: trust nothing from here on.
-            self._broken = StoreError(f"the disk did not take a write: {error}")
+            self._lose_trust(error)
         took = time.perf_counter() - began
         self.syncs.add(took * 1_000_000)
         return self._broken, took
+
+    def _lose_trust(self, error: OSError) -> None:
+        # What the kernel failed to write once it may report as written later: trust nothing from here on.
+        self._broken = StoreError(f"the disk did not take a write: {error}")
 
     def _settle(self, done: list[tuple[Settle, Any]], failure: StoreError | None, took: float) -> None:
         self._sync_seconds += (took - self._sync_seconds) / 8
@@ -274,30 +402,74 @@ class Database:
         checkpointer = _connect(self.path)
         tried = 0
         try:
-            while (done := self._to_sync.get()) is not None:
+            while (first := self._to_sync.get()) is not None:
+                waiting = {first[0]: list(first[1])}
                 groups = 1
                 while not self._to_sync.empty():
                     more = self._to_sync.get()
                     if more is None:
                         self._to_sync.put(None)
                         break
-                    done.extend(more)
+                    waiting.setdefault(more[0], []).extend(more[1])
                     groups += 1
-                self._loop.call_soon_threadsafe(self._settle_group, done, groups, *self._sync())
+                # What was promised first: its callers wait, and it is the smaller write.
+                for file in sorted(waiting, key=lambda file: file == self._log):
+                    self._loop.call_soon_threadsafe(self._settle_group, waiting[file], groups, *self._sync(file))
+                    groups = 0
                 if self._log_pages < tried:
                     tried = 0
                 if self._log_pages - tried > CHECKPOINT_PAGES:
                     tried = self._log_pages
-                    try:
-                        checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                    except apsw.Error as error:  # everything is still in the log; tried again when that has grown
-                        log.warning("the log could not be folded back into the store: %s", error)
+                    self._fold(checkpointer)
         finally:
             checkpointer.close()
+
+    def _fold(self, checkpointer: apsw.Connection) -> None:
+        """Fold the log back into the store, in the syncer's thread.
+
+        Commits go on meanwhile, so something is left over. That little is folded while they wait: only a log that is
+        folded to its end is written from its beginning again, else it grows for as long as there is traffic.
+        """
+        assert self._loop is not None
+        try:
+            checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            held = threading.Event()
+            self._loop.call_soon_threadsafe(self._hold, held)
+            try:
+                if held.wait(HOLD_SECONDS):
+                    checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                self._loop.call_soon_threadsafe(self._release)
+        except apsw.Error as error:  # everything is still in the log; tried again when that has grown
+            log.warning("the log could not be folded back into the store: %s", error)
+
+    def _hold(self, held: threading.Event) -> None:
+        self._held = True
+        held.set()
+
+    def _release(self) -> None:
+        self._held = False
+        if self._pending:
+            self._commit()
 
     def _log_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._log_pages = pages
         return 0
+
+    def open_intents(self) -> list[bytes]:
+        """From here on, `write_ahead` keeps what it promises in a log of its own. Returns what the last run left there,
+        to be taken up and then `forget`ten. Only one process may do this. Raises StoreError."""
+        path = self.path.with_name(f"{self.path.name}{INTENTS_SUFFIX}")
+        try:
+            self._intents, found = IntentLog.open(path)
+        except OSError as error:
+            raise StoreError(f"cannot open {path}: {error.strerror}") from None
+        return found
+
+    def forget_intents(self) -> None:
+        """The tables have all that was found, on disk."""
+        assert self._intents is not None, "forgotten what was never opened"
+        self._intents.clear()
 
     def query(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
@@ -315,6 +487,9 @@ class Database:
 
     async def read(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` on a second connection, beside the loop; it sees all that was written before."""
+        if self._held:
+            await self.write(lambda _: None, durable=False)
+        self._take_lazy()
         if self._pending:
             self._commit()
         return await asyncio.to_thread(self._read, query)
@@ -356,16 +531,27 @@ class Database:
         return self._broken is None
 
     def flush(self) -> asyncio.Future[None]:
-        """Done once everything written so far is on disk."""
+        """Done once everything the tables have so far is on disk."""
         return self.write(lambda _: None)
 
+    def _flush_all(self) -> asyncio.Future[None]:
+        """Done once the tables have everything, on disk."""
+        self._take_lazy()
+        return self.flush()
+
     async def close(self) -> None:
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
         if self._syncer is not None:
             if self._broken is None:
-                await self.flush()
+                await self._flush_all()
             self._to_sync.put(None)
             await asyncio.to_thread(self._syncer.join)
             os.close(self._log)
+        if self._intents is not None:
+            if self._broken is None and not self._intents.retired:
+                self._intents.clear()
+            self._intents.close()
         with self._reader:
             if self._read_connection is not None:
                 self._read_connection.close()

@@ -192,13 +192,13 @@ def _damage(path: Path, *, has_copies: bool) -> str | None:
     return damage_in(path, START_CHECK_SECONDS)
 
 
-def set_aside(home: Path, name: str) -> Path:
-    """Move the store's files to a new folder below `<home>/<name>`; that folder."""
+def set_aside(home: Path, name: str, *also: str) -> Path:
+    """Move the store's files, those with the endings `also` among them, to a new folder below `<home>/<name>`."""
     folder = home / name / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     while folder.exists():
         folder = folder.with_name(f"{folder.name}-again")
     folder.mkdir(mode=0o700, parents=True)
-    for suffix in ("", "-wal", "-shm", "-journal"):
+    for suffix in ("", "-wal", "-shm", "-journal", *also):
         part = home / f"{STORE_FILE}{suffix}"
         if part.exists():
             part.replace(folder / part.name)

@@ -1,0 +1,236 @@
+"""The log of intents: what was promised comes back, once and in order, whatever happened to the file's end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhand.store import calls
+from farhand.store.calls import CallRecord, CallState, intent_of
+from farhand.store.database import INTENTS_SUFFIX, Database, StoreError
+from farhand.store.intents import HALF, LARGEST, IntentLog
+
+
+def record(name: str, **fields: object) -> CallRecord:
+    return CallRecord(id=name, tool="t", credential="owner", route="node", created_at=1, deadline_at=2, **fields)  # type: ignore[arg-type]
+
+
+def reopened(path: Path) -> list[bytes]:
+    log, found = IntentLog.open(path)
+    log.close()
+    return found
+
+
+def test_what_was_written_is_found_in_order(tmp_path: Path) -> None:
+    log, found = IntentLog.open(tmp_path / "log")
+    assert found == []
+    for number in range(100):
+        assert log.add(b"intent %d" % number)
+        if number % 7 == 0:
+            log.write()
+    log.write()
+    log.close()
+    assert reopened(tmp_path / "log") == [b"intent %d" % number for number in range(100)]
+
+
+def test_what_was_added_and_not_written_is_not_found(tmp_path: Path) -> None:
+    log, _ = IntentLog.open(tmp_path / "log")
+    log.add(b"first")
+    log.write()
+    log.add(b"second")
+    log.close()
+    assert reopened(tmp_path / "log") == [b"first"]
+
+
+def test_a_full_half_is_left_for_the_other_which_must_be_free(tmp_path: Path) -> None:
+    log, _ = IntentLog.open(tmp_path / "log")
+    largest = bytes(LARGEST)
+
+    def fill() -> int:
+        count = 0
+        while log.add(largest):
+            count += 1
+        return count
+
+    assert fill() == HALF // (LARGEST + 16)
+    assert log.turn() == 0
+    log.add(b"in the second half")
+    filled = fill()
+    assert log.turn() is None, "the first half holds what the tables lack"
+    log.free(0)
+    assert log.turn() == 1
+    assert log.add(b"in the first half again")
+    log.write()
+    log.close()
+    found = reopened(tmp_path / "log")
+    assert found[0] == b"in the second half" and found[-1] == b"in the first half again"
+    assert largest in found and len(found) == filled + 2
+
+
+def test_what_was_cleared_is_gone_and_its_remains_are_not_taken_for_new(tmp_path: Path) -> None:
+    log, _ = IntentLog.open(tmp_path / "log")
+    for _ in range(3):
+        log.add(b"the same length")
+    log.write()
+    log.clear()
+    assert reopened(tmp_path / "log") == []
+    log.add(b"THE SAME LENGTH")
+    log.write()
+    log.close()
+    assert reopened(tmp_path / "log") == [b"THE SAME LENGTH"]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=8), st.integers(0, 600), st.binary(max_size=4))
+def test_a_torn_or_garbled_end_costs_only_what_it_touches(
+    tmp_path_factory: pytest.TempPathFactory, intents: list[bytes], at: int, garbage: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "log"
+    log, _ = IntentLog.open(path)
+    whole = []
+    end = 0
+    for intent in intents:
+        log.add(intent)
+        end += 16 + len(intent)
+        if end <= at:
+            whole.append(intent)
+    log.write()
+    os.pwrite(log.file, garbage, at)
+    log.close()
+    found = reopened(path)
+    assert (found[: len(whole)] == whole and found == intents[: len(found)]) or not garbage
+
+
+def test_promises_are_kept_by_the_tables_and_forgotten_by_the_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        assert database.open_intents() == []
+        told: list[str] = []
+        one = record("one")
+        database.write_ahead(
+            intent_of(one),
+            lambda store: calls.begin(store, one),
+            lambda _, error: told.append(f"kept {error}"),
+            lambda _, error: told.append(f"promised {error}"),
+            at_once=True,
+        )
+        assert told == ["promised None"]
+        found = await database.read(lambda store: calls.find(store, "one"))
+        assert found == one and told == ["promised None", "kept None"]
+        await database.close()
+        again = Database.open(tmp_path / "x.db")
+        assert again.open_intents() == []
+        await again.close()
+
+    asyncio.run(run())
+
+
+def test_more_than_the_log_holds_goes_through_both_halves(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        database.open_intents()
+        loop = asyncio.get_running_loop()
+        for group in range(40):
+            waiting = []
+            for number in range(20):
+                promised = loop.create_future()
+                large = record(f"{group}/{number}", args=b'"%s"' % (b"x" * 10_000))
+                database.write_ahead(
+                    intent_of(large),
+                    lambda store, large=large: calls.begin(store, large),
+                    lambda _, error: None,
+                    lambda _, error, promised=promised: promised.set_result(error),
+                )
+                waiting.append(promised)
+            assert set(await asyncio.gather(*waiting)) == {None}
+        assert len(await database.read(calls.open_calls)) == 800
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_an_intent_is_taken_up_only_where_the_tables_lack_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        open_one, ended = record("a"), record("a", state=CallState.OK, ended_at=5, result=msgspec.Raw(b'{"n":1}'))
+        failed = record("b", state=CallState.ERROR, ended_at=7, error_kind="failed", error_message="no")
+        for intent in (open_one, open_one, ended, ended, open_one, failed):
+            await database.write(lambda store, intent=intent: calls.take_up(store, intent_of(intent)))
+        found = {name: await database.read(lambda store, name=name: calls.find(store, name)) for name in "ab"}
+        assert found == {"a": ended, "b": failed}
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_what_the_tables_would_not_take_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        database.open_intents()
+        one = record("one")
+        kept: list[Exception | None] = []
+
+        def full(_: object) -> None:
+            raise apsw.FullError("no room")
+
+        database.write_ahead(intent_of(one), full, lambda _, error: kept.append(error))
+        await database.read(lambda _: None)
+        assert isinstance(kept[0], StoreError)
+        await database.close()
+        again = Database.open(tmp_path / "x.db")
+        assert again.open_intents() == [intent_of(one)]
+        await again.close()
+
+    asyncio.run(run())
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from farhand.store import calls
+from farhand.store.calls import CallRecord, intent_of
+from farhand.store.database import Database
+
+async def main():
+    database = Database.open(Path(sys.argv[1]))
+    database.open_intents()
+    for number in range(500):
+        one = CallRecord(id=str(number), tool="t", credential="c", route="node", created_at=1, deadline_at=2)
+        database.write_ahead(intent_of(one), lambda store, one=one: calls.begin(store, one), lambda value, error: None)
+        if number == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number % 50 == 0:
+            await asyncio.sleep(0.01)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("last", [0, 57, 333])
+def test_a_killed_process_leaves_everything_it_wrote(tmp_path: Path, last: int) -> None:
+    path = tmp_path / "x.db"
+    subprocess.run([sys.executable, "-c", KILLED, str(path), str(last)], check=False)
+
+    async def run() -> None:
+        database = Database.open(path)
+        for intent in database.open_intents():
+            await database.write(lambda store, intent=intent: calls.take_up(store, intent), durable=False)
+        assert {call.id for call in await database.read(calls.open_calls)} == {str(n) for n in range(last + 1)}
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / f"x.db{INTENTS_SUFFIX}").mkdir()
+    database = Database.open(tmp_path / "x.db")
+    with pytest.raises(StoreError, match=r"x\.db-intents"):
+        database.open_intents()
