@@ -7,7 +7,7 @@ BIN     = $(VENV)/bin
 ARGS   ?=
 WORKERS ?= auto
 
-.PHONY: run test check format lint types rooms siege bench bench-transfer clean help
+.PHONY: run test check format lint types rooms siege bench bench-peers clean help
 
 help:             ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,11 +35,16 @@ rooms: $(VENV)/.dev-ready
 siege: $(VENV)/.dev-ready ## the long runs of kills and faults, with how often each was tried and held
 	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
 
-bench: $(VENV)/.bench-ready   ## measure beside the peers, one interleaved run
-	$(BIN)/python -m benchmarks.relay $(ARGS)
+BENCHMARKS = relay footprint jobs search durable turn direct transfer growth memory freeze
 
-bench-transfer: $(VENV)/.bench-ready   ## measure file transfers beside bare sockets and scp
-	$(BIN)/python -m benchmarks.transfer $(ARGS)
+bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, one after the other (half an hour)
+	for each in $(BENCHMARKS); do echo "== $$each"; $(BIN)/python -m benchmarks.$$each || true; done
+
+bench-peers: benchmarks/peers/node_modules   ## what others offer, from the npm registry (850 MB)
+
+benchmarks/peers/node_modules: benchmarks/peers/package.json
+	npm install --prefix benchmarks/peers --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist

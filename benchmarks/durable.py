@@ -1,0 +1,120 @@
+"""How many calls a second Farhand's store has on disk, beside bare SQLite with group commit.
+
+    .venv/bin/python -m benchmarks.durable [--seconds N] [--rounds N] [--json]
+
+64 callers wait, each for its own call to be on disk, and make the next when it is. Farhand's store takes the record of
+a call as the gate hands it over, and the tables follow with the call's end, its two rows in the sealed journal
+included. Bare SQLite does the least that could be done for the same promise: one row for each of the 64 and one commit
+with synchronous=FULL, again and again. Both run in this process, without sockets, in turns.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import apsw
+import uvloop
+
+from farhand.gateway.open_call import ended, new_call_id
+from farhand.protocol.calls import ToolResult
+from farhand.store import calls
+from farhand.store.calls import CallRecord, CallState, intent_of
+from farhand.store.database import Database
+
+CALLERS = 64
+GOAL = 0.5
+ARGS = b'{"text":"The quick brown fox jumps over the lazy dog and comes back again"}'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.durable", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measured run (2)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (5)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    arguments = parser.parse_args()
+    ours, bare = [], []
+    with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name:
+        for number in range(arguments.rounds):
+            ours.append(uvloop.run(farhand(Path(name) / f"farhand-{number}", arguments.seconds)))
+            bare.append(sqlite(Path(name) / f"bare-{number}.db", arguments.seconds))
+    ratio = median(one / other for one, other in zip(ours, bare, strict=True))
+    report = {"farhand": median(ours), "sqlite": median(bare), "ratio": ratio, "met": ratio >= GOAL}
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        verdict = "met" if report["met"] else "MISSED"
+        print(f"durable calls/s: Farhand's store {report['farhand']:,.0f}, bare SQLite {report['sqlite']:,.0f}")
+        print(f"ratio {ratio:.2f}, wanted >= {GOAL}: {verdict}")
+    return 0
+
+
+async def farhand(home: Path, seconds: float) -> float:
+    home.mkdir()
+    database = Database.open(home / "farhand.db")
+    database.open_intents()
+    done = 0
+    running = CALLERS
+    over = asyncio.get_running_loop().create_future()
+    end = time.perf_counter() + seconds
+
+    def call() -> None:
+        nonlocal running
+        if time.perf_counter() >= end:
+            running -= 1
+            if not running:
+                over.set_result(None)
+            return
+        record = CallRecord(
+            id=new_call_id(), tool="bench.echo", args=ARGS, credential="owner", route="node", node_id="bench",
+            capability="bench", node_boot="b", created_at=time.time_ns() // 1_000_000, deadline_at=1,
+        )  # fmt: skip
+
+        def promised(_: object, error: Exception | None) -> None:
+            nonlocal done
+            if error is not None:
+                over.set_exception(error)
+                return
+            done += 1
+            last = ended(record, CallState.OK, ToolResult(ok=True, result=ARGS), record.created_at, 1.0)
+            database.write_ahead(
+                intent_of(last), lambda store: calls.begin(store, last, started=True), lambda _, error: None
+            )
+            asyncio.get_running_loop().call_soon(call)
+
+        database.write_ahead(intent_of(record), lambda _: None, lambda _, error: None, promised)
+
+    began = time.perf_counter()
+    for _ in range(CALLERS):
+        call()
+    await over
+    rate = done / (time.perf_counter() - began)
+    await database.close()
+    return rate
+
+
+def sqlite(path: Path, seconds: float) -> float:
+    store = apsw.Connection(str(path))
+    store.pragma("journal_mode", "wal")
+    store.pragma("synchronous", "full")
+    store.execute("CREATE TABLE calls (id TEXT PRIMARY KEY, tool TEXT, args BLOB, created_at INTEGER)")
+    done = 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        store.execute("BEGIN IMMEDIATE")
+        for _ in range(CALLERS):
+            row = (new_call_id(), "bench.echo", ARGS, time.time_ns() // 1_000_000)
+            store.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
+        store.execute("COMMIT")
+        done += CALLERS
+    rate = done / (time.perf_counter() - began)
+    store.close()
+    return rate
+
+
+if __name__ == "__main__":
+    sys.exit(main())
