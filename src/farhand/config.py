@@ -21,12 +21,12 @@ from farhand.gateway.reception import Binding
 from farhand.gateway.session_keys import DmScope
 from farhand.gateway.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
+from farhand.machine.home import DEFAULT_PORT
 from farhand.memory.settings import MemorySettings
 from farhand.protocol.errors import FarhandError
 
 log = logging.getLogger("farhand.config")
 
-DEFAULT_PORT = 3210
 FILE = "farhand.toml"
 
 
@@ -197,21 +197,6 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     """By name; each adapter knows its own keys and checks them when the gateway starts."""
     hooks: dict[str, HookSettings] = {}
     bindings: list[Binding] = []
-
-
-def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where state, settings and keys lie."""
-    chosen = option or environ.get("FARHAND_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".farhand"
-
-
-def make_home(home: Path) -> None:
-    """Create the home, or close it to others. Raises ConfigError when that cannot be done."""
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        home.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"the home folder {home} cannot be used: {error.strerror}") from None
 
 
 def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from farhand import __version__, config
+from farhand import __version__
 from farhand.app import only_one
 from farhand.cli.screen import moment, plain, remark, show_json
+from farhand.machine.home import home_folder, make_home
 from farhand.store.archive import REPLACED_FOLDER, pack
 from farhand.store.archive import restore as restore_archive
 
@@ -33,7 +34,7 @@ def backup(file: Path | None, home: str | None, as_json: bool) -> None:
       farhand backup
       farhand backup /mnt/disk/farhand.tar.gz --json
     """
-    folder = config.home_folder(home)
+    folder = home_folder(home)
     target = (file or Path(time.strftime("farhand-backup-%Y%m%d-%H%M%S.tar.gz"))).absolute()
     packed = pack(folder, target, __version__)
     if as_json:
@@ -59,8 +60,8 @@ def restore(file: Path, home: str | None, as_json: bool) -> None:
       farhand restore farhand-backup-20261116-024200.tar.gz
       farhand restore ~/.farhand/backups/farhand-20261116T020000000000Z.db
     """
-    folder = config.home_folder(home)
-    config.make_home(folder)
+    folder = home_folder(home)
+    make_home(folder)
     with only_one(folder):
         manifest = restore_archive(file.absolute(), folder)
     if as_json:

@@ -18,7 +18,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from farhand import __version__, config
+from farhand import __version__
+from farhand.machine.home import home_folder
 from farhand.protocol.errors import FarhandError
 
 CONNECT_SECONDS: Final = 10.0
@@ -87,7 +88,7 @@ class Client:
 
     @property
     def home(self) -> Path:
-        return config.home_folder(self._home_option)
+        return home_folder(self._home_option)
 
     @property
     def named(self) -> bool:

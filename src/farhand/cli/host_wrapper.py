@@ -8,6 +8,7 @@ import sys
 import click
 
 from farhand import config
+from farhand.machine.home import home_folder
 from farhand.machine.host_commands import run_host_command
 from farhand.protocol.errors import NotAllowed
 
@@ -29,7 +30,7 @@ def host_wrapper(allow: tuple[str, ...], home: str | None) -> int:
     """
     text = os.environ.get("SSH_ORIGINAL_COMMAND", "")
     try:
-        allowed = allow or tuple(config.load(config.home_folder(home)).sandbox.host_commands)
+        allowed = allow or tuple(config.load(home_folder(home)).sandbox.host_commands)
         return run_host_command(text, allowed)
     except NotAllowed as error:
         print(error.message.encode(errors="backslashreplace").decode(), file=sys.stderr)

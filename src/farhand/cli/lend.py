@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from farhand import config
 from farhand.cli.program import run_loop, set_up_logging
+from farhand.machine.home import home_folder, make_home
 from farhand.machine.kept import MIB, QUOTA
 from farhand.node.key import KEY_FILE
 from farhand.node.program import NodeOptions, default_node_id, node_folder, run_node
@@ -101,15 +101,15 @@ def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, **
     else:
         options["token"] = options["token"] or _environment_token()
     if not options["token"]:
-        gateway_url = _paired(config.home_folder(options["home"]), gateway_url, options)
+        gateway_url = _paired(home_folder(options["home"]), gateway_url, options)
     lend(gateway_url or DEFAULT_GATEWAY, options, with_parent)
 
 
 def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None) -> None:
     """Run a node until it is told to stop."""
     set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
-    home = config.home_folder(options["home"])
-    config.make_home(home)
+    home = home_folder(options["home"])
+    make_home(home)
     node_id = options["node_id"] or default_node_id()
     chosen = NodeOptions(
         gateway_ws_url=node_socket_url(gateway_url),

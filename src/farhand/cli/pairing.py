@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import click
 
-from farhand import config
 from farhand.cli.client import Client, ClientError, client_command, is_loopback
 from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
 from farhand.cli.screen import remark, show_json
+from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.key import NodeKey
 from farhand.node.program import default_node_id, node_folder
 from farhand.protocol.names import validate_node_id
 
-DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{config.DEFAULT_PORT}"
+DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 @node.command()
@@ -73,8 +73,8 @@ def key(node_id: str | None, home: str | None, as_json: bool) -> None:
         validate_node_id(name)
     except ValueError as error:
         raise ClientError("invalid_id", str(error)) from None
-    place = config.home_folder(home)
-    config.make_home(place)
+    place = home_folder(home)
+    make_home(place)
     made = NodeKey.make(node_folder(place, name))
     if as_json:
         show_json({"node_id": name, "public_key": made.public})
@@ -101,7 +101,7 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
       farhand join K7QM-2RXF --gateway https://gateway.example:3210 --id laptop
     """
     secret, _, place = code.partition("@")
-    home = config.home_folder(options["home"])
+    home = home_folder(options["home"])
     url = gateway_url or place or os.environ.get("FARHAND_URL") or _announced(options["home"]) or DEFAULT_GATEWAY
     url = _http(url)
     if options["ca_file"] or options["pinned_cert"]:
@@ -121,7 +121,7 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
             reason = "does not take this code: it is wrong, was used, or is too old; `farhand node pair` makes another"
             raise ClientError("unauthorized", f"{url} {reason}") from None
         raise
-    config.make_home(home)
+    make_home(home)
     if not kept["token"]:
         login.belongs_to(gateway_id)
     path = _keep(home, kept)

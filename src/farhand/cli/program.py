@@ -8,16 +8,16 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from farhand.config import ConfigError
+from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import masked_text
 
 
 def set_up_logging(level: str) -> MaskedFormatter:
-    """Log lines to standard error, secrets masked. Raises ConfigError for an unknown level."""
+    """Log lines to standard error, secrets masked. Raises FarhandError for an unknown level."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise ConfigError(f"[log] level: {level!r} is none of debug, info, warning, error")
+        raise FarhandError(f"[log] level: {level!r} is none of debug, info, warning, error")
     handler = logging.StreamHandler(sys.stderr)
     formatter = MaskedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(formatter)

@@ -14,6 +14,7 @@ from farhand import config
 from farhand.app import Gateway
 from farhand.cli.local_node import LocalNode
 from farhand.cli.program import run_loop, set_up_logging
+from farhand.machine.home import home_folder, make_home
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -51,8 +52,8 @@ def gateway(workspace: str | None, **options: Any) -> None:
 
 
 def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: bool) -> None:
-    home = config.home_folder(options["home"])
-    config.make_home(home)
+    home = home_folder(options["home"])
+    make_home(home)
     settings = config.load(home)
     section = settings.gateway
     for name in ("host", "port", "tls_cert", "tls_key"):
