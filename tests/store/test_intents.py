@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.database import INTENTS_SUFFIX, Database, StoreError
+from farhand.store.database import PROMISES_SUFFIX, Database, StoreError
 from farhand.store.intents import HALF, LARGEST, IntentLog
 
 
@@ -30,8 +30,9 @@ def reopened(path: Path) -> list[bytes]:
     return found
 
 
-def test_what_was_written_is_found_in_order(tmp_path: Path) -> None:
-    log, found = IntentLog.open(tmp_path / "log")
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_was_written_is_found_in_order(tmp_path: Path, mapped: bool) -> None:
+    log, found = IntentLog.open(tmp_path / "log", mapped=mapped)
     assert found == []
     for number in range(100):
         assert log.add(b"intent %d" % number)
@@ -230,7 +231,7 @@ def test_a_killed_process_leaves_everything_it_wrote(tmp_path: Path, last: int) 
 
 
 def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    (tmp_path / f"x.db{INTENTS_SUFFIX}").mkdir()
+    (tmp_path / f"x.db{PROMISES_SUFFIX}").mkdir()
     database = Database.open(tmp_path / "x.db")
-    with pytest.raises(StoreError, match=r"x\.db-intents"):
+    with pytest.raises(StoreError, match=r"x\.db-promises"):
         database.open_intents()

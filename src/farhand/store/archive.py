@@ -22,7 +22,7 @@ from typing import IO
 import msgspec
 
 from farhand.store.chain import HEAD_FILE
-from farhand.store.database import INTENTS_SUFFIX, StoreError, damage_in
+from farhand.store.database import INTENTS_SUFFIXES, StoreError, damage_in
 from farhand.store.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,
@@ -44,7 +44,7 @@ LEFT_OUT = frozenset(
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
     | {"undo", "changes"}  # of changes that this machine made to its files
 )
-BESIDE_STORES = ("-wal", "-shm", "-journal", INTENTS_SUFFIX)
+BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENTS_SUFFIXES)
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -158,7 +158,7 @@ def _single(file: Path, staged: Path, now: int) -> Manifest:
 
 def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
     """Put each staged file in its place. The store comes last: with it the home is the restored one."""
-    aside = set_aside(home, REPLACED_FOLDER, INTENTS_SUFFIX)
+    aside = set_aside(home, REPLACED_FOLDER, *INTENTS_SUFFIXES)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
         target = home / name
         if name == REVOKED_FILE and target.exists():
@@ -186,7 +186,9 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
             path = Path(folder) / name
             shown = path.relative_to(home).as_posix()
             if top and (
-                name in LEFT_OUT or name.startswith(".") or name.endswith(("-wal", "-shm", "-journal", INTENTS_SUFFIX))
+                name in LEFT_OUT
+                or name.startswith(".")
+                or name.endswith(("-wal", "-shm", "-journal", *INTENTS_SUFFIXES))
             ):
                 continue
             if top and name.endswith(".db"):

@@ -45,7 +45,10 @@ SAFE_SQLITE = (3, 51, 3)
 CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
 HOLD_SECONDS = 1.0
-INTENTS_SUFFIX = "-intents"
+PROMISES_SUFFIX = "-promises"
+TIDINGS_SUFFIX = "-tidings"
+INTENTS_SUFFIXES = (PROMISES_SUFFIX, TIDINGS_SUFFIX)
+"""In the order in which they are taken up: a call's promise comes before the tidings of its end."""
 GATHER_SECONDS = 0.005
 """What nobody waits for is written with the next thing somebody does, or after this."""
 LAZY_SECONDS = 0.05
@@ -114,7 +117,10 @@ class Database:
         self._broken: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_sync: queue.SimpleQueue[_Sync | None] = queue.SimpleQueue()
-        self._intents: IntentLog | None = None
+        self._promises: IntentLog | None = None
+        """What is synced before anybody is told."""
+        self._tidings: IntentLog | None = None
+        """What a killed process must not lose, and a machine without power may."""
         self._lazy: deque[tuple[Operation, Settle, float]] = deque()
         """What is in the log of intents and not yet in the tables."""
         self._lazy_timer: asyncio.TimerHandle | None = None
@@ -203,13 +209,14 @@ class Database:
         `promised` is called once the intent is on disk. Without it, the system has the intent when this returns: a
         killed process does not lose it, a machine without power may. `kept` is called when the tables have it.
         """
-        if self._broken is None and self._has_room(intent):
+        log = self._tidings if promised is None else self._promises
+        if log is not None and self._broken is None and self._has_room(log, intent):
             loop = self._loop or self._start()
             self._lazy.append((operation, kept, loop.time() + LAZY_SECONDS))
             if self._lazy_timer is None:
                 self._lazy_timer = loop.call_later(GATHER_SECONDS, self._commit_lazy)
             if promised is None:
-                self._write_intents()
+                self._write_intents(log)
                 return
             self._promised.append((promised, None))
             if at_once:
@@ -228,37 +235,35 @@ class Database:
 
         self.write_then(operation, both, at_once=at_once)
 
-    def _has_room(self, intent: bytes) -> bool:
-        intents = self._intents
-        if intents is None or len(intent) > LARGEST:
+    def _has_room(self, log: IntentLog, intent: bytes) -> bool:
+        if len(intent) > LARGEST:
             return False
-        if intents.add(intent):
+        if log.add(intent):
             return True
         try:
-            left = intents.turn()
+            left = log.turn()
         except OSError as error:
             self._lose_trust(error)
             return False
         if left is None:
             return False
-        self._flush_all().add_done_callback(lambda done: intents.free(left) if done.exception() is None else None)
-        return intents.add(intent)
+        self._flush_all().add_done_callback(lambda done: log.free(left) if done.exception() is None else None)
+        return log.add(intent)
 
-    def _write_intents(self) -> None:
-        assert self._intents is not None
+    def _write_intents(self, log: IntentLog) -> None:
         try:
-            self._intents.write()
+            log.write()
         except OSError as error:
             self._lose_trust(error)
 
     def _keep_promises(self) -> None:
         self._promising = False
-        if not self._promised or self._intents is None:
+        if not self._promised or self._promises is None:
             return
         promised, self._promised = self._promised, []
-        self._write_intents()
+        self._write_intents(self._promises)
         if self._broken is None:
-            self._sync_or_send(self._intents.file, promised)
+            self._sync_or_send(self._promises.file, promised)
         else:
             self._settle(promised, self._broken, 0.0)
 
@@ -332,8 +337,8 @@ class Database:
             if isinstance(error, DAMAGE):
                 self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
                 log.error("%s", self._broken)
-            if self._intents is not None:
-                self._intents.retire()
+            for intents in self._logs():
+                intents.retire()
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return
@@ -457,19 +462,30 @@ class Database:
         return 0
 
     def open_intents(self) -> list[bytes]:
-        """From here on, `write_ahead` keeps what it promises in a log of its own. Returns what the last run left there,
+        """From here on, `write_ahead` keeps what it promises in logs of its own. Returns what the last run left there,
         to be taken up and then `forget`ten. Only one process may do this. Raises StoreError."""
-        path = self.path.with_name(f"{self.path.name}{INTENTS_SUFFIX}")
+        found: list[bytes] = []
+        path = self.path
         try:
-            self._intents, found = IntentLog.open(path)
+            for suffix in INTENTS_SUFFIXES:
+                path = self.path.with_name(f"{self.path.name}{suffix}")
+                log, left = IntentLog.open(path, mapped=suffix == TIDINGS_SUFFIX)
+                found += left
+                if suffix == TIDINGS_SUFFIX:
+                    self._tidings = log
+                else:
+                    self._promises = log
         except OSError as error:
             raise StoreError(f"cannot open {path}: {error.strerror}") from None
         return found
 
     def forget_intents(self) -> None:
         """The tables have all that was found, on disk."""
-        assert self._intents is not None, "forgotten what was never opened"
-        self._intents.clear()
+        for intents in self._logs():
+            intents.clear()
+
+    def _logs(self) -> list[IntentLog]:
+        return [intents for intents in (self._promises, self._tidings) if intents is not None]
 
     def query(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
@@ -548,10 +564,10 @@ class Database:
             self._to_sync.put(None)
             await asyncio.to_thread(self._syncer.join)
             os.close(self._log)
-        if self._intents is not None:
-            if self._broken is None and not self._intents.retired:
-                self._intents.clear()
-            self._intents.close()
+        for intents in self._logs():
+            if self._broken is None and not intents.retired:
+                intents.clear()
+            intents.close()
         with self._reader:
             if self._read_connection is not None:
                 self._read_connection.close()
