@@ -238,7 +238,7 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 LOOK_SECONDS = 0.001
-GONE_SECONDS = 3.0
+GONE_SECONDS = 0.5
 """How long a file that is gone or empty may be on its way to something else."""
 
 

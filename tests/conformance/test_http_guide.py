@@ -75,7 +75,7 @@ class Door:
         return [(message["role"], message["content"][0]["text"]) for message in messages]
 
     def settings(self, text: str) -> None:
-        (self.gateway.home / "farhand.toml").write_text(text)
+        (self.gateway.home / "farhand.toml").write_text(text or "# nothing\n")
 
 
 @pytest.fixture(scope="module")

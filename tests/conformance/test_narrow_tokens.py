@@ -53,7 +53,7 @@ def test_a_token_for_one_node_reaches_that_node_alone(hands: NodeProcess, tmp_pa
         assert call(hands.gateway, token, "feet__Bash", TOUCH)["error"]["kind"] == "not_allowed"
 
 
-GATED = ("/v1/tools/invoke", "/agent/process", "/mcp", "/v1/calls/{call_id}/undo")
+GATED = ("/v1/tools/invoke", "/v1/tools/fanout", "/agent/process", "/mcp", "/v1/calls/{call_id}/undo")
 """Whatever comes through these passes the gate as the token's own call."""
 
 

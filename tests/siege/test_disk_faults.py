@@ -50,7 +50,11 @@ def injected(pid: int, *faults: str) -> Iterator[None]:
     finally:
         if tracer.poll() is None:
             tracer.terminate()
-        tracer.wait(15)
+        try:
+            tracer.wait(3)
+        except subprocess.TimeoutExpired:  # it can miss the end of a process of several threads that it killed
+            tracer.kill()
+            tracer.wait(15)
 
 
 def traced(pid: int) -> bool:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from farhand.machine.apart import apart
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.sdk.brake import Brake
 from farhand.sdk.dispatch import Dispatcher, Send
@@ -48,7 +48,9 @@ class Freezing:
     async def _end(self, message: NodeFreeze, calls: int, dispatcher: Dispatcher, send: Send) -> None:
         errors: list[str] = []
         processes = 0
-        keeping = asyncio.ensure_future(apart(self.brake.keep_freezing, message.order))
+        own = ThreadPoolExecutor(1, "farhand-freeze")  # the shared threads may all be busy
+        keeping = asyncio.get_running_loop().run_in_executor(own, self.brake.keep_freezing, message.order)
+        own.shutdown(wait=False)
         try:
             processes = await self._end_processes(errors)
             if left := await dispatcher.stopped(STOP_SECONDS):

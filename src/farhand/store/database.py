@@ -124,6 +124,8 @@ class Database:
         self._lazy: deque[tuple[Operation, Settle, float]] = deque()
         """What is in the log of intents and not yet in the tables."""
         self._lazy_timer: asyncio.TimerHandle | None = None
+        self._in_order = False
+        """Something else is to be written, and what came before it goes first."""
         self._promised: list[tuple[Settle, Any]] = []
         self._promising = False
         self._held = False
@@ -181,6 +183,7 @@ class Database:
             settle(None, self._broken)
             return
         self._pending.append((operation, settle, durable))
+        self._in_order = True
         if at_once:
             self._commit()
         else:
@@ -192,6 +195,7 @@ class Database:
             self.write_then(operation, settle, durable=False)
             return
         self._pending.append((operation, settle, False))
+        self._in_order = True
         if self._gathering is None:
             self._gathering = (self._loop or self._start()).call_later(GATHER_SECONDS, self._commit_gathered)
 
@@ -290,6 +294,7 @@ class Database:
             self._commit()
 
     def _take_lazy(self) -> None:
+        self._in_order = False
         self._pending[:0] = [(operation, kept, False) for operation, kept, _ in self._lazy]
         self._lazy.clear()
 
@@ -302,6 +307,8 @@ class Database:
     def _commit(self) -> None:
         if self._held:
             return
+        if self._in_order:
+            self._take_lazy()
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
@@ -548,7 +555,10 @@ class Database:
 
     def flush(self) -> asyncio.Future[None]:
         """Done once everything the tables have so far is on disk."""
-        return self.write(lambda _: None)
+        in_order = self._in_order
+        future = self.write(lambda _: None)
+        self._in_order = in_order  # nothing has happened that would have to stand behind something
+        return future
 
     def _flush_all(self) -> asyncio.Future[None]:
         """Done once the tables have everything, on disk."""
