@@ -81,6 +81,7 @@ def test_p11_the_last_good_copy_is_opened_and_the_owner_told(tmp_path: Path, dam
         assert refused.status == 401, "what was revoked since the copy stays revoked"
         check = {one["name"]: one for one in Command(gateway.home)("doctor", "--json").json()["checks"]}["store"]
         assert check["status"] == "warning" and str(aside) in check["message"]
+        print(f"a damaged store ({damage.__name__}): 1 tried, 1 held")
     finally:
         gateway.stop()
 
