@@ -124,9 +124,7 @@ def searched(pattern: str, top: str) -> int:
 def walked(pattern: str, top: str) -> list[str]:
     """The names that fit, newest first, by the standard library alone."""
     places = [
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(top)
-        for name in fnmatch.filter(names, pattern)
+        os.path.join(folder, name) for folder, _, names in os.walk(top) for name in fnmatch.filter(names, pattern)
     ]
     return sorted(places, key=lambda place: -os.stat(place).st_mtime_ns)
 
