@@ -231,9 +231,13 @@ def test_people_are_told_none(house: House) -> None:
 
 
 def test_logs(house: House) -> None:
-    """Last: whatever the tests above made the gateway and the node write down."""
+    """What the gateway and the node write down; and what a node wrote that did not know better."""
     house.says = lambda request: text(f"Incorrect API key: {API_KEY}")
     invoke(house, "laptop__Bash", {"command": f"echo '{CHANNEL}' >&2; exit 3"})
+    (file,) = (house.node.state / "nodes").glob("*/logs/*.log")
+    last = json.loads(file.read_text().splitlines()[-1])
+    with file.open("a") as log:
+        log.write(json.dumps({**last, "message": f"said {API_KEY}"}) + "\n")
     fetched = invoke(house, "gsv__LogsGet", {"nodeId": "laptop", "lines": 1000}).body
     assert b"***" in fetched
     house.safe("logs", house.gateway.log.read_bytes(), fetched)

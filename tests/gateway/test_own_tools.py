@@ -158,7 +158,7 @@ def test_cancel_time_out_and_hang_up_end_the_tool(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         cancelled = await house.gate.cancel(opened.record.id)
         assert cancelled is not None and cancelled.state is CallState.CANCELLED
-        late = await house.call("gsv__Act", timeout_ms=20, seconds=60)
+        late = await house.call("gsv__Act", timeout_ms=500, seconds=60)
         assert (late.record.state, late.result.error.kind) == (CallState.TIMEOUT, "timeout")
         left: OpenCall = await house.open("gsv__Act", seconds=60)
         await asyncio.sleep(0)
