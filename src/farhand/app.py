@@ -208,9 +208,10 @@ class Gateway:
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
         hub.freeze.end_jobs = jobs.end_all
         confinement = LiveConfinement(lambda: live.now.sandbox, self.workspace, self._home)
-        guide = guide_tools(files, jobs, confinement)
+        guide = guide_tools(files, jobs, confinement, hub.secrets)
         hub.catalog.serve(guide, offered=False)
-        hands = [*AgentFiles(files).tools(), *AgentShell(jobs, files, confinement).tools()]
+        shell = AgentShell(jobs, files, confinement, hub.secrets)
+        hands = [*AgentFiles(files, secrets=hub.secrets).tools(), *shell.tools()]
         objects = open_objects(self._home, self._config.objects, kept)
         stack.push_async_callback(objects.close)
         undo = Undo(hub, kept, files, objects)
@@ -233,7 +234,7 @@ class Gateway:
         self._routes += [*approval_routes(hub), *policy_routes(hub, lambda: live.now.policy, str(self.workspace))]
         models = open_models(self._config, environ)
         stack.push_async_callback(models.close)
-        memory = open_memory(self._home, self.workspace, self._config, objects, models)
+        memory = open_memory(self._home, self.workspace, self._config, objects, models, hub.secrets)
         stack.push_async_callback(memory.close)
         self._routes += memory_routes(memory)
         remembering = memory_tools(memory)
@@ -269,7 +270,8 @@ class Gateway:
             # Plain files are read as such; with --workspace, what the agent's own folder lacks is taken from there.
             workspace = [self.workspace] if agent == MAIN else []
             found = await files_in([*([folders / agent] if stored is None else []), *workspace])
-            return found if stored is None else {**found, **await stored.of(agent)}
+            whole = found if stored is None else {**found, **await stored.of(agent)}
+            return {name: hub.secrets.hide_text(text) for name, text in whole.items()}
 
         async def skills(agent: str) -> tuple[Skill, ...]:
             return tuple(Skill(skill.name, skill.description, skill.path) for skill in await known.eligible(agent))
@@ -434,14 +436,16 @@ def open_models(config: Config, environ: Mapping[str, str]) -> Models:
     return Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
 
 
-def open_memory(home: Path, workspace: Path, config: Config, objects: Objects, models: Models) -> Memory:
+def open_memory(
+    home: Path, workspace: Path, config: Config, objects: Objects, models: Models, secrets: KnownSecrets
+) -> Memory:
     """The agents' memory. Raises ConfigError for a setting that cannot be meant."""
     settings = config.memory
     if settings.min_score is not None and not 0 <= settings.min_score <= 1:
         raise ConfigError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
     embedder = make_embedder(settings, Provider(*models.server()))
     sources = memory_sources(home, workspace, objects)
-    return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score)
+    return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
 
 
 def open_objects(home: Path, section: ObjectsSection, kept: KeptFiles | None = None) -> Objects:

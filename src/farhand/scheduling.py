@@ -129,7 +129,7 @@ async def open_schedule(
         pin = Pin.of(job.node, job.tag)
         return pin is None or any(node.online and pin.fits(node) for node in hub.roster.nodes.values())
 
-    turns = AgentTurns(sessions)
+    turns = AgentTurns(sessions, hub.secrets.hide_text)
     beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)
     runs = CronRuns(lambda: live.schedule.zone, turns, beats.perform, courier)
     scheduler = Scheduler(

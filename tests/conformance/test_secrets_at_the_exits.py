@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from farhand.protocol.known_secrets import KnownSecrets, Veil
@@ -186,6 +188,119 @@ def test_output_in_pieces_and_from_any_byte_on(house: House) -> None:
     assert first.encode() not in whole and second.encode() not in parts[16].body
 
 
+def test_a_command_that_prints_a_secret_while_it_is_asked(house: House) -> None:
+    """Each secret is printed in two pieces, cut at several places; the tools that tend commands are asked in between.
+
+    Then so much follows that what they show begins in the midst of the secret.
+    """
+    answers: list[str] = []
+
+    def content(answer: Any) -> str:
+        result = answer.json()["result"]
+        return str(result.get("content") or result.get("tail") or result.get("log") or result)
+
+    for number, (secret, place) in enumerate((one, cut) for one in house.secrets for cut in (5, len(one) - 5)):
+        first, second = secret[:place], secret[place:]
+        for folder in (house.node.workspace, house.gateway.home / "agents" / "main"):
+            (folder / "first").write_text(first)
+            (folder / "second").write_text(second)
+            for name in ("go", "more", "end"):
+                (folder / name).unlink(missing_ok=True)
+        for tool, folder, seen in (
+            ("laptop__Bash", house.node.workspace, 4000),
+            ("exec", house.gateway.home / "agents" / "main", 9981),
+        ):
+            wait = "until [ -e {} ]; do sleep 0.02; done; "
+            command = f"printf 'before{number} %50s'; cat first; {wait.format('go')} cat second; printf ' after'; "
+            command += f"{wait.format('more')} head -c {seen - 6 - len(second) // 2} /dev/zero | tr '\\0' '.'; "
+            begun = invoke(house, tool, {"command": command + wait.format("end"), "background": True}).json()["result"]
+            if tool == "exec":
+                about = {"process_id": begun["content"].split()[-1]}
+                asks = [("process", {"action": "poll", **about})]
+            else:
+                about = {"sessionId": begun["sessionId"]}
+                asks = [("laptop__Process", {"action": action, **about}) for action in ("poll", "log")]
+                asks.append(("laptop__Process", {"action": "list"}))
+
+            def asked(what: str, asks: list[Any] = asks) -> list[str]:
+                def there() -> list[str] | None:
+                    found = [invoke(house, name, args) for name, args in asks]
+                    return [content(one) for one in found] if what in content(found[0]) else None
+
+                return wait_until(there, 20, what)
+
+            told = asked(f"before{number} ")
+            wait_until(lambda told=asked: "***" in told("before")[0], 20, "the first half")
+            told += asked("***")
+            (folder / "go").touch()
+            told += asked(" after")
+            (folder / "more").touch()
+            told += asked(" after....")
+            told += wait_until(
+                lambda told=asked: found if not (found := told("..."))[0].startswith("before") else None, 20, "the end"
+            )
+            (folder / "end").touch()
+            assert all(first not in text and second not in text for text in told), (tool, secret, told)
+            assert "*** after" in "".join(told) and told[0].startswith("before")
+            answers += told
+    house.safe("what was asked while secrets were printed", *answers)
+
+
+def test_texts_that_are_cut(house: House) -> None:
+    """Where a tool shows a part of a text alone, it shows no part of a secret."""
+    own = house.gateway.home / "agents" / "main"
+    secret = API_KEY
+    answers = []
+
+    def tried(tool: str, args: Any) -> None:
+        answer = invoke(house, tool, args)
+        assert answer.json()["ok"], answer
+        answers.append(answer.body)
+
+    for shown in (6, len(secret) - 1):  # so many letters are before the cut
+        for folder in (own, house.node.workspace):
+            (folder / "line").write_text("x" * (200 - shown) + secret)
+        tried("laptop__Grep", {"pattern": "xx", "path": "line"})
+        (own / "line").write_text("x" * (1000 - shown) + secret)
+        tried("grep", {"pattern": "xx", "path": "line"})
+        (own / "long").write_text("x" * (512 * 1024 - 400 - shown) + secret + "y" * 50)
+        tried("read", {"path": "long"})
+        tried("read", {"path": "long", "skip_bytes": 512 * 1024 - 400})
+        tried("exec", {"command": f"head -c {100_000 - 33 - shown} /dev/zero | tr '\\0' x; echo {secret} {secret}"})
+        tried("laptop__Bash", {"command": f"echo {secret}; head -c {4000 - 1 - shown} /dev/zero | tr '\\0' y"})
+        tried("laptop__Bash", {"command": f"echo {secret}; head -c {200_000 - 1 - shown} /dev/zero | tr '\\0' y"})
+        for tool, given in (
+            ("shell", {"command": f"head -c {16_384 - shown} /dev/zero | tr '\\0' x; echo {secret}"}),
+            ("read_file", {"path": "beginning"}),
+        ):
+            (own / "beginning").write_text("x" * (65_536 - shown) + secret)
+            chat = {"session_id": "c", "user_id": "u", "stream": False, "biz_params": {"tool": {}}}
+            chat["biz_params"] = {"tool": {"name": tool, "input": given}}
+            chat["input"] = [{"role": "user", "content": [{"type": "text", "text": "run"}]}]
+            answer = house.gateway.request("POST", "/agent/process", chat)
+            assert answer.status == 200, answer
+            answers.append(answer.body)
+        (own / "beginning").write_text("x" * (160 - shown) + secret + "z" * 500)
+        answers.append(house.gateway.request("POST", "/agent/process", chat).body)
+        for title in ("x" * (60 - shown) + secret, "x" * (80 - shown) + secret):
+            house.says = lambda request: text("fine")
+            key = f"titled-{len(answers)}"
+            house.gateway.request("POST", f"/v1/sessions/{key}/messages", {"message": title, "wait_seconds": 60})
+        answers.append(house.gateway.request("GET", "/v1/sessions?limit=100").body)
+        line = {"tool": "Bash", "args": {"command": f"printf %s {'x' * (200 - shown)}{secret}"}, "nodes": ["laptop"]}
+        answer = house.gateway.request("POST", "/v1/tools/fanout", line)
+        assert answer.status == 200, answer
+        answers.append(answer.body)
+        (own / "MEMORY.md").write_text("remember " + "w" * (1200 - 9 - shown) + secret + " w")
+        tried("memory_search", {"query": "remember", "min_score": 0})
+    (own / "MEMORY.md").unlink()
+    whole = b"".join(answers)
+    parts = [secret[:size].encode() for size in range(5, len(secret))]
+    parts += [secret[-size:].encode() for size in range(5, len(secret))]
+    assert not [part for part in parts if part in whole], [part for part in parts if part in whole]
+    house.safe("texts that were cut", *answers)
+
+
 def test_the_model_is_told_none(house: House) -> None:
     house.model.requests.clear()
     (house.gateway.home / "agents" / "main" / "all").write_text("\n".join(house.secrets))
@@ -265,6 +380,63 @@ def test_wherever_a_stream_is_cut_no_secret_comes_through() -> None:
     print(f"ways to cut a stream: {tried} tried, {tried} held")
 
 
+def test_json_inside_of_json_inside_of_json() -> None:
+    """As any program writes it, and as deep as anybody nests it."""
+    secrets = [
+        'quo"ted\\secret',
+        "übergeheim-ß-ünd",
+        'both"ü\\n-\U0001f511-key',
+        "with/slash/and+more",
+        "a&b<c>d-secret",
+    ]
+    known = KnownSecrets(secrets)
+    writers: list[Any] = [
+        json.dumps,
+        lambda value: json.dumps(value, ensure_ascii=False),
+        lambda value: msgspec.json.encode(value).decode(),
+        lambda value: json.dumps(value).replace("/", "\\/"),
+        lambda value: re.sub(r"[<>&]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)),
+        lambda value: re.sub(r"\\u([0-9a-f]{4})", lambda found: "\\u" + found[1].upper(), json.dumps(value)),
+    ]
+    tried = 0
+    for secret in secrets:
+        for writer in writers:
+            for others in (json.dumps, writers[1]):
+                written = secret
+                for depth in range(5):
+                    hidden = known.hide(written.encode()).decode()
+                    assert "***" in hidden and len(hidden) < len(written), (secret, depth, hidden)
+                    tried += 1
+                    written = (others if depth else writer)({"said": written})
+    print(f"spellings of secrets in JSON: {tried} tried, {tried} held")
+
+
+def test_a_secret_of_several_lines_is_known_by_each_of_them() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "\n".join(f"{line:02d}" + "aB3/" * 15 for line in range(4))
+    known = KnownSecrets([key + "\n-----END PRIVATE KEY-----\n"])
+    page = "\n".join(f"{number}\t{line}" for number, line in enumerate(key.splitlines(), 1))
+    assert "aB3/" not in known.hide_text(page) and "BEGIN PRIVATE KEY" in known.hide_text(page)
+
+
+def test_parts_of_secrets_are_hidden_where_a_text_is_cut_and_nowhere_else() -> None:
+    secret, own = "secret-one-1-and-more", "fhn_" + "Ab-_9" * 8 + "xyz"
+    known = KnownSecrets([secret, own])
+    tried = 0
+    for one in (secret, own):
+        text = f"before {one} after"
+        for place in range(len(text) + 1):
+            left = known.hide_piece(text[:place], after=True)
+            right = known.hide_piece(text[place:], before=True)
+            assert not any(one[:size] in left or one[-size:] in right for size in range(4, len(one) + 1)), place
+            assert left.startswith("before"[:place]) and right.endswith("after"[max(0, place - len(text) + 5) :])
+            tried += 2
+    print(f"parts of texts with secrets in them: {tried} tried, {tried} held")
+    assert known.hide_piece("a secret-one") == "a secret-one" and known.hide_piece("-and-more") == "-and-more"
+    assert known.hide_piece("so", after=True) == "so", "a few letters are innocent"
+    assert known.cut("ab " * 100, 10) == ("ab " * 100)[:10]
+    assert known.cut(f"{'x' * 90} {secret}", 100) == f"{'x' * 90} ***"
+
+
 def test_what_is_too_short_or_a_number_stays() -> None:
     known = KnownSecrets(["abc", "12345678901", "  "])
     assert known.hide(b'{"abc":12345678901}') == b'{"abc":12345678901}'
@@ -275,6 +447,8 @@ def test_settings_are_known_by_their_names_and_addresses_by_their_passwords() ->
     known.add_settings(
         {"api_key": "one-secret", "list": [{"bot_token": "two-secret"}], "url": "https://me:three-secret@host/"}
     )
+    basic = base64.b64encode(b"me:three-secret").decode()
+    assert known.hide_text(f"Authorization: Basic {basic}") == "Authorization: Basic ***"
     known.add_settings({"name": "not-a-secret", "tokens_used": "not-a-secret"})
     text = "one-secret two-secret three-secret not-a-secret"
     assert known.hide_text(text) == "*** *** *** not-a-secret"

@@ -24,9 +24,10 @@ async def covered(
     source = pages(position)
     try:
         async for page in source:
-            if page.offset != position + len(held):  # what was in between is no longer kept
-                position, held = page.offset, b""
             data = held + page.data
+            if page.offset != position + len(held):  # what was in between is no longer kept, the end of a secret is
+                position, rest = page.offset, secrets.ended(page.data)
+                data = b"*" * rest + page.data[rest:]
             shown = len(data) if page.over else len(data) - secrets.begun(data)
             end = position + shown
             start = max(position, offset)

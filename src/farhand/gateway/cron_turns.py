@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -31,8 +32,10 @@ class Turn(msgspec.Struct, frozen=True):
 class AgentTurns:
     """Puts messages into sessions and sees the agent's turns through."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, hide: Callable[[str], str] = str) -> None:
+        """`hide` takes the gateway's secrets out of a reply, which is told elsewhere in short."""
         self._sessions = sessions
+        self._hide = hide
 
     async def take(
         self,
@@ -81,7 +84,7 @@ class AgentTurns:
                 await asyncio.Event().wait()  # until whoever asked is cancelled: this turn is not over
             return Turn(SlotStatus.ERROR, error=error.message)
         if outcome.ok:
-            return Turn(SlotStatus.OK, outcome.reply)
+            return Turn(SlotStatus.OK, self._hide(outcome.reply))
         status = SlotStatus.TIMEOUT if outcome.state is RunState.TIMEOUT else SlotStatus.ERROR
         return Turn(status, error=outcome.text or f"the agent's turn ended {outcome.state.value}")
 

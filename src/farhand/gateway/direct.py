@@ -38,6 +38,8 @@ DIRECT = ("direct",)
 NEW = "/new"
 AFRESH = "This chat starts afresh."
 MOST_ITEMS = 100
+SHORT = 100
+"""Characters of a text that nobody cuts."""
 
 NO_USAGE = Usage()
 
@@ -109,11 +111,19 @@ class Direct:
 
     def __init__(self, hub: Hub, tools: Iterable[Tool], agent: Agent | None = None) -> None:
         self._gate = hub.gate
+        self._secrets = hub.secrets
         self._catalog = hub.catalog
         self._database = hub.database
         self._clock = hub.roster.clock
         self._tools = {tool.name: tool for tool in tools}
         self._agent = agent
+
+    def _told(self, result: msgspec.Raw) -> str:
+        """The reply that a result comes to: its text, or where that is blank the whole."""
+        text = msgspec.json.decode(result, type=_Text).text
+        told = text if text.strip() else bytes(result).decode()
+        # Half a secret is not known for one: it is hidden before the text is cut to be short.
+        return told if len(told) <= SHORT else self._secrets.hide_text(told)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
         """What happens, as it happens. Whoever closes this early ends what runs.
@@ -158,7 +168,7 @@ class Direct:
                 error = outcome.raised or ToolError.of(ended.error.kind, ended.error.message)
                 raise ItemFailed(number, error, results) if several else error
             results.append(ended.result)
-            texts.append(_told(ended.result))
+            texts.append(self._told(ended.result))
             seconds = (outcome.record.duration_ms or 0.0) / 1000
             yield ToolEnded(1, use, Outcome(texts[-1], result=ended.result), seconds)
         reply = "\n\n".join(texts)
@@ -200,7 +210,7 @@ class Direct:
                 raised = opened.raised if opened is not None else None
                 failed(call.id, raised or ToolError.of(record.error_kind or "", record.error_message or ""))
                 return
-            text = _told(record.result)
+            text = self._told(record.result)
             self._say(said, text, behind=True)
             then(Read(call, record.result, text))
 
@@ -334,12 +344,6 @@ def _items(text: msgspec.Raw) -> list[msgspec.Raw] | None:
         return msgspec.json.decode(fields["items"], type=list[msgspec.Raw])
     except msgspec.MsgspecError:
         raise InvalidArgs("biz_params.tool.input.items must be a list of inputs") from None
-
-
-def _told(result: msgspec.Raw) -> str:
-    """The reply that a result comes to: its text, or where that is blank the whole."""
-    text = msgspec.json.decode(result, type=_Text).text
-    return text if text.strip() else bytes(result).decode()
 
 
 def _worded(text: str) -> str:

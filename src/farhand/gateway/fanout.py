@@ -24,6 +24,7 @@ from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.roster import Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.names import SEPARATOR, join_tool
 from farhand.store import calls, fanouts
 from farhand.store.calls import CallState
@@ -266,7 +267,7 @@ class FanOut:
         key = f"fanout:{self.group_id}:{node_id}" if self._lasting else None
         try:
             outcome = await self._ended(call, key)
-            row = _row(node_id, outcome, whole=request.results)
+            row = _row(node_id, outcome, request.results, self._gate.secrets)
         except (StoreError, IdempotencyConflict) as error:
             failure = ToolFailure.of(Failed(f"the call was not run: {error}"))
             row = Row(node_id=node_id, state=CallState.ERROR.value, error=failure)
@@ -303,7 +304,7 @@ class _Said(msgspec.Struct):
     text: Any = None
 
 
-def _row(node_id: str, outcome: Outcome, *, whole: bool) -> Row:
+def _row(node_id: str, outcome: Outcome, whole: bool, secrets: KnownSecrets) -> Row:
     record = outcome.record
     ended = outcome.result
     state, ok = record.state.value, ended.ok
@@ -323,7 +324,7 @@ def _row(node_id: str, outcome: Outcome, *, whole: bool) -> Row:
         request_id=record.id,
         duration_ms=None if record.duration_ms is None else round(record.duration_ms),
         exit_code=exit_code,
-        output=next((line for line in (words or "").splitlines() if line.strip()), "")[:LINE_CHARACTERS],
+        output=secrets.cut(next((line for line in (words or "").splitlines() if line.strip()), ""), LINE_CHARACTERS),
         error=ended.error if ended.error is not None else UNSET,
         result=ended.result if whole and ended.ok else UNSET,
     )

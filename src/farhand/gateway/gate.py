@@ -23,6 +23,7 @@ from msgspec import UNSET
 from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential
+from farhand.gateway.excerpts import CUTTING, hide_cuts
 from farhand.gateway.open_call import (
     NO_ERROR_GIVEN,
     UNKNOWN,
@@ -40,6 +41,7 @@ from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
 from farhand.protocol.freezing import FreezeOrder, Frozen
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
 from farhand.store.calls import CallRecord, CallState, intent_of
@@ -85,6 +87,8 @@ class Gate:
         """While there is an order, no call begins."""
         self.policy: Policy | None = None
         """What the owner's settings say to calls; None: nothing."""
+        self.secrets = KnownSecrets()
+        """What is hidden where an answer of a node was cut in the midst of it."""
         self.parking = Parking(self, database, roster, catalog)
 
     # -- calling ----------------------------------------------------------------------------------------
@@ -512,6 +516,8 @@ class Gate:
             return
         if response.ok:
             result = NULL if response.result is UNSET else response.result
+            if opened.record.tool.endswith(CUTTING):
+                result = hide_cuts(result, self.secrets)
             self._end(opened, CallState.OK, ToolResult(ok=True, result=result), connection)
             return
         error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)

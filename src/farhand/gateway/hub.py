@@ -122,6 +122,7 @@ class Hub:
         self.roster = Roster(read(all_nodes), environment.capabilities)
         self.catalog = Catalog(self.roster)
         self.gate = Gate(database, self.roster, self.catalog)
+        self.gate.secrets = self.secrets
         self.queries = Queries(self.roster)
         self.transfers = Transfers(database, self.roster, self.queries)
         self.freeze = Freeze(

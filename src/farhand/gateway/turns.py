@@ -249,7 +249,7 @@ class _Turn:
 
     async def _begin(self) -> None:
         """The run is under way, and its message in the transcript: both or neither."""
-        run, now = self._run, self._sessions.now()
+        run, now, secrets = self._run, self._sessions.now(), self._house.hub.secrets
         again = run.record.state is RunState.RUNNING
 
         def write(store: apsw.Connection) -> SessionRecord:
@@ -261,7 +261,7 @@ class _Turn:
             if run.options.fresh and record.messages:
                 record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
             if not record.title and (words := " ".join(run.message.text.split())):
-                transcript.change_session(store, record.key, title=words[:TITLE_LENGTH])
+                transcript.change_session(store, record.key, title=secrets.cut(words, TITLE_LENGTH))
             said = [run.message] if run.message.content else []
             for message in (*client_calls.results(store, record, run.options.answers), *said):
                 transcript.append_entry(store, self._entry(message, now, record=record))

@@ -20,6 +20,7 @@ from farhand.memory.sources import LARGEST_FILE, FolderSource, Source, checked_p
 from farhand.memory.vectors import Sketch, Vector, similarity
 from farhand.memory.words import MOST_QUERY
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.protocol.known_secrets import KnownSecrets
 
 log = logging.getLogger("farhand.memory")
 
@@ -94,8 +95,11 @@ class Memory:
         *,
         min_score: float | None = None,
         waits: Waits | None = None,
+        secrets: KnownSecrets | None = None,
     ) -> None:
-        """`min_score`: the least score of a hit where a search does not say; else each index has its own."""
+        """`min_score`: the least score of a hit where a search does not say; else each index has its own. `secrets` are
+        hidden before a text is cut into passages, or told to an embedder."""
+        self._secrets = secrets or KnownSecrets()
         self._index = Index(path)
         self._sources = sources
         self._embedder = embedder
@@ -148,7 +152,7 @@ class Memory:
                 start = int(cited[2])
                 lines = lines or max(1, int(cited[3] or cited[2]) - start + 1)
         shown, data = await self._read(path, agent)
-        whole = lines_of(data.decode("utf-8-sig", "replace"))
+        whole = lines_of(self._secrets.hide(data).decode("utf-8-sig", "replace"))
         first = start or 1
         if first > max(1, len(whole)):
             raise InvalidArgs(f"parameter 'from': {shown} has {len(whole)} lines, there is no line {first}")
@@ -242,7 +246,7 @@ class Memory:
             if len(data) > LARGEST_FILE:
                 log.warning("%s%s is left out of the memory: larger than %d bytes", source.prefix, path, LARGEST_FILE)
                 data = b""
-            batch.append(FileText(path, listing[path], data))
+            batch.append(FileText(path, listing[path], self._secrets.hide(data)))
             size += len(data)
             if len(batch) >= BATCH_FILES or size >= BATCH_BYTES:
                 await asyncio.to_thread(self._index.update, source.name, batch, gone)

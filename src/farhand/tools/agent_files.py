@@ -16,6 +16,7 @@ from farhand.machine.pattern import BadPattern
 from farhand.machine.search import Match, search
 from farhand.machine.text import NotOnce, NotText, lines_from, read_lines, replace_text
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.tools.tool import Tool, tool
 
 PAGE: Final = 50 * 1024
@@ -34,7 +35,9 @@ Folder = Annotated[str | None, Meta(description="Folder to search (default: the 
 class AgentFiles:
     """The seven tools over the files that the agent may touch. Each method blocks; a tool runs it in a thread."""
 
-    def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
+    def __init__(self, files: Files, *, search_seconds: float = 30.0, secrets: KnownSecrets | None = None) -> None:
+        """Of `secrets` no half is shown where a line is cut."""
+        self._secrets = secrets or KnownSecrets()
         self._files = files
         self._search_seconds = search_seconds
 
@@ -76,7 +79,7 @@ class AgentFiles:
                     if limit is not None and number > offset + limit:
                         break
                     # Line ends, and a missing last one, are shown as they are: the pages together are the file.
-                    line = f"{number:6d}\t{text}"
+                    line = f"{number:6d}\t{self._cut(text, number == offset + 1 and skip_bytes > 0, cut)}"
                     size += len(line.encode())
                     # A line longer than a page is shown whole as far as the largest page goes.
                     if (size > room or cut) and page:
@@ -126,7 +129,7 @@ class AgentFiles:
             if found.count:
                 raise Failed(f'old_text must be unique in "{path}" (found {found.count} matches)') from None
             raise Failed(f'old_text not found in "{path}"') from None
-        changed = f"-{_one_line(old_text)}\n+{_one_line(new_text)}"
+        changed = f"-{self._one_line(old_text)}\n+{self._one_line(new_text)}"
         return f"--- {path}\n+++ {path}\n@@ replaced {count} occurrence(s) @@\n{changed}"
 
     def apply_patch(
@@ -225,14 +228,25 @@ class AgentFiles:
     def _window(self, match: Match, around: int) -> list[str]:
         name = self._relative(match.path)
         if not around:
-            return [f"{name}:{match.line}:{match.content}"]
+            return [f"{name}:{match.line}:{self._line(match.content)}"]
         first = max(0, match.line - 1 - around)
         try:
             with self._files.open(match.path) as file:
                 lines = read_lines(file, first, match.line - first + around)
         except (ToolError, NotText):
             lines, first = [match.content], match.line - 1
-        return [f"{name}:{number}:{line[:LINE_WIDTH]}" for number, line in enumerate(lines, first + 1)]
+        return [f"{name}:{number}:{self._line(line)}" for number, line in enumerate(lines, first + 1)]
+
+    def _line(self, text: str) -> str:
+        """As much as is shown of a line that matches, or stands beside one."""
+        return self._cut(text[:LINE_WIDTH], False, len(text) >= LINE_WIDTH)
+
+    def _one_line(self, text: str) -> str:
+        cut = text if len(text) <= SHOWN_EDIT else self._cut(text[:SHOWN_EDIT], False, True) + "…"
+        return cut.replace("\n", "\\n")
+
+    def _cut(self, text: str, before: bool, after: bool) -> str:
+        return self._secrets.hide_piece(text, before=before, after=after) if before or after else text
 
     def _relative(self, path: str) -> str:
         """A path as the other tools take it, as short as can be."""
@@ -245,11 +259,6 @@ def _described(entry: Entry) -> str:
 
 def _truncated(largest: int, where: str) -> str:
     return f"[read output truncated at {largest // 1024}KB] continue with {where}"
-
-
-def _one_line(text: str) -> str:
-    cut = text if len(text) <= SHOWN_EDIT else text[:SHOWN_EDIT] + "…"
-    return cut.replace("\n", "\\n")
 
 
 def _required(name: str, parameter: str, value: str) -> None:

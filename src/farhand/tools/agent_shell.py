@@ -17,6 +17,7 @@ from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.sandbox import Confinement, Sandbox, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.tools.tool import LEAVING, CallContext, Tool, tool
 
 DEFAULT_SECONDS: Final = 1800
@@ -36,8 +37,15 @@ _SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1
 class AgentShell:
     """The two tools over one `Jobs`, in the folders that `files` allows."""
 
-    def __init__(self, jobs: Jobs, files: Files, confinement: Callable[[], Confinement] = unconfined) -> None:
-        """`confinement` is asked before each command."""
+    def __init__(
+        self,
+        jobs: Jobs,
+        files: Files,
+        confinement: Callable[[], Confinement] = unconfined,
+        secrets: KnownSecrets | None = None,
+    ) -> None:
+        """`confinement` is asked before each command. Of `secrets` no half is shown where output is cut."""
+        self._secrets = secrets or KnownSecrets()
         self._jobs = jobs
         self._files = files
         self._confinement = confinement
@@ -152,7 +160,7 @@ class AgentShell:
         room = OUTPUT_CHARS - len(first) - 1 - len(note)
         text, more = self._head(job, room)
         if more:
-            text = text[: room - len(_TRUNCATED) - 1] + "\n" + _TRUNCATED
+            text = self._secrets.cut(text, room - len(_TRUNCATED) - 1) + "\n" + _TRUNCATED
         return (f"{first}\n{text}" if text else first) + note
 
     # process
@@ -212,8 +220,9 @@ class AgentShell:
         chunk = self._jobs.tail(job, BACKGROUND_CHARS * _MOST_BYTES)
         text = chunk.data.decode("utf-8", "replace")
         if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
-            return text
-        return f"{_TRUNCATED}\n" + text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
+            return self._secrets.hide_piece(text, after=job.running)
+        tail = text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
+        return f"{_TRUNCATED}\n" + self._secrets.hide_piece(tail, before=True, after=job.running)
 
 
 def _way(

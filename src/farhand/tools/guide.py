@@ -22,10 +22,12 @@ from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.sandbox import Confinement, unconfined
 from farhand.protocol.errors import InvalidArgs, Timeout
+from farhand.protocol.known_secrets import KnownSecrets
 from farhand.tools.tool import CallContext, Tool, tool
 
 MOST_READ = 65_536
 MOST_OUTPUT = 16_384
+MOST_IN_ERROR = 1000
 DEFAULT_SECONDS = 20
 MOST_SECONDS = 120
 SHELL = ("/bin/sh", "-lc")
@@ -38,8 +40,15 @@ Content = Annotated[str, Meta(description="Text of the file.")]
 class GuideTools:
     """The four tools over one machine's files and commands. The file tools block; run them in a thread."""
 
-    def __init__(self, files: Files, jobs: Jobs, confinement: Callable[[], Confinement] = unconfined) -> None:
-        """`confinement` is asked before each command."""
+    def __init__(
+        self,
+        files: Files,
+        jobs: Jobs,
+        confinement: Callable[[], Confinement] = unconfined,
+        secrets: KnownSecrets | None = None,
+    ) -> None:
+        """`confinement` is asked before each command. Of `secrets` no half is shown where a text is cut."""
+        self._secrets = secrets or KnownSecrets()
         self._files = files
         self._confinement = confinement
         self._jobs = jobs
@@ -51,7 +60,7 @@ class GuideTools:
         with self._files.open(path) as file, told("read", name):
             data = file.read(MOST_READ)
             size = max(os.fstat(file.fileno()).st_size, len(data))
-        return _shown_file(name, data, size)
+        return _shown_file(name, data, size, self._secrets)
 
     def read_at_once(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """As `read_file`, for a small file that the kernel has in memory; None for any other."""
@@ -59,7 +68,7 @@ class GuideTools:
         if not isinstance(path, str) or not path.strip():
             return None
         data = self._files.peek(path, MOST_READ)
-        return None if data is None else _shown_file(_named(path), data, len(data))
+        return None if data is None else _shown_file(_named(path), data, len(data), self._secrets)
 
     def create_file(self, *, path: FilePath, content: Content) -> dict[str, Any]:
         """Create a file that does not exist yet, with its folders."""
@@ -120,7 +129,9 @@ class GuideTools:
         assert job.exit is not None
         output = self._output(job, job.exit.size)
         if job.exit.timed_out:
-            raise Timeout(f"the command did not end within {seconds:g} s and was ended; its output: {output[-1000:]}")
+            raise Timeout(
+                f"the command did not end within {seconds:g} s and was ended; its output: {self._last(output)}"
+            )
         code = _exit_code(job)
         lines = [f"$ {command}"]
         if code != 0:
@@ -149,11 +160,16 @@ class GuideTools:
         data = self._jobs.read(job, 0, MOST_OUTPUT).data[:size] if size else b""
         cut = size > len(data)
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
-        return text + "\n... (output truncated)" if cut else text
+        return self._secrets.hide_piece(text, after=True) + "\n... (output truncated)" if cut else text
 
 
-def guide_tools(files: Files, jobs: Jobs, confinement: Callable[[], Confinement] = unconfined) -> list[Tool]:
-    tools = GuideTools(files, jobs, confinement)
+def guide_tools(
+    files: Files,
+    jobs: Jobs,
+    confinement: Callable[[], Confinement] = unconfined,
+    secrets: KnownSecrets | None = None,
+) -> list[Tool]:
+    tools = GuideTools(files, jobs, confinement, secrets)
     return [
         tool(tools.read_file, read_only=True, capability="filesystem.read", at_once=tools.read_at_once),
         tool(tools.create_file, capability="filesystem.write"),
@@ -162,12 +178,13 @@ def guide_tools(files: Files, jobs: Jobs, confinement: Callable[[], Confinement]
     ]
 
 
-def _shown_file(name: str, data: bytes, size: int) -> dict[str, Any]:
+def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dict[str, Any]:
     truncated = size > len(data)
     # The last character of a cut text may be cut as well; it is left out.
     content = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not truncated)
     text = content
     if truncated:
+        text = content = secrets.hide_piece(content, after=True)
         text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
     return {"ok": True, "path": name, "size": size, "truncated": truncated, "content": content, "text": text}
 
