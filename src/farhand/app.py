@@ -71,6 +71,7 @@ from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
 from farhand.gateway.skills import Skills
+from farhand.gateway.token_uses import TokenUses
 from farhand.gateway.turns import Turns
 from farhand.gateway.undo import Undo
 from farhand.gateway.workspace import Workspace
@@ -178,6 +179,7 @@ class Gateway:
                     await stack.enter_async_context(Backups(hub, self._home, settings))
                     assert self._retention is not None
                     await stack.enter_async_context(self._retention)
+                    await stack.enter_async_context(TokenUses(hub.database, hub.credentials))
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()

@@ -48,6 +48,7 @@ def test_the_printed_command_makes_the_node_join(
     try:
         shared_gateway.wait_for_node("lap-top")
         [entry] = [t for t in command("token", "list", "--json").json()["tokens"] if t["label"] == "kitchen"]
+        assert entry["last_used_at"] >= entry["created_at"], "a node that is connected uses its token"
         assert command("token", "revoke", entry["id"]).out == f"revoked: {entry['id']}\n"
         shared_gateway.wait_for_node("lap-top", online=False)
     finally:
@@ -58,9 +59,13 @@ def test_the_printed_command_makes_the_node_join(
 
 def test_a_callers_token_may_do_what_its_scopes_say(command: Command, shared_gateway: GatewayProcess) -> None:
     made = command("token", "create", "--scope", "read", "--json").json()
-    assert made["scopes"] == ["read"] and made["token"] in made["command"]
+    assert made["scopes"] == ["read"] and made["token"] in made["command"] and made["last_used_at"] is None
     reader = command.with_env(FARHAND_URL=shared_gateway.url, FARHAND_TOKEN=made["token"])
+    [line] = [line for line in command("token", "list").out.splitlines() if line.startswith(made["id"])]
+    assert "never" in line
     assert reader("nodes").status == 0
+    [line] = [line for line in command("token", "list").out.splitlines() if line.startswith(made["id"])]
+    assert "never" not in line, "its last use is shown"
     refused = reader("call", "node.ping", "--json")
     assert refused.status == 1 and refused.json()["error"]["code"] == "forbidden"
 

@@ -280,6 +280,11 @@ def test_texts_that_are_cut(house: House) -> None:
             answer = house.gateway.request("POST", "/agent/process", chat)
             assert answer.status == 200, answer
             answers.append(answer.body)
+        slow = {"command": f"echo {secret}; head -c {1000 - 1 - shown} /dev/zero | tr '\\0' y; sleep 9"}
+        late = {**chat, "biz_params": {"tool": {"name": "shell", "input": {**slow, "timeout_seconds": 1}}}}
+        answer = house.gateway.request("POST", "/agent/process", late)
+        assert answer.status == 500 and b"yyy" in answer.body, answer
+        answers.append(answer.body)
         (own / "beginning").write_text("x" * (160 - shown) + secret + "z" * 500)
         answers.append(house.gateway.request("POST", "/agent/process", chat).body)
         for title in ("x" * (60 - shown) + secret, "x" * (80 - shown) + secret):

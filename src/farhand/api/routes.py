@@ -452,6 +452,7 @@ def _token_view(token: Token) -> dict[str, Any]:
         "nodes": token.nodes.split(),
         "expires_at": token.expires_at,
         "public_key": None if token.public_key is None else key_text(token.public_key),
+        "last_used_at": token.last_used_at,
     }
 
 

@@ -117,6 +117,7 @@ class TokenShown(msgspec.Struct):
     nodes: list[str]
     expires_at: int | None
     public_key: str | None
+    last_used_at: int | None
 
 
 class TokensAnswer(msgspec.Struct):

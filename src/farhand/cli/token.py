@@ -156,7 +156,8 @@ def list_(client: Client, as_json: bool) -> None:
     elif not tokens:
         remark("no tokens were made yet; the owner's own is shown by `farhand token show`")
     else:
-        columns = [Column("ID"), Column("STATE"), Column("NODE"), Column("LABEL"), Column("CREATED"), Column("SCOPES")]
+        names = ("ID", "STATE", "NODE", "LABEL", "CREATED", "LAST USED", "SCOPES")
+        columns = [Column(name) for name in names]
         rows = [
             [
                 entry["id"],
@@ -164,6 +165,7 @@ def list_(client: Client, as_json: bool) -> None:
                 entry["node_id"] or "",
                 entry["label"],
                 ago(entry["created_at"]),
+                ago(entry["last_used_at"]),
                 " ".join(entry["scopes"]) + (" (by key)" if entry.get("public_key") else ""),
             ]
             for entry in tokens

@@ -132,6 +132,8 @@ class Credentials:
         """When the recognised tokens that expire do."""
         self._recognised: dict[str, Credential] = {}
         """Right tokens seen since the last change of any."""
+        self._uses: dict[str, int] = {}
+        """Which tokens were used since that was last asked for, and when."""
         self._owner = token_hash(owner)
         self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
         self._shared = None if environment.shared is None else token_hash(environment.shared)
@@ -145,12 +147,27 @@ class Credentials:
             known = None
         if known is None and secret:
             known = self._recognise(token_hash(secret))
+            token = None if known is None else self._tokens.get(token_hash(secret))
+            if token is not None:
+                self._uses[token.id] = int(self._clock() * 1000)
             if known is not None and len(self._recognised) < 1024:
                 self._recognised[secret] = known
-                token = self._tokens.get(token_hash(secret))
                 if token is not None and token.expires_at is not None:
                     self._expiring[secret] = token.expires_at
         return known
+
+    @property
+    def uses(self) -> Mapping[str, int]:
+        """When tokens were used, as far as that was not taken yet."""
+        return self._uses
+
+    def take_uses(self) -> dict[str, int]:
+        """Which tokens were used since this was last asked, and when. From now on the next use of each counts."""
+        uses, self._uses = self._uses, {}
+        if uses:
+            self._recognised.clear()
+            self._expiring.clear()
+        return uses
 
     def _over(self, expires_at: int | None) -> bool:
         return expires_at is not None and self._clock() * 1000 >= expires_at

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+import apsw
 import msgspec
 from msgspec import UNSET
 
@@ -51,6 +52,7 @@ from farhand.store.tokens import (
     revoke_tokens,
     set_meta,
     token_hash,
+    tokens_used,
 )
 
 log = logging.getLogger("farhand.hub")
@@ -194,8 +196,14 @@ class Hub:
         """Connect a node that was examined and welcomed; an older connection of it is closed."""
         connection, replaced = self.roster.join(card, hello, link, token_id)
         node = self.roster.nodes[card.node_id]
+        used = {} if token_id is None else {token_id: self.roster.clock()}
+
+        def joined(store: apsw.Connection) -> None:
+            save_node(store, card, node.connected_at, node.last_seen)
+            tokens_used(store, used)
+
         self._record(
-            lambda store: save_node(store, card, node.connected_at, node.last_seen),
+            joined,
             "node.online",
             card.node_id,
             {"generation": connection.generation, "version": card.version, "node_type": card.node_type},
@@ -220,8 +228,14 @@ class Hub:
         if not self.roster.leave(connection):
             return
         node = self.roster.nodes[connection.node_id]
+        used = {} if connection.token_id is None else {connection.token_id: self.roster.clock()}
+
+        def left(store: apsw.Connection) -> None:
+            node_seen(store, connection.node_id, node.last_seen)
+            tokens_used(store, used)
+
         self._record(
-            lambda store: node_seen(store, connection.node_id, node.last_seen),
+            left,
             "node.offline",
             connection.node_id,
             {"generation": connection.generation},
@@ -454,7 +468,15 @@ class Hub:
         return token, secret if public_key is None else ""
 
     async def tokens(self) -> list[Token]:
-        return await self._database.read(all_tokens)
+        """Those that were made. A node that is connected uses its token all the time."""
+        tokens = await self._database.read(all_tokens)
+        connections = [node.connection for node in self.roster.nodes.values() if node.connection is not None]
+        uses = {**self.credentials.uses}
+        uses.update((one.token_id, self.roster.clock()) for one in connections if one.token_id is not None)
+        return [
+            msgspec.structs.replace(token, last_used_at=max(uses.get(token.id, 0), token.last_used_at or 0) or None)
+            for token in tokens
+        ]
 
     async def revoke_token(self, token_id: str) -> bool:
         """False when there is no such token, or it was revoked before. Its node is disconnected at once."""

@@ -404,6 +404,8 @@ CREATE TABLE asked (
 ) STRICT, WITHOUT ROWID;
 """
 
+USES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN last_used_at INTEGER;"
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -419,4 +421,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     ENDS_OF_RUNS,
     PARKED,
     REPLAYS,
+    USES_OF_TOKENS,
 )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import apsw
 import msgspec
 
 ADD: Final = """
-    INSERT INTO tokens (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO tokens
+    (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 ALL: Final = """
-    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key FROM tokens
-    ORDER BY created_at, id"""
+    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at
+    FROM tokens ORDER BY created_at, id"""
 META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
@@ -36,6 +38,7 @@ class Token(msgspec.Struct, frozen=True):
     expires_at: int | None = None
     public_key: bytes | None = None
     """Of a node that logs in by its key: then there is no secret, here or anywhere but on that node."""
+    last_used_at: int | None = None
 
 
 def token_hash(secret: str) -> bytes:
@@ -55,6 +58,11 @@ def revoke_token(connection: apsw.Connection, token_id: str, at: int) -> bool:
 def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str]) -> None:
     """Those that are valid in spite of having been revoked: the store was brought back from before."""
     connection.executemany(REVOKE, [(0, token_id) for token_id in token_ids])
+
+
+def tokens_used(connection: apsw.Connection, used: Mapping[str, int]) -> None:
+    """When tokens were used, by their ids."""
+    connection.executemany(USED, [(at, token_id) for token_id, at in used.items()])
 
 
 def all_tokens(connection: apsw.Connection) -> list[Token]:

@@ -129,9 +129,8 @@ class GuideTools:
         assert job.exit is not None
         output = self._output(job, job.exit.size)
         if job.exit.timed_out:
-            raise Timeout(
-                f"the command did not end within {seconds:g} s and was ended; its output: {self._last(output)}"
-            )
+            said = self._secrets.hide_piece(output[-MOST_IN_ERROR:], before=len(output) > MOST_IN_ERROR)
+            raise Timeout(f"the command did not end within {seconds:g} s and was ended; its output: {said}")
         code = _exit_code(job)
         lines = [f"$ {command}"]
         if code != 0:

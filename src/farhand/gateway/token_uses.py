@@ -1,0 +1,54 @@
+"""When each token was last used, written down now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Self
+
+from farhand.gateway.credentials import Credentials
+from farhand.store.database import Database, StoreError
+from farhand.store.tokens import tokens_used
+
+log = logging.getLogger("farhand.tokens")
+
+EVERY_SECONDS = 60.0
+
+
+class TokenUses:
+    """Once a minute, and at the end, writes down which tokens were used. Use as a context manager.
+
+    In between a token that was seen is not looked at again, so that a request pays nothing for this.
+    """
+
+    def __init__(self, database: Database, credentials: Credentials, every_seconds: float = EVERY_SECONDS) -> None:
+        self._database = database
+        self._credentials = credentials
+        self._every = every_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._repeat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._write()
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            await self._write()
+
+    async def _write(self) -> None:
+        used = self._credentials.take_uses()
+        if not used:
+            return
+        try:
+            await self._database.write(lambda store: tokens_used(store, used), durable=False)
+        except StoreError as error:
+            log.warning("when tokens were last used could not be written down: %s", error)
