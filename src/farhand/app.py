@@ -79,13 +79,12 @@ from farhand.gateway.workspace_ends import workspace_end
 from farhand.llm.choice import Models
 from farhand.machine.intents import settle
 from farhand.machine.jobs import Jobs
-from farhand.machine.kept import MIB, KeptFiles
+from farhand.machine.kept import MIB, UNDO_FOLDER, KeptFiles
 from farhand.machine.places import AGENTS_FOLDER, local_files
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
 from farhand.messaging import Messaging
-from farhand.node.program import UNDO_FOLDER
 from farhand.node.questions import Questions
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from farhand.channels.console import ConsoleChannel
-from farhand.channels.discord import DiscordChannel, DiscordSettings
-from farhand.channels.email import EmailChannel, EmailSettings
 from farhand.channels.library import missing
-from farhand.channels.signal import SignalChannel, SignalSettings
-from farhand.channels.telegram import TelegramChannel, TelegramSettings
-from farhand.channels.webhook import WebhookChannel, WebhookSettings
-from farhand.channels.whatsapp import WhatsAppChannel, WhatsAppSettings
 from farhand.gateway.channel import Channel, ChannelSettings
 from farhand.gateway.session_keys import agent_id
 from farhand.protocol.errors import FarhandError
@@ -28,14 +23,15 @@ Make = Callable[[Any], Channel]
 
 LIBRARIES: Final = {"telegram": "telegram", "discord": "hikari", "whatsapp": "pywa_async", "email": "imap_tools"}
 """What a kind of channel needs; the extra of the package has the kind's name."""
-KINDS: Final[dict[str, tuple[type[ChannelSettings], Make]]] = {
-    "telegram": (TelegramSettings, TelegramChannel),
-    "discord": (DiscordSettings, DiscordChannel),
-    "signal": (SignalSettings, SignalChannel),
-    "whatsapp": (WhatsAppSettings, WhatsAppChannel),
-    "email": (EmailSettings, EmailChannel),
-    "webhook": (WebhookSettings, WebhookChannel),
+KINDS: Final = {
+    "telegram": "Telegram",
+    "discord": "Discord",
+    "signal": "Signal",
+    "whatsapp": "WhatsApp",
+    "email": "Email",
+    "webhook": "Webhook",
 }
+"""By the name of their module here, how their classes begin. Only what the settings name is loaded."""
 CONSOLE: Final = "console"
 
 
@@ -55,7 +51,7 @@ def make_channels(tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str,
             raise ChannelError(f"[channels.{name}]: a channel's name has small letters, digits, _ and - only")
         if kind in LIBRARIES and missing(LIBRARIES[kind]):
             raise ChannelError(f"[channels.{name}] needs the extra: pip install 'farhand[{kind}]'")
-        settings_type, make = KINDS[kind]
+        settings_type, make = _adapter(kind)
         settings = _settings(name, {"kind": kind, **table}, settings_type, environ)
         if not settings.account:
             settings.account = "default" if name == kind else name
@@ -68,6 +64,11 @@ def make_channels(tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str,
         taken[key] = name
         channels[name] = make(settings)
     return channels
+
+
+def _adapter(kind: str) -> tuple[type[ChannelSettings], Make]:
+    module = importlib.import_module(f"farhand.channels.{kind}")
+    return getattr(module, f"{KINDS[kind]}Settings"), getattr(module, f"{KINDS[kind]}Channel")
 
 
 def _settings(

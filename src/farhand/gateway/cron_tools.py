@@ -108,6 +108,17 @@ _PLAIN: Final[dict[str, Any]] = {
     },
     "required": ["action"],
 }
+_NATIVE_SPEC: Final = ToolSpec(
+    name="gsv__Cron",
+    description="Manage scheduled jobs: status, list, add, update, remove, run, and runs (the history).",
+    parameters=_NATIVE,
+    timeout_ms=TIMEOUT_MS,
+)
+_PLAIN_SPEC: Final = ToolSpec(
+    name="cron",
+    description="Schedule recurring tasks: list jobs, add one (schedule and prompt), remove one by id.",
+    parameters=_PLAIN,
+)
 _WRAPPING: Final = ("action", "id", "mode", "includeDisabled", "limit", "offset", "job", "patch", "jobId")
 
 
@@ -120,25 +131,7 @@ def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> li
     async def plain(arguments: Mapping[str, Any], context: CallContext) -> Any:
         return {"content": await _plain(book, arguments, context, pin_of(context.session_key))}
 
-    return [
-        Tool(
-            ToolSpec(
-                name="gsv__Cron",
-                description="Manage scheduled jobs: status, list, add, update, remove, run, and runs (the history).",
-                parameters=_NATIVE,
-                timeout_ms=TIMEOUT_MS,
-            ),
-            native,
-        ),
-        Tool(
-            ToolSpec(
-                name="cron",
-                description="Schedule recurring tasks: list jobs, add one (schedule and prompt), remove one by id.",
-                parameters=_PLAIN,
-            ),
-            plain,
-        ),
-    ]
+    return [Tool(_NATIVE_SPEC.name, lambda: _NATIVE_SPEC, native), Tool(_PLAIN_SPEC.name, lambda: _PLAIN_SPEC, plain)]
 
 
 async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> dict[str, Any]:

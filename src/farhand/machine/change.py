@@ -6,7 +6,8 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from farhand.machine.files import (
     Files,
@@ -25,8 +26,7 @@ from farhand.machine.root import sync_folder
 from farhand.protocol.errors import Failed, NotAllowed
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What a file holds before and after; None: there is no file."""
 
     path: str
@@ -104,16 +104,15 @@ def _staged(step: _Step) -> Iterator[None]:
         step.clean_up()
 
 
-@dataclass(slots=True)
-class _Step:
+class _Step(msgspec.Struct):
     """One file of several that change together."""
 
     place: Place
     change: Change
     folder: int = -1
     name: str = ""
-    beside: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
-    kept: str = field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
+    beside: str = msgspec.field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
+    kept: str = msgspec.field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
     made: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

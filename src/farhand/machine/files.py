@@ -14,9 +14,10 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from farhand.machine.kept import Changing, Digest, KeptFiles
 from farhand.machine.root import Root, open_at_hand, sync_folder
@@ -34,8 +35,7 @@ class AlreadyThere(Failed):
     """Something is at the path already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A judged path: as the caller spells it, where it really is, and the root that allows it."""
 
     path: str

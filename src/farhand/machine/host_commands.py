@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import FrameType
+
+import msgspec
 
 from farhand.protocol.errors import Failed, NotAllowed
 
@@ -31,8 +32,7 @@ _GRACE = 5.0
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
 
-@dataclass(frozen=True, slots=True)
-class HostCommands:
+class HostCommands(msgspec.Struct, frozen=True):
     """Which commands go to the host, and how it is reached."""
 
     names: frozenset[str]

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
 
 from farhand.machine.tree import Process
 from farhand.machine.worker import COOKIE
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """How a command ended. `size` is the length of its output at that moment; what is `left` ran on after it."""
 
     exit_code: int | None
@@ -28,8 +28,7 @@ class Exit:
     left: tuple[Process, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """What ending a tree came to: the processes that were ended, and those that could not be."""
 
     ended: tuple[Process, ...]
@@ -48,8 +47,7 @@ class Ending:
         return told
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One command. `Jobs` keeps it up to date; moments are milliseconds since the epoch."""
 
     id: str
@@ -63,7 +61,7 @@ class Job:
     pid: int = 0
     exit: Exit | None = None
     lost_at: int | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @classmethod
     def accepted(cls, fact: dict[str, Any]) -> Self:

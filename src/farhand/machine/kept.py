@@ -30,6 +30,8 @@ from farhand.machine.kept_lines import Done, Dropped, Kept, KeptFile, Line, Rele
 
 log = logging.getLogger("farhand.kept")
 
+UNDO_FOLDER = "undo"
+"""In the home: what files held before calls changed them, of the gateway and of every node."""
 MIB = 1024 * 1024
 QUOTA = 512 * MIB
 LARGEST = 64 * MIB

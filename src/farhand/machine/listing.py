@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+
+import msgspec
 
 from farhand.machine.files import Files, told
 from farhand.protocol.errors import Failed
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One name in a folder; `kind` is file, dir, symlink or other."""
 
     name: str

@@ -6,8 +6,9 @@ Line ends, and a missing last one, stay as they are in the file. The text of pat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from farhand.machine.change import Change, change_files
 from farhand.machine.files import Files, shown
@@ -16,14 +17,13 @@ from farhand.machine.text import MOST_TEXT
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 
-@dataclass(slots=True)
-class _Overlay:
+class _Overlay(msgspec.Struct):
     """The files as they will be, on top of the files as they are."""
 
     files: Files
-    old: dict[str, bytes | None] = field(default_factory=dict)
-    new: dict[str, bytes | None] = field(default_factory=dict)
-    modes: dict[str, int] = field(default_factory=dict)
+    old: dict[str, bytes | None] = msgspec.field(default_factory=dict)
+    new: dict[str, bytes | None] = msgspec.field(default_factory=dict)
+    modes: dict[str, int] = msgspec.field(default_factory=dict)
 
     def read(self, path: str) -> bytes | None:
         real = self.files.place(path).real

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from farhand.protocol.errors import InvalidArgs
 
@@ -29,8 +30,7 @@ _END_OF_FILE = "*** End of File"
 _RANGE = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
 
 
-@dataclass(frozen=True, slots=True)
-class Hunk:
+class Hunk(msgspec.Struct, frozen=True):
     """Lines that stay, go and come, in order, and what says where they are."""
 
     number: int
@@ -44,8 +44,7 @@ class Hunk:
         return [text for sign, text in self.lines if sign != "+"]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """What a patch does to one file."""
 
     act: str  # "Add", "Update" or "Delete"

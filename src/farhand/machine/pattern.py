@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 _MOST_ALTERNATIVES = 1000
 
@@ -17,16 +18,14 @@ class BadPattern(Exception):
     """A pattern that means nothing; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """What stands between two slashes: `expression` for a name, None for `**`."""
 
     expression: str | None
     literal: str | None = None  # the name itself, where only one name fits
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One alternative of a pattern, its braces resolved."""
 
     absolute: bool

@@ -10,8 +10,9 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from farhand.machine.host_commands import HostCommands
 from farhand.protocol.errors import Failed, FarhandError, NotAllowed
@@ -44,8 +45,7 @@ class SandboxError(FarhandError):
     """A sandbox that cannot be as it is described."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """A folder or file of the computer, and where the commands see it."""
 
     host: str

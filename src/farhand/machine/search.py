@@ -17,8 +17,9 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import IO, BinaryIO
+
+import msgspec
 
 from farhand.machine.files import Files, refuse_unnameable, shown, told
 from farhand.machine.pattern import BadPattern, name_expression
@@ -55,8 +56,7 @@ _BINARY_NOTE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """One matching line: its absolute path, its number from 1, and its first characters."""
 
     path: str

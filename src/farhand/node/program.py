@@ -21,7 +21,7 @@ from farhand import __version__
 from farhand.machine.files import Files
 from farhand.machine.intents import INTENTS_FOLDER, settle
 from farhand.machine.jobs import Jobs, machine_boot
-from farhand.machine.kept import QUOTA, KeptFiles, call_id
+from farhand.machine.kept import QUOTA, UNDO_FOLDER, KeptFiles, call_id
 from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, family
 from farhand.node.key import KEY_FILE, NodeKey
@@ -61,8 +61,6 @@ SECRET_FILES = (
     "journal.key",
     "journal.head",
 )
-UNDO_FOLDER = "undo"
-"""In the home: what files held before calls changed them, of the gateway and of every node."""
 SECRET_FOLDERS = ("backups", "damaged", "replaced", UNDO_FOLDER)
 
 

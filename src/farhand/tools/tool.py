@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -38,7 +39,7 @@ Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
 AtOnce = Callable[[Mapping[str, Any]], Any]
 
 
-class Tool(msgspec.Struct, frozen=True):
+class Tool(msgspec.Struct, frozen=True, dict=True):
     """What callers are told of a tool, and what runs.
 
     `run` takes the arguments as they came, decoded, and checks them itself; it returns what becomes the JSON result
@@ -46,7 +47,9 @@ class Tool(msgspec.Struct, frozen=True):
     (Cancelled, saying what it ended) is the end of the call.
     """
 
-    spec: ToolSpec
+    name: str
+    describe: Callable[[], ToolSpec]
+    """Makes `spec` when it is first wanted: reading all signatures would be a tenth of the gateway's start."""
     run: Run
     continues: bool = False
     """The same call again, after the gateway was restarted, takes up what the first one began."""
@@ -55,9 +58,9 @@ class Tool(msgspec.Struct, frozen=True):
     aliases: Mapping[str, str] = {}
     """Further names of parameters, and those they stand for."""
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
+    @functools.cached_property
+    def spec(self) -> ToolSpec:
+        return self.describe()
 
     @property
     def description(self) -> str:
@@ -86,37 +89,45 @@ def tool(
 
     A parameter named `context` is given the CallContext and is not shown to callers. A plain function runs in a
     thread. A text it returns becomes `{"content": text}`. `aliases` maps further names of parameters, which are
-    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. Raises ValueError for a
-    signature that cannot be described to a caller.
+    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. A signature that cannot
+    be described to a caller raises ValueError when the tool is first described or called.
     """
     chosen = name or function.__name__
-    wants_context = "context" in inspect.signature(function).parameters
-    parameters = Parameters(function, without=("context",))
     renamed = dict(aliases or {})
     asynchronous = inspect.iscoroutinefunction(function)
 
+    @functools.cache
+    def parameters() -> Parameters:
+        return Parameters(function, without=("context",))
+
+    @functools.cache
+    def wants_context() -> bool:
+        return "context" in inspect.signature(function).parameters
+
     async def run(arguments: Mapping[str, Any], context: CallContext) -> Any:
         try:
-            read = parameters.convert(by_their_names(arguments, renamed))
+            read = parameters().convert(by_their_names(arguments, renamed))
         except InvalidArgs as error:
             raise InvalidArgs(_MISSING.sub(rf"{chosen} parameter \1 is required", error.message)) from None
-        if wants_context:
+        if wants_context():
             read["context"] = context
         if not read_only:
             call_id.set(context.call_id)
         result = await (function(**read) if asynchronous else asyncio.to_thread(function, **read))
         return {"content": result} if isinstance(result, str) else result
 
-    spec = ToolSpec(
-        name=chosen,
-        description=inspect.getdoc(function) or "" if description is None else description,
-        parameters=_shown(parameters.schema, unlisted),
-        read_only=read_only,
-        capability=capability,
-        timeout_ms=timeout_ms,
-        timeout_parameter=timeout_parameter,
-    )
-    return Tool(spec, run, continues, at_once, renamed)
+    def describe() -> ToolSpec:
+        return ToolSpec(
+            name=chosen,
+            description=inspect.getdoc(function) or "" if description is None else description,
+            parameters=_shown(parameters().schema, unlisted),
+            read_only=read_only,
+            capability=capability,
+            timeout_ms=timeout_ms,
+            timeout_parameter=timeout_parameter,
+        )
+
+    return Tool(chosen, describe, run, continues, at_once, renamed)
 
 
 def _shown(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
