@@ -20,7 +20,8 @@ from farhand.cli.program import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
 from farhand.machine.kept import MIB, QUOTA
 from farhand.node.key import KEY_FILE
-from farhand.node.program import NodeOptions, default_node_id, node_folder, run_node
+from farhand.node.names import default_node_id
+from farhand.node.program import NodeOptions, node_folder, run_node
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 

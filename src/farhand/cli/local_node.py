@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farhand.app import Gateway
 from farhand.gateway.credentials import new_secret
-from farhand.node.program import default_node_id
+from farhand.node.names import default_node_id
 from farhand.store.tokens import Token, token_hash
 
 log = logging.getLogger("farhand")

@@ -16,7 +16,8 @@ from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
 from farhand.cli.screen import remark, show_json
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.key import NodeKey
-from farhand.node.program import default_node_id, node_folder
+from farhand.node.names import default_node_id
+from farhand.node.program import node_folder
 from farhand.protocol.names import validate_node_id
 
 DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{DEFAULT_PORT}"

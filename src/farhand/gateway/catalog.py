@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
-import jsonschema_rs
 import msgspec
 
 from farhand.gateway.roster import Node, Roster
@@ -265,6 +264,8 @@ def _compile(schema: dict[str, Any]) -> Any:
     """
     if b'"$ref"' in (text := msgspec.json.encode(schema)) or b'"$dynamicRef"' in text:
         return None
+    import jsonschema_rs  # noqa: PLC0415 - some megabytes that a gateway at rest does without
+
     try:
         return jsonschema_rs.Draft202012Validator(
             schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions()

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-import jsonschema_rs
 import msgspec
 
 from farhand.gateway.admission import Denied
@@ -272,6 +271,8 @@ class _Pattern:
         self._text = text
         self._regex: Any = None
         if text.startswith(REGEX):
+            import jsonschema_rs  # noqa: PLC0415 - see `catalog`
+
             # An engine without backtracking: the text is the model's, and must not be able to hold the gateway up.
             try:
                 schema = {"type": "string", "pattern": text.removeprefix(REGEX)}

@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -225,11 +224,6 @@ def node_folder(home: Path, node_id: str) -> Path:
 def _folder_name(node_id: str) -> str:
     """A node id as the name of a folder: two ids never share one, whatever the file system thinks of their letters."""
     return f"{re.sub(r'[^a-z0-9.-]', '-', node_id.lower())[:40]}-{hashlib.sha256(node_id.encode()).hexdigest()[:8]}"
-
-
-def default_node_id() -> str:
-    """The host name, in letters a node id may have."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.") or "this-machine"
 
 
 def host_os() -> str:
