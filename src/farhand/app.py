@@ -39,7 +39,7 @@ from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
 from farhand.api.memory import memory_routes
 from farhand.api.metrics import metrics_routes
-from farhand.api.node_socket import NodeDoor
+from farhand.api.node_door import node_door
 from farhand.api.openapi import openapi_routes
 from farhand.api.pairing import pairing_routes
 from farhand.api.policy import policy_routes
@@ -355,7 +355,7 @@ class Gateway:
                 uvicorn.Config(
                     guard,
                     http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby()),  # type: ignore[arg-type]
-                    ws=NodeDoor(hub, guard),  # type: ignore[arg-type]
+                    ws=node_door(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
                     log_config=None,

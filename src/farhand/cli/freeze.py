@@ -12,9 +12,9 @@ import click
 
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, client_command
 from farhand.cli.screen import Column, ago, moment, plain, remark, show_answer, show_json, show_table
+from farhand.machine.brake import FREEZE_FILE, FileBrake
 from farhand.machine.jobs import Jobs
 from farhand.protocol.freezing import FreezeOrder, plain_reason
-from farhand.sdk.brake import FREEZE_FILE, FileBrake
 
 PATIENCE_SECONDS = 20.0
 

@@ -28,6 +28,7 @@ from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
+from farhand.machine.brake import FREEZE_FILE, Brake, FileBrake
 from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
@@ -35,7 +36,6 @@ from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
-from farhand.sdk.brake import FREEZE_FILE, Brake, FileBrake
 from farhand.store import calls
 from farhand.store.calls import CallRecord
 from farhand.store.database import Database

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from farhand import __version__
+from farhand.machine.brake import FREEZE_FILE, FileBrake
 from farhand.machine.files import Files
 from farhand.machine.intents import INTENTS_FOLDER, settle
 from farhand.machine.jobs import Jobs, machine_boot
@@ -35,7 +36,6 @@ from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MIB
 from farhand.sdk.backoff import ReconnectBackoff
-from farhand.sdk.brake import FREEZE_FILE, FileBrake
 from farhand.sdk.client import NodeClient
 from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from farhand.machine.brake import Brake
 from farhand.machine.files import Files
 from farhand.node.receiving import Arrival, Mismatch, Notes, discard
 from farhand.node.sending import Parcel
@@ -30,7 +31,6 @@ from farhand.protocol.messages import (
     encode,
 )
 from farhand.protocol.version import MIB, TRANSFER_WINDOW_BYTES
-from farhand.sdk.brake import Brake
 from farhand.sdk.link import Link
 
 log = logging.getLogger("farhand.node.transfers")

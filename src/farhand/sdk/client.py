@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 from msgspec import UNSET, Raw
 
+from farhand.machine.brake import Brake
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.login import SCHEME
@@ -50,7 +51,6 @@ from farhand.protocol.version import (
     PROTOCOL_VERSION,
 )
 from farhand.sdk.backoff import ReconnectBackoff
-from farhand.sdk.brake import Brake
 from farhand.sdk.dispatch import Dispatcher
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
 from farhand.sdk.freezing import EndAll, Freezing
