@@ -20,10 +20,9 @@ from farhand.gateway.gate import Gate
 from farhand.gateway.roster import Connection, Roster
 from farhand.gateway.transfers import Transfers
 from farhand.machine.apart import apart
-from farhand.machine.brake import Brake
 from farhand.machine.job import Ending
 from farhand.protocol.errors import Failed
-from farhand.protocol.freezing import FreezeOrder, plain_reason
+from farhand.protocol.freezing import Brake, FreezeOrder, plain_reason
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 
 log = logging.getLogger("farhand.freeze")

@@ -28,9 +28,10 @@ from farhand.gateway.gate import Gate
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
-from farhand.machine.brake import FREEZE_FILE, Brake, FileBrake
+from farhand.machine.brake import FREEZE_FILE, FileBrake
 from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
+from farhand.protocol.freezing import Brake
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate

@@ -1,7 +1,4 @@
-"""Whether everything is stopped, and by whose order.
-
-In memory for a plug-in. On disk for whatever must stay stopped when its program is killed: a node, and the gateway.
-"""
+"""The brake of whatever must stay stopped when its program is killed: a node, and the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.protocol.freezing import FreezeOrder
+from farhand.protocol.freezing import Brake, FreezeOrder
 
 FREEZE_FILE = "freeze.json"
 """Where a gateway keeps it in its home, and a node in its folder there."""
@@ -21,54 +18,6 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
 
     order: FreezeOrder | None = None
     thawed_at: int | None = None
-
-
-class Brake:
-    """While there is an order, nothing may begin."""
-
-    def __init__(self) -> None:
-        self.order: FreezeOrder | None = None
-        self.thawed_at: int | None = None
-        """When an order was last lifted."""
-
-    def freeze(self, order: FreezeOrder) -> None:
-        """Holds at once. Raises OSError when it could not be kept, and holds all the same."""
-        self.order = order
-        self._keep()
-
-    def thaw(self, at: int) -> None:
-        """Raises OSError when it could not be kept; then the order stands."""
-        before = (self.order, self.thawed_at)
-        self.order, self.thawed_at = None, at
-        try:
-            self._keep()
-        except OSError:
-            self.order, self.thawed_at = before
-            raise
-
-    def keep_freezing(self, order: FreezeOrder) -> str | None:
-        """As `freeze`; what is to be told when it could not be kept."""
-        try:
-            self.freeze(order)
-        except OSError as error:
-            return f"the freeze holds, but could not be kept on disk, so a restart lifts it: {error}"
-        return None
-
-    def release(self, gateway_id: str, at: int) -> str | None:
-        """As `thaw`, for a gateway that wants it; what is to be told when it may not, or could not."""
-        order = self.order
-        if order is None:
-            return None
-        if order.gateway_id not in ("", gateway_id):
-            return f"another gateway ({order.gateway_id}) froze this node, and only that one lifts it"
-        try:
-            self.thaw(at)
-        except OSError as error:
-            return f"the thaw could not be kept on disk, so the freeze stands: {error}"
-        return None
-
-    def _keep(self) -> None:
-        """In memory there is nothing to do."""
 
 
 class FileBrake(Brake):

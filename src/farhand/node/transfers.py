@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from farhand.machine.brake import Brake
 from farhand.machine.files import Files
 from farhand.node.receiving import Arrival, Mismatch, Notes, discard
 from farhand.node.sending import Parcel
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, ProtocolError, ToolError
 from farhand.protocol.frames import read_header
+from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import (
     FEATURE_TRANSFER,
     Message,

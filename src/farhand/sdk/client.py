@@ -14,9 +14,9 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 from msgspec import UNSET, Raw
 
-from farhand.machine.brake import Brake
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
+from farhand.protocol.freezing import Brake
 from farhand.protocol.login import SCHEME
 from farhand.protocol.messages import (
     FEATURE_QUERY,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec import UNSET, Raw
 
-from farhand.machine.brake import Brake
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ledger import Ledger, storable

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from farhand.machine.brake import Brake
+from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.sdk.dispatch import Dispatcher, Send
 
