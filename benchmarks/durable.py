@@ -53,46 +53,56 @@ def main() -> int:
     return 0
 
 
-async def farhand(home: Path, seconds: float) -> float:
-    home.mkdir()
-    database = Database.open(home / "farhand.db")
-    database.open_intents()
-    done = 0
-    running = CALLERS
-    over = asyncio.get_running_loop().create_future()
-    end = time.perf_counter() + seconds
+class Callers:
+    """Each makes its next call when the one before is on disk; a call ends at once."""
 
-    def call() -> None:
-        nonlocal running
-        if time.perf_counter() >= end:
-            running -= 1
-            if not running:
-                over.set_result(None)
+    def __init__(self, database: Database, seconds: float) -> None:
+        self._database = database
+        self._end = time.perf_counter() + seconds
+        self._running = CALLERS
+        self.done = 0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def call(self) -> None:
+        if time.perf_counter() >= self._end:
+            self._running -= 1
+            if not self._running:
+                self.over.set_result(None)
             return
         record = CallRecord(
             id=new_call_id(), tool="bench.echo", args=ARGS, credential="owner", route="node", node_id="bench",
             capability="bench", node_boot="b", created_at=time.time_ns() // 1_000_000, deadline_at=1,
         )  # fmt: skip
+        self._database.ahead.promise(intent_of(record), record)
 
-        def promised(_: object, error: Exception | None) -> None:
-            nonlocal done
-            if error is not None:
-                over.set_exception(error)
-                return
-            done += 1
+    def promised(self, items: list[CallRecord], error: Exception | None) -> None:
+        if error is not None:
+            self.over.set_exception(error)
+            return
+        self.done += len(items)
+        for record in items:
             last = ended(record, CallState.OK, ToolResult(ok=True, result=ARGS), record.created_at, 1.0)
-            database.write_ahead(
-                intent_of(last), lambda store: calls.begin(store, last, started=True), lambda _, error: None
-            )
-            asyncio.get_running_loop().call_soon(call)
+            self._database.ahead.tell(intent_of(last), last)
+            asyncio.get_running_loop().call_soon(self.call)
 
-        database.write_ahead(intent_of(record), lambda _: None, lambda _, error: None, promised)
+    def write(self, store: apsw.Connection, items: list[CallRecord]) -> None:
+        calls.begin_all(store, [(record, True) for record in items if record.ended_at is not None])
 
+    def kept(self, items: list[CallRecord], error: Exception | None) -> None:
+        if error is not None:
+            self.over.set_exception(error)
+
+
+async def farhand(home: Path, seconds: float) -> float:
+    home.mkdir()
+    database = Database.open(home / "farhand.db")
+    callers = Callers(database, seconds)
+    database.open_intents(callers)
     began = time.perf_counter()
     for _ in range(CALLERS):
-        call()
-    await over
-    rate = done / (time.perf_counter() - began)
+        callers.call()
+    await callers.over
+    rate = callers.done / (time.perf_counter() - began)
     await database.close()
     return rate
 

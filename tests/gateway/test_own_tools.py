@@ -70,6 +70,7 @@ class House:
 def run(path: Path, test: Callable[[House], Awaitable[None]], **options: Any) -> None:
     async def whole() -> None:
         house = House(path, **options)
+        await house.gate.recover()
         try:
             await test(house)
         finally:

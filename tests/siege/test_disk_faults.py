@@ -45,7 +45,8 @@ def injected(pid: int, *faults: str) -> Iterator[None]:
     tracer = subprocess.Popen([*command, *(word for fault in faults for word in ("-e", f"inject={fault}"))])
     try:
         wait_until(lambda: traced(pid) or tracer.poll() is not None, 15, "strace is attached")
-        assert tracer.poll() is None, "strace did not attach"
+        # It ends well when the process has: struck by a write that was already on its way.
+        assert tracer.poll() in (None, 0), "strace did not attach"
         yield
     finally:
         if tracer.poll() is None:

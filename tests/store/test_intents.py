@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.store import calls
+from farhand.store.ahead import PROMISES_SUFFIX
 from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.database import PROMISES_SUFFIX, Database, StoreError
+from farhand.store.database import Database, StoreError
 from farhand.store.intents import HALF, LARGEST, IntentLog
 
 
@@ -110,25 +111,38 @@ def test_a_torn_or_garbled_end_costs_only_what_it_touches(
     assert (found[: len(whole)] == whole and found == intents[: len(found)]) or not garbage
 
 
+class Records:
+    """A keeper whose items are records, and which remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[str], Exception | None]] = []
+        self.full = False
+
+    def promised(self, items: list[CallRecord], error: Exception | None) -> None:
+        self.told.append(("promised", [item.id for item in items], error))
+
+    def write(self, store: apsw.Connection, items: list[CallRecord]) -> None:
+        if self.full:
+            raise apsw.FullError("no room")
+        calls.begin_all(store, [(item, False) for item in items])
+
+    def kept(self, items: list[CallRecord], error: Exception | None) -> None:
+        self.told.append(("kept", [item.id for item in items], error))
+
+
 def test_promises_are_kept_by_the_tables_and_forgotten_by_the_log(tmp_path: Path) -> None:
     async def run() -> None:
         database = Database.open(tmp_path / "x.db")
-        assert database.open_intents() == []
-        told: list[str] = []
+        keeper = Records()
+        assert database.open_intents(keeper) == []
         one = record("one")
-        database.write_ahead(
-            intent_of(one),
-            lambda store: calls.begin(store, one),
-            lambda _, error: told.append(f"kept {error}"),
-            lambda _, error: told.append(f"promised {error}"),
-            at_once=True,
-        )
-        assert told == ["promised None"]
+        database.ahead.promise(intent_of(one), one, at_once=True)
+        assert keeper.told == [("promised", ["one"], None)]
         found = await database.read(lambda store: calls.find(store, "one"))
-        assert found == one and told == ["promised None", "kept None"]
+        assert found == one and keeper.told == [("promised", ["one"], None), ("kept", ["one"], None)]
         await database.close()
         again = Database.open(tmp_path / "x.db")
-        assert again.open_intents() == []
+        assert again.open_intents(keeper) == []
         await again.close()
 
     asyncio.run(run())
@@ -137,21 +151,15 @@ def test_promises_are_kept_by_the_tables_and_forgotten_by_the_log(tmp_path: Path
 def test_more_than_the_log_holds_goes_through_both_halves(tmp_path: Path) -> None:
     async def run() -> None:
         database = Database.open(tmp_path / "x.db")
-        database.open_intents()
-        loop = asyncio.get_running_loop()
+        keeper = Records()
+        database.open_intents(keeper)
         for group in range(40):
-            waiting = []
             for number in range(20):
-                promised = loop.create_future()
                 large = record(f"{group}/{number}", args=b'"%s"' % (b"x" * 10_000))
-                database.write_ahead(
-                    intent_of(large),
-                    lambda store, large=large: calls.begin(store, large),
-                    lambda _, error: None,
-                    lambda _, error, promised=promised: promised.set_result(error),
-                )
-                waiting.append(promised)
-            assert set(await asyncio.gather(*waiting)) == {None}
+                database.ahead.promise(intent_of(large), large)
+            while sum(len(ids) for kind, ids, error in keeper.told if kind == "promised") < 20 * (group + 1):
+                await asyncio.sleep(0)
+        assert {error for _, _, error in keeper.told} == {None}
         assert len(await database.read(calls.open_calls)) == 800
         await database.close()
 
@@ -175,20 +183,37 @@ def test_an_intent_is_taken_up_only_where_the_tables_lack_it(tmp_path: Path) -> 
 def test_what_the_tables_would_not_take_is_kept_for_the_next_start(tmp_path: Path) -> None:
     async def run() -> None:
         database = Database.open(tmp_path / "x.db")
-        database.open_intents()
+        keeper = Records()
+        database.open_intents(keeper)
         one = record("one")
-        kept: list[Exception | None] = []
-
-        def full(_: object) -> None:
-            raise apsw.FullError("no room")
-
-        database.write_ahead(intent_of(one), full, lambda _, error: kept.append(error))
+        keeper.full = True
+        database.ahead.tell(intent_of(one), one)
         await database.read(lambda _: None)
-        assert isinstance(kept[0], StoreError)
+        assert [(kind, ids) for kind, ids, _ in keeper.told] == [("kept", ["one"])]
+        assert isinstance(keeper.told[0][2], StoreError)
         await database.close()
         again = Database.open(tmp_path / "x.db")
-        assert again.open_intents() == [intent_of(one)]
+        assert again.open_intents(keeper) == [intent_of(one)]
         await again.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_the_tables_will_not_take_is_told_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        keeper = Records()
+        database.open_intents(keeper)
+        for name in ("a", "b", "b", "c"):
+            database.ahead.tell(intent_of(record(name)), record(name))
+        found = await database.read(calls.open_calls)
+        assert [call.id for call in found] == ["a", "b", "c"]
+        (kind, ids, error), rest = keeper.told
+        assert (kind, ids) == ("kept", ["b"]) and isinstance(error, apsw.ConstraintError)
+        assert rest == ("kept", ["a", "b", "c"], None)
+        starts = await database.read(lambda store: store.execute("SELECT subject FROM events").fetchall())
+        assert [subject for (subject,) in starts] == ["a", "b", "c"]
+        await database.close()
 
     asyncio.run(run())
 
@@ -200,12 +225,19 @@ from farhand.store import calls
 from farhand.store.calls import CallRecord, intent_of
 from farhand.store.database import Database
 
+class Records:
+    def write(self, store, items):
+        calls.begin_all(store, [(item, False) for item in items])
+
+    def kept(self, items, error):
+        pass
+
 async def main():
     database = Database.open(Path(sys.argv[1]))
-    database.open_intents()
+    database.open_intents(Records())
     for number in range(500):
         one = CallRecord(id=str(number), tool="t", credential="c", route="node", created_at=1, deadline_at=2)
-        database.write_ahead(intent_of(one), lambda store, one=one: calls.begin(store, one), lambda value, error: None)
+        database.ahead.tell(intent_of(one), one)
         if number == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
         if number % 50 == 0:
@@ -222,7 +254,7 @@ def test_a_killed_process_leaves_everything_it_wrote(tmp_path: Path, last: int) 
 
     async def run() -> None:
         database = Database.open(path)
-        for intent in database.open_intents():
+        for intent in database.open_intents(Records()):
             await database.write(lambda store, intent=intent: calls.take_up(store, intent), durable=False)
         assert {call.id for call in await database.read(calls.open_calls)} == {str(n) for n in range(last + 1)}
         await database.close()
@@ -234,4 +266,4 @@ def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / f"x.db{PROMISES_SUFFIX}").mkdir()
     database = Database.open(tmp_path / "x.db")
     with pytest.raises(StoreError, match=r"x\.db-promises"):
-        database.open_intents()
+        database.open_intents(Records())

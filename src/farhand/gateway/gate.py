@@ -37,6 +37,7 @@ from farhand.gateway.open_call import (
 )
 from farhand.gateway.parking import Parking
 from farhand.gateway.policy import HTTP, Policy
+from farhand.gateway.record_keeper import RecordKeeper
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
@@ -44,10 +45,10 @@ from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.store import calls
-from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.database import Database, Settle, StoreError
+from farhand.store.calls import CallRecord, CallState
+from farhand.store.database import Database, StoreError
 from farhand.store.measures import Durations
-from farhand.store.parked import all_parked, finish_parked
+from farhand.store.parked import all_parked
 from farhand.tools.tool import LEAVING, CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
@@ -59,9 +60,8 @@ CONFIRM_SECONDS = 3.0
 RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 QUIET_CALLS = 2
-ACK_SECONDS = 0.05
-MOST_ACKS = 256
-WRITE_AGAIN_SECONDS = 5.0
+LOOK_SECONDS = 5.0
+"""How often calls are looked at whose deadline is far: only a near one has a timer, since nearly all end before."""
 MAX_IDEMPOTENCY_KEY = 256
 
 
@@ -79,7 +79,8 @@ class Gate:
         self._open: dict[str, OpenCall] = {}
         self._running = 0
         """How many of the open calls are not over."""
-        self._acks: dict[Connection, list[str]] = {}
+        self._keeper = RecordKeeper(self, database)
+        self._looking: asyncio.TimerHandle | None = None
         self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
         """How long the calls took that ended, in milliseconds, by who ran them and how they ended."""
         self._closing = False
@@ -146,28 +147,35 @@ class Gate:
         record, opened, _ = self._examine(call, credential, own=own, origins=origins)
         if opened is not None:
             opened.listeners.append(then)
+            opened.lost = lost
             if opened.read_only:
                 self._send(opened)
                 return opened
-
-        def go_on(_: object, error: Exception | None) -> None:
-            if error is not None:
-                if opened is not None:
-                    self._forget(opened)
-                lost(error)
-            elif opened is None:
-                then(record)
-            else:
-                self._send(opened)
-
-        if opened is None:
-            self._database.write_then(lambda store: calls.begin(store, record), go_on, durable=False)
-        elif opened.parked is not None:
+            if opened.parked is None:
+                self._keeper.promise(opened)
+                return opened
             begin = self.parking.begin(opened.parked)
-            self._database.write_then(lambda store: begin(store, record), go_on)
+            self._database.write_then(lambda store: begin(store, record), lambda _, error: self.promised(opened, error))
+            return opened
+
+        def refused(_: object, error: Exception | None) -> None:
+            then(record) if error is None else lost(error)
+
+        self._database.write_then(lambda store: calls.begin(store, record), refused, durable=False)
+        return None
+
+    def promised(self, opened: OpenCall, error: Exception | None) -> None:
+        """A call is on disk and can leave, or it could not be put there."""
+        if opened.waiter is not None:
+            waiter, opened.waiter = opened.waiter, None
+            if not waiter.done():
+                waiter.set_result(None) if error is None else waiter.set_exception(error)
+        elif error is None:
+            self._send(opened)
         else:
-            self._promise(opened, go_on)
-        return opened
+            self._forget(opened)
+            if opened.lost is not None:
+                opened.lost(error)
 
     def _examine(
         self,
@@ -299,7 +307,9 @@ class Gate:
                 if opened.parked is not None:
                     await self._database.write(lambda store: begin(store, record))
                 else:
-                    await self._promised(opened)
+                    opened.waiter = promised = asyncio.get_running_loop().create_future()
+                    self._keeper.promise(opened)
+                    await promised
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
 
@@ -317,32 +327,6 @@ class Gate:
         if first_body != body:
             raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
         return first
-
-    def _promise(self, opened: OpenCall, settle: Settle) -> None:
-        """Have a call on disk, and tell `settle`. The tables follow later; a call that is over by then goes into them
-        whole, with its end."""
-        record = opened.record
-
-        def write(store: apsw.Connection) -> None:
-            if not opened.over:
-                calls.begin(store, record)
-                opened.written = True
-
-        def kept(_: object, error: Exception | None) -> None:
-            if error is not None:
-                opened.written = False
-
-        self._database.write_ahead(intent_of(record), write, kept, settle, at_once=self.quiet)
-
-    async def _promised(self, opened: OpenCall) -> None:
-        promised: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(_: object, error: Exception | None) -> None:
-            if not promised.done():
-                promised.set_result(None) if error is None else promised.set_exception(error)
-
-        self._promise(opened, settle)
-        await promised
 
     async def _repeat(self, call_id: str, background: bool) -> Outcome:
         opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
@@ -364,7 +348,28 @@ class Gate:
             self._set_deadline(opened, seconds)
 
     def _set_deadline(self, opened: OpenCall, seconds: float) -> None:
-        opened.deadline = asyncio.get_running_loop().call_later(seconds, self._expire, opened)
+        loop = asyncio.get_running_loop()
+        if seconds < 2 * LOOK_SECONDS:
+            opened.deadline = loop.call_later(seconds, self._expire, opened)
+            return
+        opened.expires = loop.time() + seconds
+        if self._looking is None:
+            self._looking = loop.call_later(LOOK_SECONDS, self._look_at_deadlines)
+
+    def _look_at_deadlines(self) -> None:
+        """Set timers for those calls whose deadlines have come near."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        far = False
+        for opened in self._open.values():
+            if opened.expires is None or opened.over or opened.stopping is not None:
+                continue
+            if opened.expires - now < 2 * LOOK_SECONDS:
+                opened.deadline = loop.call_at(opened.expires, self._expire, opened)
+                opened.expires = None
+            else:
+                far = True
+        self._looking = loop.call_later(LOOK_SECONDS, self._look_at_deadlines) if far else None
 
     def _refuse_when_busy(self, node: Node | None) -> None:
         busy = len(self._open) >= MAX_OPEN_CALLS
@@ -507,7 +512,9 @@ class Gate:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
         opened = self._open.get(response.request_id)
         if opened is None:
-            self._acknowledge(connection, response.request_id)  # in the record since long; let the node forget it
+            self._keeper.acknowledge(
+                connection, response.request_id
+            )  # in the record since long; let the node forget it
             return
         if opened.over:
             return  # being written down; the node keeps it until that is done
@@ -619,7 +626,7 @@ class Gate:
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
-        if promised := self._database.open_intents():
+        if promised := self._database.open_intents(self._keeper):
             taken_up = (self._database.write(partial(calls.take_up, intent=intent)) for intent in promised)
             for error in await asyncio.gather(*taken_up, return_exceptions=True):
                 if error is not None:
@@ -658,6 +665,8 @@ class Gate:
     def close(self) -> None:
         """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
         self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
@@ -688,67 +697,9 @@ class Gate:
         if opened.node is not None:
             opened.node.running -= 1
             opened.node = None
-        self._write_end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
+        self._keeper.end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
 
-    def _write_end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
-        # A result that its node still holds cannot be lost here: it is acknowledged, and so forgotten there, only after
-        # a sync, and until then it comes again. So whoever waits is told as soon as the system has the end, as for a
-        # read-only call, which a killed gateway does not forget either. Any other end is on disk before anyone is told.
-        def write(store: apsw.Connection) -> None:
-            if opened.parked is not None:
-                finish_parked(store, record)
-            elif opened.written:
-                calls.finish(store, record)
-            else:
-                calls.begin(store, record, started=not opened.read_only)
-
-        behind = opened.read_only or (connection is not None and connection.resume is not None)
-
-        def written(_: object, error: Exception | None) -> None:
-            told = record
-            if error is None:
-                opened.record = record
-                self._open.pop(record.id, None)
-                self.parking.waiting.pop(record.id, None)
-                if connection is not None:
-                    self._acknowledge(connection, record.id)
-            else:
-                log.error("the end of call %s could not be written down, trying again: %s", record.id, error)
-                lost = unknown(f"the call ended, but its end could not be written down: {error}")
-                told = ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
-                if not self._closing:
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(WRITE_AGAIN_SECONDS, self._write_end, opened, record, connection)
-            opened.tell(told)
-
-        if behind:
-            opened.record = record
-            self._database.write_ahead(intent_of(record), write, written)
-            opened.tell(record)
-        else:
-            self._database.write_then(write, written)
-
-    def _acknowledge(self, connection: Connection, call_id: str) -> None:
-        # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
-        if connection.resume is None:
-            return
-        waiting = self._acks.get(connection)
-        if waiting is not None:
-            waiting.append(call_id)
-            if len(waiting) == MOST_ACKS:
-                self._send_acks(connection)
-            return
-        self._acks[connection] = [call_id]
-        asyncio.get_running_loop().call_later(ACK_SECONDS, self._send_acks, connection)
-
-    def _send_acks(self, connection: Connection) -> None:
-        call_ids = self._acks.pop(connection, None)
-        if call_ids is None:
-            return  # sent already, there were many
-
-        def synced(future: asyncio.Future[None]) -> None:
-            if connection.current and not future.cancelled() and future.exception() is None:
-                connection.link.send(encode(ToolAck(call_ids)))
-
-        if connection.current:
-            self._database.flush().add_done_callback(synced)
+    def close_call(self, call_id: str) -> None:
+        """The record has how it ended."""
+        self._open.pop(call_id, None)
+        self.parking.waiting.pop(call_id, None)

@@ -67,7 +67,9 @@ class OpenCall:
 
     __slots__ = (
         "deadline",
+        "expires",
         "listeners",
+        "lost",
         "node",
         "over",
         "own",
@@ -82,6 +84,7 @@ class OpenCall:
         "stopping",
         "task",
         "told",
+        "waiter",
         "waiters",
         "written",
     )
@@ -105,6 +108,12 @@ class OpenCall:
         self.told: CallRecord | None = None
         """What whoever waits is told once the call is over."""
         self.deadline: asyncio.TimerHandle | None = None
+        self.expires: float | None = None
+        """By the loop's clock, while that is too far away for a timer."""
+        self.waiter: asyncio.Future[None] | None = None
+        """Who sends it, once it is written down; else the gate does."""
+        self.lost: Callable[[Exception], None] | None = None
+        """Is told that it could not be written down, and did not run."""
         self.sent = False
         self.over = False
         """It has ended; its record says so once that is written down."""
@@ -172,6 +181,5 @@ _random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
 
 def new_call_id() -> str:
     """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
-    at = time.time_ns() // 1_000_000
-    tail = f"{_random_bits(80):020x}"
-    return f"{at >> 16:08x}-{at & 0xFFFF:04x}-7{tail[:3]}-{'89ab'[int(tail[3], 16) & 3]}{tail[4:7]}-{tail[7:19]}"
+    digits = f"{time.time_ns() // 1_000_000:012x}7{_random_bits(12):03x}{0x8 << 60 | _random_bits(62):016x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

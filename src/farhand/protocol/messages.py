@@ -6,7 +6,6 @@ that announced the feature named beside it, in the `farhand` object of its hello
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -319,8 +318,10 @@ def decode(data: bytes | str) -> Message:
             # Nearly every frame is a result in just this form; reading it piece by piece takes five times as long.
             request_id = raw[38:74]
             if b'"' not in request_id and b"\\" not in request_id:
-                with contextlib.suppress(msgspec.MsgspecError):
+                try:
                     return ToolResponse(request_id.decode(), True, result=_raw_decoder.decode(raw[95:-1]))
+                except msgspec.MsgspecError:
+                    pass
         if raw.lstrip(b" \t\r\n")[:1] == b"[":
             raw = _from_array(raw)
         raw = _checked(raw)

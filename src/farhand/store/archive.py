@@ -21,8 +21,9 @@ from typing import IO
 
 import msgspec
 
+from farhand.store.ahead import INTENTS_SUFFIXES
 from farhand.store.chain import HEAD_FILE
-from farhand.store.database import INTENTS_SUFFIXES, StoreError, damage_in
+from farhand.store.database import StoreError, damage_in
 from farhand.store.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Final
 
 import apsw
@@ -67,12 +68,14 @@ _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
 ASKED: Final = (*_COLUMNS[:6], "background", "idempotency_key", "created_at")
 """What does not change while a call waits, and when it starts."""
+_asked: Final = itemgetter(*map(_COLUMNS.index, ASKED))
 _STATE: Final = _COLUMNS.index(ENDED[0])
 _END: Final = _COLUMNS.index(ENDED[1])
 assert _COLUMNS[_END:] == ENDED[1:]
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
-INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}, seq) VALUES ({'?, ' * len(_COLUMNS)}?)"  # noqa: S608
+NEWEST: Final = "SELECT coalesce(max(seq), 0) FROM calls"
 START: Final = """
     UPDATE calls SET state = 'running', route = ?, node_id = ?, capability = ?, node_boot = ?, deadline_at = ?
     WHERE id = ? AND state = 'waiting' AND ended_at IS NULL"""
@@ -127,7 +130,24 @@ def forget_keys(connection: apsw.Connection, now: int) -> None:
 def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = False) -> None:
     """Write a call down; one that is already over goes in whole, with its start in the journal where it had `started`
     before anybody wrote it down."""
-    values = (
+    begin_all(connection, [(record, started)])
+
+
+def begin_all(connection: apsw.Connection, records: Iterable[tuple[CallRecord, bool]]) -> None:
+    """`begin` for each of them, with whether it had started. All in one statement, which takes half the time."""
+    number: int = connection.execute(NEWEST).fetchall()[0][0]  # type: ignore[assignment]
+    rows: list[tuple[Any, ...]] = []
+    for record, started in records:
+        number += 1
+        values = _values(record)
+        rows.append((*values, number))
+        _tell_of(connection, record, values, packed(number), started=started)
+    if rows:
+        connection.executemany(INSERT, rows)
+
+
+def _values(record: CallRecord) -> tuple[Any, ...]:
+    return (
         record.id,
         record.tool,
         bytes(record.args),
@@ -140,7 +160,7 @@ def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = Fa
         record.node_boot,
         int(record.background),
         record.idempotency_key,
-        str(record.state),
+        record.state.value,
         record.created_at,
         record.deadline_at,
         record.ended_at,
@@ -149,23 +169,24 @@ def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = Fa
         record.error_kind,
         record.error_message,
     )
-    connection.execute(INSERT, values)
-    number = packed(connection.last_insert_rowid())
+
+
+def _tell_of(
+    connection: apsw.Connection, record: CallRecord, values: tuple[Any, ...], number: bytes, *, started: bool
+) -> None:
+    """Have the journal tell of a new row."""
     if record.ended_at is not None and not started:
         _append_end(connection, record, packed(values) + number)
         return
     data = {"tool": record.tool, **_where(record)}
-    if record.ended_at is None:
-        if record.state is CallState.WAITING:
-            row = covered_row(connection, record.id)
-            assert row is not None
-            append_event(connection, record.created_at, "call.waiting", record.id, data, row.asked)
-        else:
-            append_event(connection, record.created_at, "call.started", record.id, data, packed(values) + number)
-        return
-    began = packed((*values[:_STATE], NOT_ENDED[0], *values[_STATE + 1 : _END], *NOT_ENDED[1:]))
-    append_event(connection, record.created_at, "call.started", record.id, data, began + number)
-    _append_end(connection, record, packed((values[_STATE], *values[_END:])))
+    if record.state is CallState.WAITING:
+        append_event(connection, record.created_at, "call.waiting", record.id, data, packed(_asked(values)) + number)
+    elif record.ended_at is None:
+        append_event(connection, record.created_at, "call.started", record.id, data, packed(values) + number)
+    else:
+        began = packed((*values[:_STATE], NOT_ENDED[0], *values[_STATE + 1 : _END], *NOT_ENDED[1:]))
+        append_event(connection, record.created_at, "call.started", record.id, data, began + number)
+        _append_end(connection, record, packed((values[_STATE], *values[_END:])))
 
 
 def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
@@ -253,7 +274,7 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
     began = values | dict(zip(ENDED, NOT_ENDED, strict=True))
     number = packed(seq)
     return CoveredRow(
-        packed(tuple(values[name] for name in ASKED)) + number,
+        packed(_asked(columns)) + number,
         packed(tuple(began.values())) + number,
         packed(tuple(values[name] for name in ENDED)),
         packed(tuple(columns)) + number,

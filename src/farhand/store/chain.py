@@ -121,21 +121,17 @@ class Chain:
         if not pending:
             return
         sealed = self.sealer.hash(self.hash, pending)
-        last = pending[-1]
-        written = 0
+        last = pending[-1][0][0]
         try:
-            for row in pending:
-                connection.execute(APPEND, (*row[0], sealed if row is last else None))
-                written += 1
+            with connection:
+                connection.executemany(APPEND, [(*row, sealed if row[0] == last else None) for row, _ in pending])
         except apsw.ConstraintError:
             # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
-            for (number, *_), _ in pending[:written]:
-                connection.execute("DELETE FROM events WHERE id = ?", (number,))
             self.load(connection)
             behind = self.id - pending[0][0][0] + 1
             self.pending = [((number + behind, *rest), covered) for (number, *rest), covered in pending]  # type: ignore[misc]
             self.write(connection)
-            self.id = last[0][0] + behind
+            self.id = last + behind
             return
         self.hash = sealed
         self.pending = []

@@ -15,7 +15,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +22,8 @@ from typing import Any, TypeVar
 import apsw
 
 from farhand.protocol.errors import FarhandError
+from farhand.store.ahead import Ahead, Keeper, open_logs
 from farhand.store.chain import Chain, JournalConnection
-from farhand.store.intents import LARGEST, IntentLog
 from farhand.store.measures import Durations
 from farhand.store.migrations import MIGRATIONS, SEALED
 from farhand.store.sealing import mind_head, seal_old_rows
@@ -45,16 +44,8 @@ SAFE_SQLITE = (3, 51, 3)
 CHECKPOINT_PAGES = 4000
 SYNC_BEHIND_SECONDS = 0.2
 HOLD_SECONDS = 1.0
-PROMISES_SUFFIX = "-promises"
-TIDINGS_SUFFIX = "-tidings"
-INTENTS_SUFFIXES = (PROMISES_SUFFIX, TIDINGS_SUFFIX)
-"""In the order in which they are taken up: a call's promise comes before the tidings of its end."""
 GATHER_SECONDS = 0.005
 """What nobody waits for is written with the next thing somebody does, or after this."""
-LAZY_SECONDS = 0.05
-MOST_LAZY = 2048
-"""How long and how many of those that have intents may wait for the tables: most calls are over by then, and are
-written once and whole. While somebody watches the journal, they wait no longer than the others."""
 INLINE_SECONDS = 0.0005
 INLINE_OPERATIONS = 16
 """A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it
@@ -114,20 +105,13 @@ class Database:
         self._sync_seconds = 0.0
         self._log = -1
         self._log_pages = 0
-        self._broken: StoreError | None = None
+        self.broken: StoreError | None = None
+        """Why nothing more is taken."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_sync: queue.SimpleQueue[_Sync | None] = queue.SimpleQueue()
-        self._promises: IntentLog | None = None
-        """What is synced before anybody is told."""
-        self._tidings: IntentLog | None = None
-        """What a killed process must not lose, and a machine without power may."""
-        self._lazy: deque[tuple[Operation, Settle, float]] = deque()
-        """What is in the log of intents and not yet in the tables."""
-        self._lazy_timer: asyncio.TimerHandle | None = None
+        self._ahead: Ahead | None = None
         self._in_order = False
-        """Something else is to be written, and what came before it goes first."""
-        self._promised: list[tuple[Settle, Any]] = []
-        self._promising = False
+        """Something else is to be written, and what went ahead goes first."""
         self._held = False
         """The log is being folded back, to its end: commits wait for that moment."""
         self._syncer: threading.Thread | None = None
@@ -179,8 +163,8 @@ class Database:
     def write_then(self, operation: Operation, settle: Settle, *, durable: bool = True, at_once: bool = False) -> None:
         """`write` for a caller who needs no future: `settle` is called, perhaps before this returns."""
         loop = self._loop or self._start()
-        if self._broken is not None:
-            settle(None, self._broken)
+        if self.broken is not None:
+            settle(None, self.broken)
             return
         self._pending.append((operation, settle, durable))
         self._in_order = True
@@ -191,7 +175,7 @@ class Database:
 
     def write_behind(self, operation: Operation, settle: Settle) -> None:
         """Write what nobody waits for; the disk has it soon."""
-        if self._broken is not None or self._scheduled:
+        if self.broken is not None or self._scheduled:
             self.write_then(operation, settle, durable=False)
             return
         self._pending.append((operation, settle, False))
@@ -199,116 +183,22 @@ class Database:
         if self._gathering is None:
             self._gathering = (self._loop or self._start()).call_later(GATHER_SECONDS, self._commit_gathered)
 
-    def write_ahead(
-        self,
-        intent: bytes,
-        operation: Operation,
-        kept: Settle,
-        promised: Settle | None = None,
-        *,
-        at_once: bool = False,
-    ) -> None:
-        """Write what `open_intents` brings back after a crash, should the tables not have it by then.
-
-        `promised` is called once the intent is on disk. Without it, the system has the intent when this returns: a
-        killed process does not lose it, a machine without power may. `kept` is called when the tables have it.
-        """
-        log = self._tidings if promised is None else self._promises
-        if log is not None and self._broken is None and self._has_room(log, intent):
-            loop = self._loop or self._start()
-            self._lazy.append((operation, kept, loop.time() + LAZY_SECONDS))
-            if self._lazy_timer is None:
-                self._lazy_timer = loop.call_later(GATHER_SECONDS, self._commit_lazy)
-            if promised is None:
-                self._write_intents(log)
-                return
-            self._promised.append((promised, None))
-            if at_once:
-                self._keep_promises()
-            elif not self._promising:
-                self._promising = True
-                loop.call_soon(loop.call_soon, self._keep_promises)
-            return
-        if promised is None:
-            self.write_behind(operation, kept)
-            return
-
-        def both(value: Any, error: Exception | None) -> None:
-            kept(value, error)
-            promised(value, error)
-
-        self.write_then(operation, both, at_once=at_once)
-
-    def _has_room(self, log: IntentLog, intent: bytes) -> bool:
-        if len(intent) > LARGEST:
-            return False
-        if log.add(intent):
-            return True
-        try:
-            left = log.turn()
-        except OSError as error:
-            self._lose_trust(error)
-            return False
-        if left is None:
-            return False
-        self._flush_all().add_done_callback(lambda done: log.free(left) if done.exception() is None else None)
-        return log.add(intent)
-
-    def _write_intents(self, log: IntentLog) -> None:
-        try:
-            log.write()
-        except OSError as error:
-            self._lose_trust(error)
-
-    def _keep_promises(self) -> None:
-        self._promising = False
-        if not self._promised or self._promises is None:
-            return
-        promised, self._promised = self._promised, []
-        self._write_intents(self._promises)
-        if self._broken is None:
-            self._sync_or_send(self._promises.file, promised)
-        else:
-            self._settle(promised, self._broken, 0.0)
-
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._scheduled:
             self._scheduled = True
             # Two turns of the loop: what the first one's sockets bring goes into the same transaction.
             loop.call_soon(loop.call_soon, self._commit_gathered)
 
-    def _commit_lazy(self) -> None:
-        """Commit what has waited long enough beside its intent."""
-        assert self._loop is not None
-        self._lazy_timer = None
-        if self._watchers or len(self._lazy) > MOST_LAZY:
-            self._take_lazy()
-        else:
-            now = self._loop.time()
-            while self._lazy and self._lazy[0][2] <= now:
-                operation, kept, _ = self._lazy.popleft()
-                self._pending.append((operation, kept, False))
-        if self._lazy:
-            self._lazy_timer = self._loop.call_later(GATHER_SECONDS, self._commit_lazy)
-        if self._pending:
-            self._commit()
-
-    def _take_lazy(self) -> None:
-        self._in_order = False
-        self._pending[:0] = [(operation, kept, False) for operation, kept, _ in self._lazy]
-        self._lazy.clear()
-
     def _commit_gathered(self) -> None:
         self._scheduled = False
         self._gathering = None
-        if self._pending:
-            self._commit()
+        self.commit()
 
     def _commit(self) -> None:
         if self._held:
             return
         if self._in_order:
-            self._take_lazy()
+            self._catch_up()
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
@@ -342,10 +232,10 @@ class Database:
             chain.rolled_back()
             failure = StoreError(f"the store could not be written: {error}")
             if isinstance(error, DAMAGE):
-                self._broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
-                log.error("%s", self._broken)
-            for intents in self._logs():
-                intents.retire()
+                self.broken = StoreError(f"the store is damaged: {error}; the next start brings the last copy back")
+                log.error("%s", self.broken)
+            if self._ahead is not None:
+                self._ahead.retire()
             for _, settle, _ in pending:
                 _tell(settle, None, failure)
             return
@@ -355,16 +245,16 @@ class Database:
         for settle, mistake in failed:
             _tell(settle, None, mistake)
         if waits:
-            self._sync_or_send(self._log, done)
+            self.sync(self._log, done, len(done))
             return
         self._settle(done, None, self._sync_seconds)
         if not self._sync_soon and self._loop is not None:
             self._sync_soon = True
             self._loop.call_later(SYNC_BEHIND_SECONDS, self._sync_behind)
 
-    def _sync_or_send(self, file: int, done: list[tuple[Settle, Any]]) -> None:
-        """Wait for the disk here when that is quick and few wait for it, else elsewhere."""
-        small = len(done) <= INLINE_OPERATIONS and self._syncs_under_way == 0
+    def sync(self, file: int, done: list[tuple[Settle, Any]], waiting: int) -> None:
+        """Wait for the disk here when that is quick and few are `waiting` for it, else elsewhere; then tell them."""
+        small = waiting <= INLINE_OPERATIONS and self._syncs_under_way == 0
         if small and self._sync_seconds < INLINE_SECONDS:
             self._settle(done, *self._sync(file))
         else:
@@ -382,14 +272,14 @@ class Database:
         try:
             os.fdatasync(file)
         except OSError as error:
-            self._lose_trust(error)
+            self.lose_trust(error)
         took = time.perf_counter() - began
         self.syncs.add(took * 1_000_000)
-        return self._broken, took
+        return self.broken, took
 
-    def _lose_trust(self, error: OSError) -> None:
+    def lose_trust(self, error: OSError) -> None:
         # What the kernel failed to write once it may report as written later: trust nothing from here on.
-        self._broken = StoreError(f"the disk did not take a write: {error}")
+        self.broken = StoreError(f"the disk did not take a write: {error}")
 
     def _settle(self, done: list[tuple[Settle, Any]], failure: StoreError | None, took: float) -> None:
         self._sync_seconds += (took - self._sync_seconds) / 8
@@ -461,38 +351,47 @@ class Database:
 
     def _release(self) -> None:
         self._held = False
-        if self._pending:
-            self._commit()
+        self.commit()
 
     def _log_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._log_pages = pages
         return 0
 
-    def open_intents(self) -> list[bytes]:
-        """From here on, `write_ahead` keeps what it promises in logs of its own. Returns what the last run left there,
-        to be taken up and then `forget`ten. Only one process may do this. Raises StoreError."""
-        found: list[bytes] = []
-        path = self.path
+    # -- ahead of the tables ----------------------------------------------------------------------------
+
+    def open_intents(self, keeper: Keeper) -> list[bytes]:
+        """From here on, `ahead` takes what `keeper` promises. Returns what the last run left, to be taken up and then
+        `forget`ten. Only one process may do this. Raises StoreError."""
         try:
-            for suffix in INTENTS_SUFFIXES:
-                path = self.path.with_name(f"{self.path.name}{suffix}")
-                log, left = IntentLog.open(path, mapped=suffix == TIDINGS_SUFFIX)
-                found += left
-                if suffix == TIDINGS_SUFFIX:
-                    self._tidings = log
-                else:
-                    self._promises = log
+            promises, tidings, found = open_logs(self.path)
         except OSError as error:
-            raise StoreError(f"cannot open {path}: {error.strerror}") from None
+            raise StoreError(f"cannot open {error.filename}: {error.strerror}") from None
+        self._ahead = Ahead(self, keeper, promises, tidings)
         return found
+
+    @property
+    def ahead(self) -> Ahead:
+        assert self._ahead is not None, "`open_intents` comes first"
+        return self._ahead
 
     def forget_intents(self) -> None:
         """The tables have all that was found, on disk."""
-        for intents in self._logs():
-            intents.clear()
+        self.ahead.clear()
 
-    def _logs(self) -> list[IntentLog]:
-        return [intents for intents in (self._promises, self._tidings) if intents is not None]
+    def write_first(self, operation: Operation, settle: Settle) -> None:
+        """Write what went ahead, before all that waits; the disk has it soon."""
+        self._pending.insert(0, (operation, settle, False))
+
+    def commit(self) -> None:
+        """Commit what waits, now."""
+        if self._pending:
+            self._commit()
+
+    def _catch_up(self) -> None:
+        """What went ahead goes into the next transaction, before all that waits for it."""
+        self._in_order = False
+        if self._ahead is not None:
+            self._ahead.catch_up()
 
     def query(self, query: Callable[[apsw.Connection], T]) -> T:
         """Run `query` here and now, on the writer's connection: for start-up, before anything is served."""
@@ -512,9 +411,8 @@ class Database:
         """Run `query` on a second connection, beside the loop; it sees all that was written before."""
         if self._held:
             await self.write(lambda _: None, durable=False)
-        self._take_lazy()
-        if self._pending:
-            self._commit()
+        self._catch_up()
+        self.commit()
         return await asyncio.to_thread(self._read, query)
 
     def _read(self, query: Callable[[apsw.Connection], T]) -> T:
@@ -551,7 +449,16 @@ class Database:
 
     @property
     def healthy(self) -> bool:
-        return self._broken is None
+        return self.broken is None
+
+    @property
+    def watched(self) -> bool:
+        """Somebody looks at what is committed as it comes."""
+        return bool(self._watchers)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop or self._start()
 
     def flush(self) -> asyncio.Future[None]:
         """Done once everything the tables have so far is on disk."""
@@ -560,24 +467,22 @@ class Database:
         self._in_order = in_order  # nothing has happened that would have to stand behind something
         return future
 
-    def _flush_all(self) -> asyncio.Future[None]:
+    def flush_all(self) -> asyncio.Future[None]:
         """Done once the tables have everything, on disk."""
-        self._take_lazy()
+        self._catch_up()
         return self.flush()
 
     async def close(self) -> None:
-        if self._lazy_timer is not None:
-            self._lazy_timer.cancel()
+        if self._ahead is not None:
+            self._ahead.stop()
         if self._syncer is not None:
-            if self._broken is None:
-                await self._flush_all()
+            if self.broken is None:
+                await self.flush_all()
             self._to_sync.put(None)
             await asyncio.to_thread(self._syncer.join)
             os.close(self._log)
-        for intents in self._logs():
-            if self._broken is None and not intents.retired:
-                intents.clear()
-            intents.close()
+        if self._ahead is not None:
+            self._ahead.close()
         with self._reader:
             if self._read_connection is not None:
                 self._read_connection.close()

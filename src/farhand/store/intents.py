@@ -60,14 +60,19 @@ class IntentLog:
         return cls(file, halves[-1][0] + 1, mapped=mapped), [intent for _, intents in halves for intent in intents]
 
     def add(self, intent: bytes) -> bool:
-        """Take an intent for the next `write`; False when there is no room in this half."""
-        size = _HEAD.size + len(intent)
-        if self._at + size > HALF or self.retired:
+        """Take an intent for the next `write`, or where it is mapped, write it; False when this half has no room."""
+        at = self._at
+        end = at + _HEAD.size + len(intent)
+        if end > HALF or self.retired:
             return False
-        self._at += size
+        self._at = end
         epoch = self._epoch
-        checksum = zlib.crc32(intent, epoch & 0xFFFFFFFF)
-        self._gathered.append(_HEAD.pack(len(intent), checksum, epoch) + intent)
+        data = _HEAD.pack(len(intent), zlib.crc32(intent, epoch & 0xFFFFFFFF), epoch) + intent
+        if self._memory is None:
+            self._gathered.append(data)
+        else:
+            start = self._half * HALF
+            self._memory[start + at : start + end] = data
         return True
 
     def write(self) -> None:
@@ -75,10 +80,7 @@ class IntentLog:
         if not self._gathered:
             return
         data = b"".join(self._gathered)
-        at = self._half * HALF + self._written
-        if self._memory is not None:
-            self._memory[at : at + len(data)] = data
-        elif os.pwrite(self.file, data, at) != len(data):
+        if os.pwrite(self.file, data, self._half * HALF + self._written) != len(data):
             raise OSError(f"only a part of {len(data)} bytes was written")
         self._gathered.clear()
         self._written += len(data)
