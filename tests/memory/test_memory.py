@@ -123,6 +123,88 @@ def test_a_change_that_keeps_time_and_size_is_noticed(folder: Path) -> None:
     remember(folder, work)
 
 
+def test_a_folder_that_comes_later_or_is_replaced_is_noticed(folder: Path, tmp_path: Path) -> None:
+    async def work(memory: Memory) -> None:
+        async def hits(query: str) -> list[tuple[str, int, int]]:
+            return places(await memory.search(query, agent="main"))
+
+        (folder / "memory").rename(tmp_path / "away")
+        assert await hits("birthday") == []
+        (folder / "memory").mkdir()
+        assert await hits("birthday") == []
+        (folder / "memory" / "later.md").write_text("The birthday is in May.\n")
+        assert await hits("birthday") == [("memory/later.md", 1, 1)]
+        (folder / "memory").rename(tmp_path / "later")
+        (tmp_path / "away").rename(folder / "memory")
+        assert await hits("birthday") == [("memory/2026-11-15.md", 1, 1)]
+        folder.rename(tmp_path / "old")
+        assert await hits("birthday wifi") == []
+        (tmp_path / "old").rename(folder)
+        assert await hits("wifi") == [("MEMORY.md", 1, 3)]
+
+    remember(folder, work)
+
+
+def test_a_link_is_looked_at_each_time(folder: Path) -> None:
+    async def work(memory: Memory) -> None:
+        (folder / "memory" / "same.md").symlink_to("../MEMORY.md")
+        assert len((await memory.search("wifi", agent="main")).hits) == 2
+        (folder / "MEMORY.md").write_text("zebra\n")
+        assert len((await memory.search("zebra", agent="main")).hits) == 2
+
+    remember(folder, work)
+
+
+def test_what_the_kernel_does_not_tell_is_noticed_when_all_is_looked_at(folder: Path, tmp_path: Path) -> None:
+    """Another name of the same file, in a folder that nobody watches."""
+    other = tmp_path / "other name"
+    other.hardlink_to(folder / "MEMORY.md")
+
+    async def run() -> None:
+        sources = [FolderSource(folder, look_seconds=0)]
+        memory = Memory(tmp_path / "memory.db", lambda _: sources)
+        try:
+            await memory.search("wifi", agent="main")
+            other.write_text("zebra\n")
+            assert places(await memory.search("zebra", agent="main")) == [("MEMORY.md", 1, 1)]
+        finally:
+            await memory.close()
+
+    asyncio.run(run())
+
+
+def test_many_notes_with_the_same_words_hide_none_that_has_them_all(folder: Path) -> None:
+    """More places of each word than are ranked: what holds them together is asked for."""
+    for number in range(30):
+        kinds = ("apple", "pear", "plum", "nut", "fig", "date")
+        notes = [f"## {kind} {number}.{place}\n{kind}\n" for place in range(30) for kind in kinds]
+        (folder / "memory" / f"{number}.md").write_text("\n".join(notes))
+    (folder / "memory" / "fruit.md").write_text("An apple, a pear and a plum.\n")
+    assert search(folder, "apple pear plum").hits[0].path == "memory/fruit.md"
+    assert search(folder, "apple birthday plum").hits[0].path == "memory/2026-11-15.md"
+    assert len(search(folder, "pear", max_results=50).hits) == 50
+
+
+def test_a_small_memory_beside_a_large_one_is_searched_all_the_same(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "MEMORY.md").write_text("An apple a day.\n")
+    for number in range(15):
+        notes = [f"## {number}.{place}\nan apple and a pear\n" for place in range(80)]
+        (folder / "memory" / f"{number}.md").write_text("\n".join(notes))
+
+    async def run() -> None:
+        places_of = {"small": [FolderSource(tmp_path / "small")], "main": [FolderSource(folder)]}
+        memory = Memory(tmp_path / "memory.db", places_of.__getitem__)
+        try:
+            await memory.search("apple", agent="small")
+            await memory.search("apple", agent="main")
+            assert places(await memory.search("pear apple", agent="small")) == [("MEMORY.md", 1, 1)]
+        finally:
+            await memory.close()
+
+    asyncio.run(run())
+
+
 def test_only_memory_files_are_indexed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.md").write_text("secret needle\n")
     (folder / "SOUL.md").write_text("needle\n")

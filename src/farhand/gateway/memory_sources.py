@@ -43,6 +43,9 @@ class ObjectsSource:
         _, data = await self._objects.get(self._root + path)
         return data
 
+    def close(self) -> None:
+        """There is nothing that it holds open."""
+
 
 def memory_sources(home: Path, workspace: Path, objects: Objects) -> Sources:
     """The places of each agent's memory.

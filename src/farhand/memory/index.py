@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import math
 import threading
@@ -30,9 +31,15 @@ log = logging.getLogger("farhand.memory")
 
 VERSION: Final = 2
 CANDIDATES: Final = 50
-MOST_VISITED: Final = 10_000
-"""How many places of a query's words are ranked, the rarest words first. The commonest find nothing that the others do
-not, and the ranking costs about a microsecond for each place."""
+MOST_RANKED: Final = 500
+"""How many places of a query's rarest words are ranked, at about a microsecond each. What holds the others too is found
+by asking for them together, which is quick."""
+MOST_MET: Final = 10_000
+"""How many places of a word are gone through for chunks that hold others too; of a word with more, the latest."""
+MOST_COUNTED: Final = 2_000
+"""From here on, in how many chunks a word stands is estimated from the latest."""
+COMMON_PART: Final = 4
+"""A word in more than a quarter of the chunks finds nothing that the others of its query do not."""
 COVERAGE_WEIGHT: Final = 0.9
 
 P = ParamSpec("P")
@@ -67,10 +74,11 @@ PRAGMA user_version = {VERSION};
 # CROSS JOIN: first the words in their order, then a look whose chunk it is.
 _MATCHING = """
 SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid
-WHERE words MATCH ? AND chunks.space IN (SELECT value FROM json_each(?)) """
+WHERE words MATCH ? AND words.rowid > ? AND chunks.space IN (SELECT value FROM json_each(?)) """
 _RANKED = _MATCHING + "ORDER BY rank LIMIT ?"
 _LATEST = _MATCHING + "ORDER BY words.rowid DESC LIMIT ?"
-"""For words that are everywhere: none of the chunks is better than the others, and to rank them all takes long."""
+_COUNTED = """
+SELECT count(*), min(rowid) FROM (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?)"""
 
 
 class IndexDamaged(FarhandError):
@@ -141,6 +149,8 @@ class Index:
         self._lock = threading.RLock()
         self._frequencies: dict[Term, int] = {}
         self._count = 0
+        self._last = 0
+        """The highest number of a chunk; later ones are higher."""
         self._kept: dict[str, int] = {}
         try:
             self._connection = self._connect()
@@ -216,20 +226,36 @@ class Index:
 
     @_guarded
     def by_keyword(self, spaces: Sequence[str], query: str) -> list[int]:
-        """The chunks that share the most telling words with a query, best first."""
-        wanted: list[Term] = []
-        visited = 0
-        for term in sorted(filter(self._frequency, query_terms(query)), key=self._frequency):
-            visited += self._frequency(term)
-            if wanted and visited > MOST_VISITED:
-                break
-            wanted.append(term)
-        if not wanted:
-            return []
-        match = " OR ".join(f'"{term.text}"{" *" if term.prefix else ""}' for term in wanted)
-        everywhere = self._frequency(wanted[0]) > MOST_VISITED
-        rows = self._rows(_LATEST if everywhere else _RANKED, (match, _listed(spaces), CANDIDATES))
-        return [chunk_id for (chunk_id,) in rows]
+        """The chunks that share the most telling words with a query; no more work in a large memory than in a small."""
+        known = sorted(filter(self._frequency, query_terms(query)), key=self._frequency)
+        common = max(MOST_RANKED, self._count // COMMON_PART)
+        terms = [term for term in known if self._frequency(term) <= common] or known
+        places = itertools.accumulate(map(self._frequency, terms))
+        rare = sum(place <= MOST_RANKED for place in places)
+        found: dict[int, None] = {}
+        for together in _halved(len(terms), rare):
+            found.update(self._holding(terms[:together], spaces, CANDIDATES - len(found)))
+        if rare and len(found) < CANDIDATES:
+            match = " OR ".join(map(_quoted, terms[:rare]))
+            rows = self._rows(_RANKED, (match, 0, _listed(spaces), CANDIDATES))
+            found.update(dict.fromkeys(chunk for (chunk,) in rows))
+        for together in _halved(len(terms) - rare, 1):
+            found.update(self._holding(terms[rare : rare + together], spaces, CANDIDATES - len(found)))
+        if rare < len(known) and len(found) < CANDIDATES:
+            match = " OR ".join(map(_quoted, known))
+            rows = self._rows(_LATEST, (match, 0, _listed(spaces), CANDIDATES))
+            found.update(dict.fromkeys(chunk for (chunk,) in rows))
+        return list(found)[:CANDIDATES]
+
+    def _holding(self, terms: Sequence[Term], spaces: Sequence[str], limit: int) -> dict[int, None]:
+        """The latest chunks that hold all of these words, the rarest first."""
+        if limit <= 0:
+            return {}
+        after = 0
+        if (places := self._frequency(terms[0])) > MOST_MET:
+            after = self._last - self._last * MOST_MET // places
+        match = " AND ".join(map(_quoted, terms))
+        return dict.fromkeys(chunk for (chunk,) in self._rows(_LATEST, (match, after, _listed(spaces), limit)))
 
     @_guarded
     def keyword_scores(self, entries: Sequence[Entry], query: str) -> dict[int, float]:
@@ -275,15 +301,19 @@ class Index:
                 ((found,),) = rows
                 known = min(int(found or 0), self._count)
             else:
-                counts = [
-                    next(iter(self._rows("SELECT doc FROM terms WHERE term = ?", (stem,))), (0,))[0]
-                    for stem in self._tokens(term.text)
-                ]
-                known = min(counts, default=0)
+                known = self._estimate(term)
             if len(self._frequencies) > 100_000:
                 self._frequencies.clear()
             self._frequencies[term] = known
         return known
+
+    def _estimate(self, term: Term) -> int:
+        if not self._tokens(term.text):
+            return 0
+        ((count, oldest),) = self._rows(_COUNTED, (_quoted(term), MOST_COUNTED))
+        if count < MOST_COUNTED:
+            return int(count)
+        return min(self._count, int(MOST_COUNTED * self._last // (self._last - oldest + 1)))
 
     def _tokens(self, text: str) -> list[str]:
         tokens: Any = self._tokenizer(
@@ -427,11 +457,14 @@ class Index:
 
     def _changed(self) -> None:
         self.generation += 1
-        self._frequencies.clear()
+        before = self._count
         self._count_chunks()
+        # To count a common word takes long, and a note more or less makes no difference to it.
+        same = abs(self._count - before) < before // 10
+        self._frequencies = {term: n for term, n in self._frequencies.items() if same and n > MOST_RANKED}
 
     def _count_chunks(self) -> None:
-        ((self._count,),) = self._rows("SELECT count(*) FROM chunks")
+        self._count, self._last = self._rows("SELECT count(*), coalesce(max(id), 0) FROM chunks")[0]
 
     def _begin_anew(self) -> None:
         with contextlib.suppress(AttributeError, apsw.Error):
@@ -459,6 +492,17 @@ class Index:
         name, *arguments = TOKENIZER
         self._tokenizer = connection.fts5_tokenizer(name, arguments)
         return connection
+
+
+def _quoted(term: Term) -> str:
+    return f'"{term.text}"{" *" if term.prefix else ""}'
+
+
+def _halved(most: int, least: int) -> Iterable[int]:
+    """So many, half as many, and so on, while it is more than `least`."""
+    while most > least:
+        yield most
+        most //= 2
 
 
 def _searchable(path: str, headings: str, text: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import heapq
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -34,6 +34,7 @@ KEYWORD_FLOOR: Final = 0.5
 BATCH_FILES: Final = 200
 BATCH_BYTES: Final = 8 * 1024 * 1024
 BATCH_TEXTS: Final = 2048
+MOST_PLACES: Final = 32
 MOST_PASSAGE: Final = 50 * 1024
 
 _CITED = re.compile(r"(.+\.md):(\d{1,9})(?:-(\d{1,9}))?")
@@ -106,7 +107,8 @@ class Memory:
         self._min_score = min_score
         self._waits = waits or Waits()
         self._syncing = asyncio.Lock()
-        self._stamps: dict[str, dict[str, str]] = {}
+        self._places: dict[str, Sequence[Source]] = {}
+        self._stamps: dict[str, Mapping[str, str]] = {}
         self._sketches: dict[tuple[str, ...], tuple[int, Sketch]] = {}
         self._complete: dict[tuple[str, ...], int] = {}
         self._filling: asyncio.Task[None] | None = None
@@ -120,6 +122,9 @@ class Memory:
             await asyncio.gather(self._filling, return_exceptions=True)
         if self._embedder is not None:
             await self._embedder.close()
+        for places in self._places.values():
+            for source in places:
+                source.close()
         await asyncio.to_thread(self._index.close)
 
     # -- asking -----------------------------------------------------------------------------------------
@@ -166,7 +171,7 @@ class Memory:
     async def reindex(self, agent: str) -> dict[str, Any]:
         """Read every file again and make every missing vector; what that came to."""
         self._rest_until = 0.0
-        await self._steady(lambda: self._reindex(self._sources(agent)))
+        await self._steady(lambda: self._reindex(self._sources_of(agent)))
         return await self.status(agent)
 
     async def _steady(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -178,7 +183,7 @@ class Memory:
             return await work()
 
     async def _status(self, agent: str) -> dict[str, Any]:
-        sources = self._sources(agent)
+        sources = self._sources_of(agent)
         note = await self._sync(sources)
         spaces = tuple(source.name for source in sources)
         places: list[dict[str, Any]] = []
@@ -211,6 +216,15 @@ class Memory:
 
     # -- keeping in step --------------------------------------------------------------------------------
 
+    def _sources_of(self, agent: str) -> Sequence[Source]:
+        """Those of the agents that were asked about last are kept, since they know what they saw."""
+        sources = self._places.pop(agent, None) or self._sources(agent)
+        self._places[agent] = sources
+        if len(self._places) > MOST_PLACES:
+            for source in self._places.pop(next(iter(self._places))):
+                source.close()
+        return sources
+
     async def _sync(self, sources: Sequence[Source]) -> str | None:
         """Bring the index up to date with the files; a remark on a place that could not be looked through."""
         notes = []
@@ -225,12 +239,14 @@ class Memory:
     async def _sync_source(self, source: Source) -> None:
         listing = await source.listing()
         known = self._stamps.get(source.name)
+        if listing is known:
+            return
         if known is None:
             known = await asyncio.to_thread(self._index.stamps, source.name)
         gone = [path for path in known if path not in listing]
         changed = [path for path, stamp in listing.items() if not stamp or known.get(path) != stamp]
         if not gone and not changed:
-            self._stamps[source.name] = known
+            self._stamps[source.name] = listing
             return
         self._stamps.pop(source.name, None)
         batch: list[FileText] = []
@@ -253,10 +269,10 @@ class Memory:
                 batch, gone, size = [], [], 0
         if batch or gone:
             await asyncio.to_thread(self._index.update, source.name, batch, gone)
-        self._stamps[source.name] = dict(listing)
+        self._stamps[source.name] = listing
 
     async def _read(self, path: str, agent: str) -> tuple[str, bytes]:
-        sources = self._sources(agent)
+        sources = self._sources_of(agent)
         named = [source for source in sources if source.prefix and path.startswith(source.prefix)]
         missing: ToolError | None = None
         for source in named or sources:
@@ -275,7 +291,7 @@ class Memory:
     # -- searching --------------------------------------------------------------------------------------
 
     async def _search(self, query: str, agent: str, limit: int, min_score: float | None) -> Found:
-        sources = self._sources(agent)
+        sources = self._sources_of(agent)
         note = await self._sync(sources)
         spaces = tuple(source.name for source in sources)
         vector: Vector | None = None

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from farhand.machine.files import Files, refuse_unnameable, shown
 from farhand.machine.root import Root
+from farhand.machine.watch import FolderWatch
 from farhand.protocol.errors import NotAllowed, ToolError
 
 MAIN_FILE: Final = "MEMORY.md"
 FOLDER: Final = "memory"
 LARGEST_FILE: Final = 16 * 1024 * 1024
+LOOK_SECONDS: Final = 60.0
+"""How long a change that the kernel does not tell of may stay unseen."""
 UNSETTLED: Final = ""
 """The stamp of a file that may be changed again without its times showing it."""
 _SETTLING_NS: Final = 100_000_000
@@ -32,10 +36,16 @@ class Source(Protocol):
     """Put before its paths where they are shown."""
 
     async def listing(self) -> Mapping[str, str]:
-        """Every memory file with a stamp that changes when its content may have changed. Raises ToolError."""
+        """Every memory file with a stamp that changes when its content may have changed. Raises ToolError.
+
+        The same object as before says that nothing did.
+        """
 
     async def read(self, path: str) -> bytes:
         """Raises NotFound, NotAllowed, or Failed."""
+
+    def close(self) -> None:
+        """Let go of what it holds open; it can be used again."""
 
 
 def is_memory_path(path: str) -> bool:
@@ -57,34 +67,79 @@ def checked_path(path: str) -> str:
 
 
 class FolderSource:
-    """The memory files of a folder. A link is followed only to another memory file of the same folder."""
+    """The memory files of a folder. A link is followed only to another memory file of the same folder.
 
-    def __init__(self, folder: Path, prefix: str = "") -> None:
+    The kernel says which of them changed, where it can; elsewhere, and now and then, all of them are looked at.
+    """
+
+    def __init__(self, folder: Path, prefix: str = "", *, look_seconds: float = LOOK_SECONDS) -> None:
         self.folder = folder
+        self._look_seconds = look_seconds
         self.name = f"folder:{os.path.realpath(folder)}"
         self.prefix = prefix
+        self._known: dict[str, str] = {}
+        self._looked = -math.inf
+        self._unsettled: list[str] = []
+        """What is to be looked at each time: links, what was changed just now, what could not be read."""
+        self._watch: FolderWatch | None = None
 
     async def listing(self) -> Mapping[str, str]:
-        return await asyncio.to_thread(self._listing)
+        changed = self._changed()
+        if changed is None:
+            self._known = await asyncio.to_thread(self._look_at_all)
+        elif changed:
+            self._known = await asyncio.to_thread(self._look_at, changed)
+        return self._known
 
     async def read(self, path: str) -> bytes:
         return await asyncio.to_thread(self._read, path)
 
-    def _listing(self) -> dict[str, str]:
-        # Done at every search, perhaps for thousands of files.
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _changed(self) -> set[str] | None:
+        """The paths to look at; None for all."""
+        told = self._watch.changed() if self._watch is not None else None
+        if told is None or (0, FOLDER) in told or time.monotonic() - self._looked > self._look_seconds:
+            return None
+        changed = {name if place == 0 else f"{FOLDER}/{name}" for place, name in told}
+        changed.update(self._unsettled)
+        return {path for path in changed if is_memory_path(path)}
+
+    def _look_at_all(self) -> dict[str, str]:
+        self.close()
+        self._looked = time.monotonic()
+        inner = self.folder / FOLDER
+        linked = inner.is_symlink()
+        with contextlib.suppress(OSError):
+            self._watch = FolderWatch([self.folder, *([inner] if inner.is_dir() else [])]) if not linked else None
         found: dict[str, str] = {}
         latest = time.time_ns() - _SETTLING_NS
         with contextlib.suppress(OSError):
             found[MAIN_FILE] = _stamp((self.folder / MAIN_FILE).lstat(), latest)
-        inner = self.folder / FOLDER
-        linked = inner.is_symlink()
         with contextlib.suppress(OSError), os.scandir(inner) as entries:
             for entry in entries:
                 name = entry.name
-                if name.endswith(".md") and name[0] != "." and (name.isascii() or shown(name) == name):
+                if name.endswith(".md") and name[0] != "." and _nameable(name):
                     stamp = UNSETTLED if linked else _stamp(entry.stat(follow_symlinks=False), latest)
                     found[f"{FOLDER}/{name}"] = stamp
-        for path in [path for path, stamp in found.items() if not stamp]:
+        return self._settled(found)
+
+    def _look_at(self, paths: Iterable[str]) -> dict[str, str]:
+        found = dict(self._known)
+        latest = time.time_ns() - _SETTLING_NS
+        for path in paths:
+            found.pop(path, None)
+            with contextlib.suppress(OSError):
+                if _nameable(path):
+                    found[path] = _stamp((self.folder / path).lstat(), latest)
+        return self._settled(found)
+
+    def _settled(self, found: dict[str, str]) -> dict[str, str]:
+        self._unsettled = [path for path, stamp in found.items() if not stamp]
+        for path in self._unsettled:
             if not self._is_readable(path):
                 del found[path]
         return found
@@ -108,6 +163,10 @@ class FolderSource:
         if not is_memory_path(within):
             raise NotAllowed(f"{path!r} leads to {shown(within)!r}, which is not a memory file")
         return files.open(place.real)
+
+
+def _nameable(name: str) -> bool:
+    return name.isascii() or shown(name) == name
 
 
 def _stamp(status: os.stat_result, latest: int) -> str:
