@@ -35,10 +35,8 @@ rooms: $(VENV)/.dev-ready
 siege: $(VENV)/.dev-ready ## the long runs of kills and faults, with how often each was tried and held
 	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
 
-BENCHMARKS = relay footprint jobs search durable turn direct transfer growth memory freeze
-
-bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, one after the other (half an hour)
-	for each in $(BENCHMARKS); do echo "== $$each"; $(BIN)/python -m benchmarks.$$each || true; done
+bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, into benchmarks/results (half an hour)
+	$(BIN)/python -m benchmarks.everything $(ARGS)
 
 bench-peers: benchmarks/peers/node_modules   ## what others offer, from the npm registry (850 MB)
 

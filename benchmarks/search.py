@@ -107,7 +107,7 @@ def compare(top: str, count: int, rounds: int) -> None:
         walk()
         took = time.perf_counter() - began
         ours = statistics.median(times[title][0])
-        print(f"{title + ', pure Python walk':32}{took * 1000:7.1f} ms: {took / ours:.0f} times as long as the tool")
+        print(f"{title + ', pure Python':32}{took * 1000:7.1f} ms: {took / ours:.1f} times as long as the tool")
 
 
 def searched(pattern: str, top: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ CALLERS: Final = (1, 16)
 COMMANDS: Final = 20
 SYNCS: Final = 100
 COPIED_BYTES: Final = 64 << 20
+LINUX: Final = sys.platform == "linux"
 READY: Final = "farhand ready on "
 TEXT: Final = "forty-two\n"
 
@@ -47,6 +49,17 @@ class Figure:
     unit: str = ""
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the figures were measured on."""
+
+    system: str = field(default_factory=lambda: f"{platform.system()} {platform.release()}")
+    python: str = field(default_factory=platform.python_version)
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    """How many programs wanted to run at once, before anything was measured."""
+
+
 @click.command()
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=1.5, help="Length of each run of calls.  [1.5]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -62,19 +75,25 @@ def bench(seconds: float, as_json: bool) -> int:
       farhand bench
       farhand bench --seconds 5 --json
     """
+    machine = Machine()
     with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir=_disk_folder()) as name, _farhand(Path(name)) as run:
         figures = list(_measure(run, seconds, quiet=as_json or not on_terminal()))
     if as_json:
-        show_json({"version": __version__, "figures": [asdict(figure) for figure in figures]})
+        show_json({"version": __version__, **asdict(machine), "figures": [asdict(figure) for figure in figures]})
         return 0
-    columns = [Column("what"), Column("p50", right=True), Column("p99", right=True), Column("rate", right=True)]
+    print(f"Farhand {__version__}, {machine.system}, Python {machine.python}, {machine.cores} cores\n")
+    columns = [Column(""), Column("P50", right=True), Column("P99", right=True), Column("RATE", right=True)]
     show_table(columns, [_row(figure) for figure in figures])
+    if machine.load > machine.cores / 2:
+        remark(f"The machine had other work to do (load {machine.load:.1f}): alone, Farhand is quicker than this.")
     return 0
 
 
 def _row(figure: Figure) -> list[str]:
     def shown(milliseconds: float | None) -> str:
-        return "" if milliseconds is None else f"{milliseconds:.2f} ms"
+        if milliseconds is None:
+            return ""
+        return f"{milliseconds:.2f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
 
     rate = "" if figure.rate is None else f"{figure.rate:,.0f} {figure.unit}"
     return [figure.what, shown(figure.p50_ms), shown(figure.p99_ms), rate]
@@ -102,7 +121,6 @@ def _farhand(folder: Path) -> Iterator[Running]:
     (workspace / "small.txt").write_text(TEXT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FARHAND_", "SA_"))}
     command = [sys.executable, "-m", "farhand", "up", "--port", "0", "--home", str(home), "--workspace", str(workspace)]
-    command += ["--log-level", "warning"]
     log = folder / "farhand.log"
     began = time.perf_counter()
     with log.open("wb") as output:
@@ -157,7 +175,7 @@ def _measure(run: Running, seconds: float, *, quiet: bool) -> Iterator[Figure]:
     yield Figure("start to ready", p50_ms=run.ready_seconds * 1000)
     memory = _resident_megabytes(run.process_id)
     if memory is not None:
-        yield Figure("gateway, resident memory", rate=memory, unit="MB")
+        yield Figure("memory of the gateway, one node joined", rate=memory, unit="MB")
     say("the disk")
     yield _times("one sync of the disk", _syncs(run.folder))
     read = {"tool": f"{run.node}__Read", "args": {"path": "small.txt"}}
