@@ -24,6 +24,23 @@ def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
     assert not [path for path in sieges if path not in page], "every siege stands for a promise"
 
 
+def test_nothing_waits_in_a_queue_without_end() -> None:
+    """A slow reader is waited for, or told that it missed something; it is never given all the memory."""
+    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    assert not [path.name for path, source in sources.items() if re.search(r"asyncio\.Queue\(\)", source)]
+
+
+def test_tools_open_files_through_descriptors_alone() -> None:
+    """A path that was checked is not opened by its name again: tools have no other way than `Files` and `Root`."""
+    names = re.compile(r"(?<![\w.])open\(|os\.open\(|read_text\(|read_bytes\(|write_text\(")
+    found = {
+        path.name: names.findall(path.read_text())
+        for path in (ROOT / "src" / "farhand" / "tools").glob("*.py")
+        if names.search(path.read_text())
+    }
+    assert found == {}
+
+
 def test_every_siege_is_marked_and_counts() -> None:
     """`make siege` runs what is marked; a siege that does not say how often it was tried proves little."""
     for path in (ROOT / "tests" / "siege").glob("test_*.py"):

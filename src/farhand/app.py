@@ -43,6 +43,7 @@ from farhand.api.node_door import node_door
 from farhand.api.openapi import openapi_routes
 from farhand.api.pairing import pairing_routes
 from farhand.api.policy import policy_routes
+from farhand.api.repeats import Repeats
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
@@ -348,6 +349,7 @@ class Gateway:
             ]
         )
         guard = Guard(router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order)
+        guard.repeats = Repeats(hub.database, hub.roster.clock)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
         try:

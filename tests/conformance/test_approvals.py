@@ -615,3 +615,38 @@ def test_a_gateway_that_stops_tells_who_waits_that_the_call_still_does(tmp_path:
         gateway.start()
         assert answer(gateway, approval).status == 200
         assert "kept" in end_of(gateway, approval)["result"]["content"]
+
+
+def test_of_a_name_that_comes_twice_the_node_gets_what_was_judged(tmp_path: Path) -> None:
+    """A node in another language may take the first of two; so it is given one."""
+    home = tmp_path / "home"
+    write_policy(home, '\n[[policy.rules]]\ndecision = "deny"\ntool = "twice.*"\nargs = { text = "forbidden" }\n')
+    bodies = [
+        '{"text": "forbidden", "text": "fine"}',
+        '{"text": "fine", "more": {"a": 1, "a": 2}, "text": "fine"}',
+        '{"text": "forbidden", "te\\u0078t": "fine"}',
+    ]
+
+    async def scenario(gateway: GatewayProcess) -> list[str]:
+        frames = []
+        async with PlainNode.connect(gateway, "twice", ["twice"]) as node:
+            for body in bodies:
+                task = asyncio.create_task(asyncio.to_thread(post, gateway, body))
+                frames.append(str(await node.socket.recv()))
+                request_id = json.loads(frames[-1])["request_id"]
+                await node.send(f'{{"type":"tool_response","request_id":"{request_id}","ok":true,"result":1}}')
+                assert (await task)["ok"] is True
+            refused = await asyncio.to_thread(post, gateway, '{"text": "fine", "text": "forbidden"}')
+            assert refused["error"]["kind"] == "not_allowed"
+        return frames
+
+    def post(gateway: GatewayProcess, args: str) -> Any:
+        line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        headers = {"Authorization": f"Bearer {gateway.token}", "Content-Type": "application/json"}
+        line.request("POST", "/v1/tools/invoke", f'{{"tool": "twice.say", "args": {args}}}', headers)
+        return json.loads(line.getresponse().read())
+
+    with GatewayProcess(home) as gateway:
+        frames = asyncio.run(scenario(gateway))
+        assert all(frame.count("text") == 1 and "forbidden" not in frame for frame in frames), frames
+        assert '"a":2' in frames[1] and '"a":1' not in frames[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import signal
 import socket
@@ -211,3 +212,52 @@ def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -
         wait_until(lambda: shared_gateway.get("/v1/health")["calls"]["open"] == 0)
 
     asyncio.run(run())
+
+
+def test_the_guard_asks_in_its_order(shared_gateway: GatewayProcess) -> None:
+    """Of a request that is wrong in every way, what is outermost is told first; nothing within was looked at."""
+    made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()
+    faults: dict[str, tuple[dict[str, str], int, str]] = {
+        "host": ({"Host": "evil.example"}, 403, "host_not_allowed"),
+        "origin": ({"Origin": "http://evil.example"}, 403, "origin_not_allowed"),
+        "size": ({"Content-Length": str(1 << 40)}, 413, "too_large"),
+        "credential": ({"Authorization": "Bearer wrong"}, 401, "unauthorized"),
+        "scope": ({"Authorization": f"Bearer {made['token']}"}, 403, "forbidden"),
+        "body": ({"Authorization": f"Bearer {shared_gateway.token}"}, 400, "invalid_request"),
+    }
+    names = list(faults)
+    for place, name in enumerate(names):
+        headers: dict[str, str] = {"Content-Type": "application/json", "Content-Length": "1"}
+        for later in reversed(names[place:]):  # the fault itself, and all that are looked for later
+            headers.update(faults[later][0])
+        line = http.client.HTTPConnection("127.0.0.1", shared_gateway.port, timeout=30)
+        line.putrequest("POST", "/v1/tokens", skip_host="Host" in headers)
+        for header, value in headers.items():
+            line.putheader(header, value)
+        line.endheaders(b"{")
+        answer = line.getresponse()
+        code = json.loads(answer.read())["error"]["code"]
+        line.close()
+        assert (name, answer.status, code) == (name, *faults[name][1:])
+    print(f"requests that are wrong in every way: {len(names)} tried, {len(names)} held")
+
+
+def test_nobody_writes_lines_of_their_own_into_the_log(tmp_path: Path) -> None:
+    """What a peer says is one line, without the characters that steer a terminal."""
+    with GatewayProcess(tmp_path / "home") as gateway:
+
+        async def scenario() -> None:
+            reply = {"type": "tool_response", "request_id": "a\nWARNING all is well\x1b[2J\x9b1m\r", "ok": True}
+            async with PlainNode.connect(gateway, "liar", ["liar"]) as node:
+                task = asyncio.create_task(gateway.ainvoke("liar.do", {}))
+                request = json.loads(await node.socket.recv())
+                await node.send(json.dumps({**reply, "result": 1}))
+                error = {"kind": "failed", "message": "no\nERROR forged line\x1b]0;x\x07"}
+                await node.send(json.dumps({**reply, "request_id": request["request_id"], "ok": False, "error": error}))
+                await task
+
+        asyncio.run(scenario())
+        assert gateway.request("GET", "/v1/nothing%0AERROR%20forged%1b[2J").status == 404
+    text = gateway.log.read_bytes()
+    assert not [line for line in text.splitlines() if line.startswith((b"ERROR forged", b"WARNING all"))]
+    assert b"\x1b" not in text and b"\x9b" not in text and b"\x07" not in text

@@ -43,6 +43,8 @@ from farhand.protocol.errors import ToolError
 log = logging.getLogger("farhand.agent")
 
 EMPTY_RETRIES: Final = 2
+AHEAD: Final = 1000
+"""Events of a model that may wait to be told."""
 TOOL_CHOICE: Final = "tool_choice"
 
 
@@ -220,21 +222,22 @@ class _Run:
 
     async def _until_stopped(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """The model's events; ends early, without `Finished`, when the run is stopped."""
-        queue: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue(AHEAD)
 
         async def read() -> None:
             try:
                 async with contextlib.aclosing(self.model.stream(request)) as stream:
                     async for event in stream:
-                        queue.put_nowait(event)
+                        await queue.put(event)
             except Exception as error:
-                queue.put_nowait(error)
+                await queue.put(error)
             else:
-                queue.put_nowait(None)
+                await queue.put(None)
 
         async def watch() -> None:
             await self.stop.wait()
-            queue.put_nowait(None)
+            with contextlib.suppress(asyncio.QueueFull):  # then there is something else to wake the reader
+                queue.put_nowait(None)
 
         tasks = [asyncio.ensure_future(read()), asyncio.ensure_future(watch())]
         try:
@@ -316,7 +319,7 @@ class _Run:
         uses = [use for use in finished.message.tool_calls if use not in handed]
         for use in uses:
             yield ToolCalled(self.step, use)
-        queue: asyncio.Queue[tuple[int, Outcome, float] | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, Outcome, float] | None] = asyncio.Queue(len(uses) + 1)
         room = asyncio.Semaphore(self.limits.parallel)
         started: dict[int, float] = {}
 

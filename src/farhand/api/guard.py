@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farhand.api.http import JSON, MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
+from farhand.api.repeats import Repeats
 from farhand.api.router import Route, Router
 from farhand.api.sessions import Sessions
 from farhand.api.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
@@ -64,6 +65,8 @@ class Guard:
     ) -> None:
         """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer."""
         self.secrets = secrets
+        self.repeats: Repeats | None = None
+        """Where requests that are sent again are known."""
         self._router = router
         self._held = held
         self._credentials = credentials
@@ -172,6 +175,8 @@ class Guard:
 
     async def _serve(self, route: Route, request: Request) -> Reply:
         try:
+            if self.repeats is not None and b"idempotency-key" in request.headers and route.repeatable:
+                return await self.repeats.answer(request, route.handler)
             return await route.handler(request)
         except Problem as problem:
             return problem.reply()

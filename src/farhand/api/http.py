@@ -151,6 +151,17 @@ class Request:
                 raise too_large()
         return b"".join(parts)
 
+    def rewind(self, body: bytes) -> None:
+        """Have the body, which was read, read once more."""
+        before = self._receive
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def receive() -> Any:
+            message = next(messages, None)
+            return await before() if message is None else message
+
+        self._receive = receive
+
     async def stream(self) -> AsyncIterator[bytes]:
         """The body as it comes, of any length. Raises Problem when the client leaves before its end."""
         more = True

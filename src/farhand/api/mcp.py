@@ -341,7 +341,7 @@ class _Exchange:
     async def pieces(self, *, resumable: bool) -> AsyncGenerator[bytes, None]:
         place = _place(self._opened.record.id, self._request_id) if resumable else None
         ended = self._opened.ended()
-        news: asyncio.Queue[bytes | None] = asyncio.Queue()
+        news: asyncio.Queue[bytes | None] = asyncio.Queue(2)
         ended.add_done_callback(lambda _: news.put_nowait(None))
         telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
         try:
@@ -389,7 +389,8 @@ class _Exchange:
                 lines = tail.decode(errors="replace").rstrip().splitlines()
                 text = lines[-1] if lines else f"at work for {seconds:.0f} s"
                 params = {"progressToken": self._token, "progress": seconds, "message": text}
-                news.put_nowait(rpc.notification("notifications/progress", params))
+                if news.empty():  # a reader that is slow is told the newest, once it has read the last
+                    news.put_nowait(rpc.notification("notifications/progress", params))
                 await asyncio.sleep(PROGRESS_SECONDS)
         finally:
             if following is not None:

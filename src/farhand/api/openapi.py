@@ -125,7 +125,7 @@ def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str,
         }
         for found in _PARAMETER.finditer(route.path)
     ]
-    headers = (IDEMPOTENCY_KEY,) if about.idempotent else ()
+    headers = (IDEMPOTENCY_KEY,) if about.idempotent or route.repeatable else ()
     for place, queries in (("query", about.query), ("header", headers)):
         parameters += [
             {"name": query.name, "in": place, "description": query.description, "schema": schemas.of(query.type)}
@@ -153,6 +153,8 @@ def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
         usual |= {413, 415}
     if route.acts:
         usual.add(423)
+    if route.repeatable:
+        usual |= {409, 503}
     error = {"schema": schemas.of(ErrorAnswer)}
     for status in sorted(usual | set(about.errors)):
         if str(status) not in responses:

@@ -39,6 +39,13 @@ class Route(msgspec.Struct, frozen=True):
         return self.scope if isinstance(self.scope, tuple) else (self.scope,)
 
     @property
+    def repeatable(self) -> bool:
+        """A key makes it happen once, and it does not look after that itself. MCP has ids of its own."""
+        own = self.about is not None and self.about.idempotent
+        whole = self.scope is not None and not self.streams and self.path != "/mcp"
+        return self.method == "POST" and whole and not own
+
+    @property
     def reads(self) -> bool:
         return self.method == "GET" and Scope.READ in self.scopes
 

@@ -34,6 +34,7 @@ log = logging.getLogger("farhand.channels.discord")
 INTENTS: Final = 1 << 9 | 1 << 12 | 1 << 15
 """Messages in servers, direct messages, what they say."""
 LONGEST_WAIT: Final = 60.0
+MOST_WAITING: Final = 1000
 LONGEST_LIMIT: Final = 20.0
 """A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken."""
 LARGEST_FILE: Final = 25 * 1024 * 1024
@@ -82,7 +83,7 @@ class DiscordChannel:
 
     async def run(self, take: Take) -> None:
         await self._open()
-        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MOST_WAITING)
         taking = asyncio.get_running_loop().create_task(self._take_all(said, take))
         wait = 1.0
         try:
@@ -122,7 +123,7 @@ class DiscordChannel:
             if event.name == "READY":
                 self._me = event.payload["user"]["id"]
             elif event.name == "MESSAGE_CREATE":
-                said.put_nowait(dict(event.payload))
+                await said.put(dict(event.payload))
 
         bot.subscribe(hikari.ShardPayloadEvent, heard)
         return bot

@@ -6,11 +6,16 @@ import asyncio
 import logging
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import masked_text
+
+_STEERING: Final = {
+    code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
+_LINE: Final = {**_STEERING, ord("\n"): "\\n"}
 
 
 def set_up_logging(level: str) -> MaskedFormatter:
@@ -29,15 +34,21 @@ def set_up_logging(level: str) -> MaskedFormatter:
 
 
 class MaskedFormatter(logging.Formatter):
-    """What looks like a secret is not in any line, nor any of those it is told by value."""
+    """What looks like a secret is not in any line, nor any of those it is told by value.
+
+    A message is one line, and no character in it steers a terminal, whoever's words it repeats.
+    """
 
     secrets = KnownSecrets()
 
     def know(self, secrets: KnownSecrets) -> None:
         self.secrets = secrets
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return super().formatMessage(record).translate(_LINE)
+
     def format(self, record: logging.LogRecord) -> str:
-        return self.secrets.hide_text(masked_text(super().format(record)))
+        return self.secrets.hide_text(masked_text(super().format(record).translate(_STEERING)))
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:

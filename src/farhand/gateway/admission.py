@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import UNSET
 
 from farhand.gateway.catalog import Target, read_arguments
@@ -76,6 +77,12 @@ def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
     if not isinstance(limit, int | float) or limit < 0:
         return default
     return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
+
+
+def unambiguous(call: ToolCall) -> ToolCall:
+    """The same call with each name in its arguments once. Of a name that comes twice we would judge the last, and a
+    node in another language might run the first."""
+    return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(read_arguments(call.args))))
 
 
 def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:

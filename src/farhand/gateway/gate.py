@@ -20,7 +20,7 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit
+from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential
 from farhand.gateway.excerpts import CUTTING, hide_cuts
@@ -201,6 +201,8 @@ class Gate:
             allow(target, credential)
             self._catalog.check(target, call)
             timeout_ms = time_limit(call, target)
+            if self.policy is not None:
+                call = unambiguous(call)
             if self.policy is not None or before is not None:
                 parked = self.parking.judge(call, target, credential, origins, before, timeout_ms)
             request = b""
