@@ -10,7 +10,7 @@ import msgspec
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
-from farhand.protocol.names import join_tool, split_tool
+from farhand.protocol.names import LONGEST_TOOL_NAME, join_tool, split_tool
 from farhand.tools import undo
 from farhand.tools.tool import Tool
 
@@ -111,6 +111,8 @@ class Catalog:
         own = self._own.get(name)
         if own is not None:
             return Target(None, name, own.spec.capability, own.spec, own), True
+        if len(name) > LONGEST_TOOL_NAME:  # it need not be looked for, which takes long, nor repeated
+            raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
         named = split_tool(name)

@@ -29,7 +29,7 @@ from farhand.protocol.messages import (
     Resume,
     ToolsUpdate,
 )
-from farhand.protocol.names import acceptable_name, covers, validate_node_id
+from farhand.protocol.names import LONGEST_TOOL_NAME, acceptable_name, covers, validate_node_id
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,
     CLOSE_UNAUTHORIZED,
@@ -261,7 +261,7 @@ class Roster:
 
         Longest capability first, then the fewest running calls, then the smallest id.
         """
-        prefix = tool.casefold()
+        prefix = tool.casefold() if len(tool) <= LONGEST_TOOL_NAME else ""
         while prefix:
             nodes = self._serving.get(prefix)
             if nodes:

@@ -11,6 +11,9 @@ NATIVE = "gsv"
 
 SEPARATOR = "__"
 
+LONGEST_TOOL_NAME = 1024
+"""A longer one names nothing: a node's id and a capability are much shorter."""
+
 MAIN_AGENT = "main"
 """The agent that is meant when none is named."""
 
