@@ -148,6 +148,24 @@ async def frames(gateway: GatewayProcess) -> list[bool]:
     return held
 
 
+def wrong_lists(gateway: GatewayProcess) -> bool:
+    """A tool whose schema every item of a long list breaks."""
+    schema = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "integer"}}}}
+    tool = {"name": "list.take", "description": "", "parameters": schema}
+
+    async def scenario() -> Any:
+        hello = hello_frame("list", ["list"], farhand={"features": ["resume"], "tools": [tool]})
+        async with websockets.connect(
+            gateway.ws_url, additional_headers={"Authorization": f"Bearer {SHARED_TOKEN}"}
+        ) as socket:
+            await socket.send(json.dumps(hello))
+            await socket.recv()
+            return await gateway.ainvoke("list.take", {"items": ["x"] * 200_000}, timeout_ms=20_000)
+
+    answer = asyncio.run(scenario())
+    return bool(answer["error"]["kind"] == "invalid_args" and "items.0" in answer["error"]["message"])
+
+
 def memory(pid: int) -> int:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
@@ -173,6 +191,7 @@ def test_p10_inputs_that_are_made_to_hurt_are_answered_and_hold_nobody_up(tmp_pa
                     one(f"{what} at {path}", lambda path=path, body=body: post(gateway, path, body) < 500)  # type: ignore[misc]
             bomb = zlib.compress(b"\0" * 100_000_000)
             one("a body that unfolds", lambda: post(gateway, "/v1/tools/invoke", bomb) < 500)
+            one("a list of faults", lambda: wrong_lists(gateway))
             for what, tool, args in tools(node.workspace):
                 body = json.dumps({"tool": tool, "args": args, "timeout_ms": 60_000}).encode()
                 one(f"{what}: {tool}", lambda body=body: post(gateway, "/v1/tools/invoke", body) in (200, 413))  # type: ignore[misc]

@@ -200,12 +200,13 @@ class Catalog:
             return
         arguments = read_arguments(call.args)
         try:
-            error = next(validator.iter_errors({} if arguments is None else arguments), None)
-        except ValueError as failure:  # nested deeper than the validator goes
-            raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
-        if error is not None:
-            place = ".".join(str(part) for part in error.instance_path)
-            raise InvalidArgs((f"parameter '{place}': " if place else "arguments: ") + error.message[:500])
+            validator.validate({} if arguments is None else arguments)  # up to the first fault: there may be many
+        except ValueError as failure:
+            place = getattr(failure, "instance_path", None)
+            if place is None:  # nested deeper than the validator goes
+                raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
+            where = f"parameter '{'.'.join(map(str, place))}': " if place else "arguments: "
+            raise InvalidArgs(where + failure.message[:500]) from None  # type: ignore[attr-defined]
 
     def offers(self) -> list[Offer]:
         """The gateway's own tools and those of every connected node, under the names that call them."""
