@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
+import os
 import secrets
 import time
 from collections import deque
@@ -224,6 +226,7 @@ class NodeConversation(picows.WSListener):
         self._outgoing: list[bytes] = []
         self._frames: deque[bytes] = deque()
         self._full = False
+        self._direct = -1
         self._timer: asyncio.TimerHandle | None = None
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -246,15 +249,27 @@ class NodeConversation(picows.WSListener):
         if self._socket is not None and frames:
             self._socket.underlying_transport.write(b"".join(_framed(frames)))
 
-    def send_frame(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        if not self._full:
-            self._send_frames()
+    def send_frame(self, frame: bytes | memoryview) -> None:
+        if self._full or self._frames:
+            self._frames.append(bytes(frame))
+        elif self._socket is not None:
+            self._send_binary(self._socket.underlying_transport, frame)
 
     def _send_frames(self) -> None:
         while self._frames and not self._full and self._socket is not None:
-            frame = self._frames.popleft()
-            self._socket.underlying_transport.writelines([_head(0x82, len(frame)), frame])
+            self._send_binary(self._socket.underlying_transport, self._frames.popleft())
+
+    def _send_binary(self, transport: asyncio.WriteTransport, frame: bytes | memoryview) -> None:
+        """The kernel takes most frames as they are; only what it leaves is copied, for the transport to send."""
+        head, taken = _head(0x82, len(frame)), 0
+        # A transport that closes has given its descriptor back, or is about to: somebody else's it may be next.
+        if self._direct >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # full, or gone, which the transport will find out
+                taken = os.writev(self._direct, (head, frame))
+        if taken < len(head):
+            transport.writelines([head[taken:], bytes(frame)])
+        elif taken < len(head) + len(frame):
+            transport.write(bytes(memoryview(frame)[taken - len(head) :]))
 
     def pause_writing(self) -> None:
         self._full = True
@@ -283,6 +298,7 @@ class NodeConversation(picows.WSListener):
         self._socket = transport
         transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
         keep_unsent_low(transport.underlying_transport)
+        self._direct = _plain_descriptor(transport.underlying_transport)
         if self._grant.public_key is not None:
             self._challenge = GatewayChallenge(
                 self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.roster.clock()
@@ -303,7 +319,7 @@ class NodeConversation(picows.WSListener):
             self._on_text(frame.get_payload_as_bytes())
         elif kind == picows.WSMsgType.BINARY and frame.fin:
             if self._connection is not None and self._connection.can_transfer and self._socket is not None:
-                self._hub.transfers.on_frame(self._connection, frame.get_payload_as_bytes())
+                self._hub.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
         elif kind == picows.WSMsgType.CLOSE:
             if self._socket is not None:
                 self._socket = None
@@ -313,7 +329,7 @@ class NodeConversation(picows.WSListener):
             self._on_part(kind, frame)
 
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
-        self._socket = None
+        self._socket, self._direct = None, -1
         self._frames.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -429,6 +445,15 @@ class NodeConversation(picows.WSListener):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def _plain_descriptor(transport: asyncio.Transport) -> int:
+    """Where bytes can be written past the transport while it has none of its own to write; -1 under TLS."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or transport.get_extra_info("sslcontext") is not None or not hasattr(os, "writev"):
+        return -1
+    descriptor: int = connection.fileno()
+    return descriptor
 
 
 def _framed(payloads: list[bytes]) -> Iterator[bytes]:

@@ -107,7 +107,7 @@ class OwnSender(_OwnEnd):
                 if self._task is not None:
                     self._task.cancel()
 
-    def pass_on(self, _frame: bytes) -> None:
+    def pass_on(self, _frame: bytes | memoryview) -> None:
         raise AssertionError("a sender is sent no bytes")
 
     async def _send(self, number: int) -> None:
@@ -207,8 +207,8 @@ class OwnReceiver(_OwnEnd):
                 if self._task is not None:
                     self._task.cancel()
 
-    def pass_on(self, frame: bytes) -> None:
-        self._frames.append(frame)
+    def pass_on(self, frame: bytes | memoryview) -> None:
+        self._frames.append(bytes(frame))
         self._wake.set()
 
     async def close(self) -> None:

@@ -61,8 +61,11 @@ class Link(Protocol):
 
     def send(self, frame: bytes) -> None: ...
 
-    def send_frame(self, frame: bytes) -> None:
-        """Queue a binary frame; it gives way to text frames, so that calls do not wait behind a file."""
+    def send_frame(self, frame: bytes | memoryview) -> None:
+        """Queue a binary frame; it gives way to text frames, so that calls do not wait behind a file.
+
+        A memoryview is the caller's again when this returns.
+        """
         ...
 
     def close(self, code: int, reason: str) -> None: ...

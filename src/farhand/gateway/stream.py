@@ -38,7 +38,9 @@ class Party(Protocol):
 
     def tell(self, message: Message) -> None: ...
 
-    def pass_on(self, frame: bytes) -> None: ...
+    def pass_on(self, frame: bytes | memoryview) -> None:
+        """A memoryview is the caller's again when this returns."""
+        ...
 
 
 class NodeParty:
@@ -50,7 +52,7 @@ class NodeParty:
     def tell(self, message: Message) -> None:
         self.connection.link.send(encode(message))
 
-    def pass_on(self, frame: bytes) -> None:
+    def pass_on(self, frame: bytes | memoryview) -> None:
         self.connection.link.send_frame(frame)
 
 
@@ -104,7 +106,7 @@ class Stream:
                 failure = ToolError.of(error.kind, error.message)
                 self.fail(StartAgain(error.message) if again and role == "receive" else failure)
 
-    def relay(self, kind: FrameKind, offset: int, frame: bytes) -> None:
+    def relay(self, kind: FrameKind, offset: int, frame: bytes | memoryview) -> None:
         """The sender sent a frame: pass it on, if it was allowed to send it."""
         if not self.accepted.done() or self.done.done():
             return

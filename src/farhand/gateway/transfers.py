@@ -78,7 +78,7 @@ class OwnEnd(Protocol):
 
     def tell(self, message: Message) -> None: ...
 
-    def pass_on(self, frame: bytes) -> None: ...
+    def pass_on(self, frame: bytes | memoryview) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -303,7 +303,7 @@ class Transfers:
         if sends or receives:
             stream.heard("send" if sends else "receive", message)
 
-    def on_frame(self, connection: Connection, frame: bytes) -> None:
+    def on_frame(self, connection: Connection, frame: memoryview) -> None:
         try:
             kind, number, offset = read_header(frame)
         except ProtocolError as error:

@@ -8,7 +8,6 @@ for the disk: it is run in a thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -25,6 +24,7 @@ from farhand.machine.files import Files, replaceable, shown, take_over, told
 from farhand.machine.jobs import machine_boot
 from farhand.machine.kept import call_id
 from farhand.machine.root import by_walk, sync_folder
+from farhand.machine.write_out import WriteOut, sync_file_system
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
 from farhand.protocol.manifest import MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest
@@ -107,6 +107,7 @@ class Arrival:
         self._folder = -1
         self._staging = -1
         self._file = -1
+        self._out = WriteOut(-1)
         self._part = 0
         self._left = offer.manifest_bytes
         self._hash = blake3()
@@ -170,7 +171,7 @@ class Arrival:
 
     # -- what arrives -----------------------------------------------------------------------------------
 
-    def feed(self, frames: Iterable[bytes]) -> None:
+    def feed(self, frames: Iterable[bytes | memoryview]) -> None:
         """Write frames; with the last one the transfer is in its place and `complete`.
 
         Raises ToolError; Mismatch after everything was thrown away.
@@ -194,6 +195,7 @@ class Arrival:
                 done = 0
                 while done < len(payload):
                     done += os.write(self._file, payload[done:])
+            self._out.wrote(done)
         self._hash.update(payload)
         self._left -= len(payload)
         self.offset += len(payload)
@@ -248,6 +250,7 @@ class Arrival:
             mode = 0o600 if old else _mode(entry)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
+            self._out = WriteOut(self._file)
             return
         with self._parent(entry.path) as (folder, name):
             if entry.kind is EntryKind.FOLDER:
@@ -257,6 +260,7 @@ class Arrival:
             else:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(name, flags, _mode(entry), dir_fd=folder)
+                self._out = WriteOut(self._file)
 
     # -- taking up --------------------------------------------------------------------------------------
 
@@ -312,6 +316,7 @@ class Arrival:
             self._hash.update(data)
             self._left -= len(data)
             self.offset += len(data)
+        self._out = WriteOut(self._file, entry.size - self._left)
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -420,7 +425,7 @@ class Arrival:
             os.close(target)
 
     def _sync_all(self, manifest: Manifest) -> None:
-        if manifest.files > _SYNC_EACH and _sync_file_system(self._staging):
+        if manifest.files > _SYNC_EACH and sync_file_system(self._staging):
             return
         for entry in manifest.entries:
             with self._parent(entry.path) as (folder, name):
@@ -513,9 +518,3 @@ def _remove(name: str, folder: int) -> None:
         return
     except (IsADirectoryError, PermissionError):
         shutil.rmtree(name, dir_fd=folder, ignore_errors=True)
-
-
-def _sync_file_system(descriptor: int) -> bool:
-    """Bring everything to the disk at once; False where the system cannot."""
-    sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    return sync is not None and sync(descriptor) == 0

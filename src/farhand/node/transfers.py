@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ from farhand.node.receiving import Arrival, Mismatch, Notes, discard
 from farhand.node.sending import Parcel
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, ProtocolError, ToolError
-from farhand.protocol.frames import read_header
+from farhand.protocol.frames import HEADER_BYTES, read_header
 from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import (
     FEATURE_TRANSFER,
@@ -30,7 +32,7 @@ from farhand.protocol.messages import (
     TransferStop,
     encode,
 )
-from farhand.protocol.version import MIB, TRANSFER_WINDOW_BYTES
+from farhand.protocol.version import MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
 from farhand.sdk.link import Link
 
 log = logging.getLogger("farhand.node.transfers")
@@ -39,7 +41,9 @@ T = TypeVar("T")
 MAX_ENDS = 32
 MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
 MAX_WAITING_FRAMES = 100_000
+FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
 THREADS = 8
+BULK_NICENESS = 10
 
 
 class Transfers:
@@ -97,7 +101,7 @@ class Transfers:
             case _:
                 log.debug("ignored an unexpected %s", type(message).__name__)
 
-    def on_frame(self, frame: bytes) -> None:
+    def on_frame(self, frame: memoryview) -> None:
         try:
             _, stream, _ = read_header(frame)
         except ProtocolError as error:
@@ -270,12 +274,19 @@ class _Receiver(_End):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._frames: list[bytes] = []
+        self._frames: list[memoryview] = []
+        self._spare: list[memoryview] = []
         self._size = 0
 
-    def frame(self, frame: bytes) -> None:
+    def frame(self, frame: memoryview) -> None:
+        """Copied, into memory that serves again: fresh memory would cost more than the copy."""
         self._size += len(frame)
-        self._frames.append(frame)
+        if self._spare and len(frame) == FULL_FRAME:
+            copy = self._spare.pop()
+            copy[:] = frame
+        else:
+            copy = memoryview(bytearray(frame))
+        self._frames.append(copy)
         if self._size > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
             self._frames.clear()
             self._failure = Failed("the sender sent more than it was allowed to")
@@ -300,6 +311,7 @@ class _Receiver(_End):
                     return
                 frames, self._frames, self._size = self._frames, [], 0
                 await self._in_thread(arrival.feed, frames)
+                self._spare += [each for each in frames if len(each) == FULL_FRAME]
                 self._allow(arrival.offset)
             self._tell(TransferDone(stream))
         finally:
@@ -310,6 +322,11 @@ class _Receiver(_End):
 
 
 def _step_back() -> None:
-    """Let the threads that move bytes wait for those that answer calls, where the system can tell threads apart."""
-    if os.name == "posix" and hasattr(os, "sched_getaffinity"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+    """Let the threads that move bytes wait for those that answer calls, where the system can tell threads apart.
+
+    Not to the utmost: one that is kept waiting with Python's lock in its hands keeps the answers waiting too.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BULK_NICENESS)

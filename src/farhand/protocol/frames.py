@@ -45,7 +45,7 @@ def part_end(stream: int, offset: int, part: int, digest: bytes) -> bytes:
     return encode_frame(BinaryFrame(FrameKind.END, stream, offset, _PART.pack(part, digest)))
 
 
-def read_part_end(payload: bytes) -> tuple[int, bytes]:
+def read_part_end(payload: bytes | memoryview) -> tuple[int, bytes]:
     """A part's number and digest. Raises ProtocolError."""
     if len(payload) != _PART.size:
         raise ProtocolError(f"the end of a part has {_PART.size} bytes, this one has {len(payload)}")

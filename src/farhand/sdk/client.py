@@ -86,7 +86,9 @@ class Extension(Protocol):
 
     def on_message(self, message: Message) -> None: ...
 
-    def on_frame(self, frame: bytes) -> None: ...
+    def on_frame(self, frame: memoryview) -> None:
+        """What `frame` shows is there until this returns."""
+        ...
 
 
 class NodeClient:
@@ -417,7 +419,7 @@ class _Connection:
             case _:
                 log.debug("ignored an unexpected %s", type(message).__name__)
 
-    def on_frame(self, frame: bytes) -> None:
+    def on_frame(self, frame: memoryview) -> None:
         if self._extension is not None:
             self._extension.on_frame(frame)
 

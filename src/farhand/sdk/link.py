@@ -46,10 +46,13 @@ class LinkLost(Exception):
 class Link(picows.WSListener):
     """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`.
 
-    `ended` is set to the reason once the link is over. Whoever connected calls `close`.
+    What `on_frame` is given is there until it returns. `ended` is set to the reason once the link is
+    over. Whoever connected calls `close`.
     """
 
-    def __init__(self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[memoryview], None] | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
         self.heard_at = loop.time()
@@ -73,7 +76,7 @@ class Link(picows.WSListener):
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
         on_text: Callable[[Link, bytes], None],
-        on_frame: Callable[[bytes], None] | None = None,
+        on_frame: Callable[[memoryview], None] | None = None,
     ) -> Link:
         """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
         dialled: list[socket.socket] = []
@@ -190,6 +193,10 @@ class Link(picows.WSListener):
             self._finish(_ending(code, payload[2:], welcomed=self.welcomed))
             transport.send_close(picows.WSCloseCode.OK)
             transport.disconnect()
+        elif kind == picows.WSMsgType.BINARY and frame.fin:
+            self._parts.clear()
+            if self.on_frame is not None:
+                self.on_frame(frame.get_payload_as_memoryview())
         elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
             if kind != picows.WSMsgType.CONTINUATION:
                 self._text = kind == picows.WSMsgType.TEXT
@@ -205,7 +212,7 @@ class Link(picows.WSListener):
                 if self._text:
                     self.on_text(self, message)
                 elif self.on_frame is not None:
-                    self.on_frame(message)
+                    self.on_frame(memoryview(message))
 
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._finish(LinkLost("the connection was lost"))
