@@ -756,6 +756,45 @@ def test_an_idempotency_key_runs_a_request_once(door: Door, folder: Path) -> Non
     assert len(door.said()) == 2
 
 
+@pytest.mark.parametrize(
+    ("tool", "wanted", "status", "code"),
+    [
+        ("create_file", {"path": "there", "content": "x"}, 409, "tool_conflict"),
+        ("create_file", {"path": "../x", "content": "x"}, 403, "tool_forbidden_path"),
+        ("create_file", {"path": "/etc/x", "content": "x"}, 403, "tool_forbidden_path"),
+        ("update_file", {"path": "missing", "content": "x"}, 404, "tool_not_found"),
+        ("update_file", {"path": "folder", "content": "x"}, 500, "tool_error"),
+        ("create_file", {"path": "x"}, 400, "invalid_tool_input"),
+    ],
+)
+def test_a_repeated_failure_is_told_as_it_was_the_first_time(
+    door: Door, tool: str, wanted: dict[str, Any], status: int, code: str
+) -> None:
+    (door.workspace / "there").write_text("before\n")
+    (door.workspace / "folder").mkdir(exist_ok=True)
+    for whole in (wanted, {"items": [wanted]}):
+        key = {"Idempotency-Key": f"{tool}-{sorted(whole)}-{wanted['path']}-{code}"}
+        first, second = (door.call(tool, whole, headers=key) for _ in range(2))
+        assert (first.status, first.json()["error"]["code"]) == (status, code)
+        assert (second.status, second.json()["error"]) == (first.status, first.json()["error"])
+    assert (door.workspace / "there").read_text() == "before\n"
+
+
+def test_a_repeated_failure_is_told_the_same_after_a_restart(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home") as gateway:
+        door = Door(gateway, tmp_path / "home" / "agents" / "main")
+        wanted, key = {"path": "a", "content": "x"}, {"Idempotency-Key": "k-again"}
+        door.call("create_file", wanted)
+        first = door.call("create_file", wanted, headers=key)
+        (door.workspace / "a").unlink()
+        gateway.kill()
+        gateway.start()
+        second = door.call("create_file", wanted, headers=key)
+        assert (first.status, first.json()["error"]["code"]) == (409, "tool_conflict")
+        assert (second.status, second.json()["error"]) == (409, first.json()["error"])
+        assert not (door.workspace / "a").exists()
+
+
 def test_a_command_that_ran_when_the_gateway_was_killed_is_in_the_record(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         door = Door(gateway, tmp_path / "home" / "agents" / "main")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.files import AlreadyThere, Files, ForbiddenPath
+from farhand.machine.files import Files
 from farhand.machine.places import SYSTEM_FOLDERS, local_files
+from farhand.machine.refused_paths import AlreadyThere, ForbiddenPath, as_raised
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 
@@ -241,3 +242,22 @@ def test_a_peek_is_a_read_that_waits_for_nothing(ground: Ground) -> None:
     assert ground.files.peek("note.txt", 3) is None
     for path in (ground.home / "token", ground.outside / "note.txt"):
         assert ground.files.peek(str(path), 100) is None
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "/nowhere/x", "note.txt", "a\nb/../x"])
+def test_a_refusal_is_known_by_its_kind_and_text(ground: Ground, path: str) -> None:
+    with pytest.raises((ForbiddenPath, AlreadyThere)) as refused:
+        ground.files.create(path, b"x")
+    assert type(as_raised(refused.value.kind, refused.value.message)) is refused.type
+
+
+def test_another_error_is_not_taken_for_a_refusal_of_the_path() -> None:
+    for kind, message in (
+        ("failed", "Failed to write '/a already exists': No space left on device"),
+        ("not_allowed", "Failed to write '/a': Permission denied"),
+        ("not_found", "'/a' already exists"),
+        ("timeout", "'/a' is in a protected folder; no tool may use it"),
+    ):
+        error = as_raised(kind, message)
+        assert (error.kind, error.message) == (kind, message)
+        assert not isinstance(error, ForbiddenPath | AlreadyThere)

@@ -20,7 +20,7 @@ from farhand.gateway.direct import Direct, ItemFailed, NoModel, Read, Turn
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.policy import Forbidden
-from farhand.machine.files import AlreadyThere, ForbiddenPath
+from farhand.machine.refused_paths import AlreadyThere, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freezing import Frozen

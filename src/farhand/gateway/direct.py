@@ -21,13 +21,15 @@ from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
-from farhand.gateway.open_call import OpenCall, new_call_id
+from farhand.gateway.open_call import NO_ERROR_GIVEN, OpenCall, new_call_id
 from farhand.gateway.open_call import Outcome as CallOutcome
+from farhand.gateway.policy import Forbidden
 from farhand.llm.messages import ToolUse, Usage
+from farhand.machine.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.store import chats
-from farhand.store.calls import CallRecord
+from farhand.store.calls import CallRecord, CallState
 from farhand.store.chats import Chat, ChatKey, ChatMessage, Said
 from farhand.tools.tool import Tool
 
@@ -165,7 +167,7 @@ class Direct:
                 said = None
             ended = outcome.result
             if ended.error is not None:
-                error = outcome.raised or ToolError.of(ended.error.kind, ended.error.message)
+                error = outcome.raised or _kept_error(outcome.record)
                 raise ItemFailed(number, error, results) if several else error
             results.append(ended.result)
             texts.append(self._told(ended.result))
@@ -208,7 +210,7 @@ class Direct:
         def ended(record: CallRecord) -> None:
             if record.result is None:
                 raised = opened.raised if opened is not None else None
-                failed(call.id, raised or ToolError.of(record.error_kind or "", record.error_message or ""))
+                failed(call.id, raised or _kept_error(record))
                 return
             text = self._told(record.result)
             self._say(said, text, behind=True)
@@ -320,6 +322,14 @@ class Direct:
                 "the standard ones; a request with biz_params.tool needs no model"
             )
         return self._agent
+
+
+def _kept_error(record: CallRecord) -> ToolError:
+    """Why a call failed, by its record alone: a request that is repeated is told what the first one was."""
+    message = record.error_message or NO_ERROR_GIVEN
+    if record.state is CallState.DENIED:
+        return Forbidden(message)
+    return as_raised(record.error_kind or "failed", message)
 
 
 def _input(place: str, text: msgspec.Raw) -> msgspec.Raw:

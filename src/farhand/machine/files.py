@@ -20,19 +20,12 @@ from typing import BinaryIO
 import msgspec
 
 from farhand.machine.kept import Changing, Digest, KeptFiles
+from farhand.machine.refused_paths import EXISTS, OUTSIDE, PROTECTED, UPWARD, AlreadyThere, ForbiddenPath
 from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 MOST_SHOWN = 4096
 """The longest path an error repeats whole, and the longest the system takes."""
-
-
-class ForbiddenPath(NotAllowed):
-    """A path that leads to where nobody may go."""
-
-
-class AlreadyThere(Failed):
-    """Something is at the path already."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -86,7 +79,7 @@ class Files:
         """The absolute path a caller means. Raises InvalidArgs for text that cannot name a file, ForbiddenPath."""
         refuse_unnameable("path", path)
         if not self._upward and _UPWARD.search(path):
-            raise ForbiddenPath(f"'{shown(path)}' has a part '..'; write the path without it")
+            raise ForbiddenPath(f"'{shown(path)}' {UPWARD}")
         return os.path.normpath(os.path.join(self.workspace, path))  # noqa: PTH118
 
     def place(self, path: str) -> Place:
@@ -96,13 +89,13 @@ class Files:
             real = os.path.realpath(spelled)
         # Also as it is spelled: what lies in /proc leads anywhere, and back again.
         if self.is_hidden(real) or self.is_hidden(spelled):
-            raise ForbiddenPath(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
         roots = self.roots
         for root in roots:
             if root.contains(real):
                 return Place(spelled, real, root)
         allowed = ", ".join(root.path for root in roots)
-        raise ForbiddenPath(f"'{shown(spelled)}' leads outside the allowed folders; use a path in {allowed}")
+        raise ForbiddenPath(f"'{shown(spelled)}' {OUTSIDE} {allowed}")
 
     def is_hidden(self, real: str) -> bool:
         """Whether a real path is hidden, or beneath something that is, and not exposed."""
@@ -268,7 +261,7 @@ class Files:
         parent, name = os.path.split(spelled)
         place = self.place(parent)
         if self.is_hidden(os.path.join(place.real, name)):  # noqa: PTH118
-            raise ForbiddenPath(f"'{shown(spelled)}' is in a protected folder; no tool may use it")
+            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
         with told("remove", spelled):
             folder = place.root.open_folder(place.real)
             try:
@@ -462,7 +455,7 @@ def _refuse_missing(old: os.stat_result | None) -> None:
 
 def _refuse_existing(folder: int, name: str, place: Place) -> None:
     if _status(folder, name) is not None:
-        raise AlreadyThere(f"'{shown(place.path)}' already exists")
+        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}")
 
 
 def _settle(folder: int, beside: str, name: str, place: Place) -> None:
@@ -470,7 +463,7 @@ def _settle(folder: int, beside: str, name: str, place: Place) -> None:
     try:
         os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
-        raise AlreadyThere(f"'{shown(place.path)}' already exists") from None
+        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}") from None
     except OSError:  # a file system without second names; the moment between look and rename is short
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
     else:

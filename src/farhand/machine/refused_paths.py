@@ -1,0 +1,33 @@
+"""Refusals of a path that are told apart from others of their kind, also when a record has kept only kind and text."""
+
+from __future__ import annotations
+
+import re
+
+from farhand.protocol.errors import ErrorKind, Failed, NotAllowed, ToolError
+
+UPWARD = "has a part '..'; write the path without it"
+PROTECTED = "is in a protected folder; no tool may use it"
+OUTSIDE = "leads outside the allowed folders; use a path in"
+EXISTS = "already exists"
+
+_FORBIDDEN = re.compile(rf"'.*' (?:{re.escape(UPWARD)}|{re.escape(PROTECTED)}|{re.escape(OUTSIDE)} .*)", re.DOTALL)
+_THERE = re.compile(rf"'.*' {EXISTS}", re.DOTALL)
+
+
+class ForbiddenPath(NotAllowed):
+    """A path that leads to where nobody may go: it is `UPWARD`, `PROTECTED` or `OUTSIDE`."""
+
+
+class AlreadyThere(Failed):
+    """Something is at the path already: it `EXISTS`."""
+
+
+def as_raised(kind: str, message: str) -> ToolError:
+    """The error that was raised with this text, here or by whoever wrote the record."""
+    error = ToolError.of(kind, message)
+    if error.kind is ErrorKind.NOT_ALLOWED and _FORBIDDEN.fullmatch(message):
+        return ForbiddenPath(message)
+    if error.kind is ErrorKind.FAILED and _THERE.fullmatch(message):
+        return AlreadyThere(message)
+    return error
