@@ -24,9 +24,9 @@ from farhand.sdk.errors import Refused
 CONNECT_SECONDS = 10.0
 TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
-WRITE_AHEAD_BYTES = 1024 * 1024
+WRITE_AHEAD_BYTES = 256 * 1024
 """How much of a file may wait in the socket's buffer: what is sent after it, such as an answer, waits behind it."""
-UNSENT_BYTES = 512 * 1024
+UNSENT_BYTES = 128 * 1024
 FRAME_RESERVE = 14
 
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
