@@ -717,6 +717,42 @@ def test_chats_outlive_a_crash(tmp_path: Path) -> None:
         assert door.said() == [("user", "kept"), ("assistant", "$ true\n(command completed with no output)")]
 
 
+def test_what_was_read_and_said_on_one_line_outlives_a_kill_once(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home") as gateway:
+        door = Door(gateway, tmp_path / "home" / "agents" / "main")
+        door.workspace.mkdir(parents=True, exist_ok=True)
+        (door.workspace / "note").write_text("read me")
+        said: list[tuple[str, str]] = []
+        ids: list[str] = []
+        for life in range(4):
+            line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+            for number in range(5 + life):
+                text = f"life {life}, number {number}"
+                body = json.dumps(
+                    {
+                        "input": [{"role": "user", "content": text}],
+                        "session_id": "s1",
+                        "user_id": "u1",
+                        "channel": "console",
+                        "biz_params": {"tool": {"name": "read_file", "input": {"path": "note"}}},
+                    }
+                )
+                line.request("POST", "/agent/process", body, {"Authorization": f"Bearer {gateway.token}"})
+                answer = line.getresponse()
+                reply = json.loads(answer.read())["reply"]
+                assert "read me" in reply
+                said += [("user", text), ("assistant", reply)]
+                ids.append(answer.headers["x-request-id"])
+            gateway.kill()
+            line.close()
+            gateway.start()
+            assert door.said() == said
+        assert [call["id"] for call in reversed(gateway.get("/v1/calls?limit=1000")["calls"])] == ids
+        gateway.kill()  # nothing is taken up twice
+        gateway.start()
+        assert door.said() == said
+
+
 def test_a_message_may_be_plain_text_and_parts_of_other_kinds_are_passed_over(door: Door) -> None:
     parts = [{"type": "image", "url": "x"}, {"type": "text", "text": "part"}]
     said = [{"role": "user", "content": "plain"}, {"role": "assistant", "content": parts}]

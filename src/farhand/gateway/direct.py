@@ -30,7 +30,7 @@ from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.store import chats
 from farhand.store.calls import CallRecord, CallState
-from farhand.store.chats import Chat, ChatKey, ChatMessage, Said
+from farhand.store.chats import Chat, ChatKey, ChatMessage, Said, Words
 from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.direct")
@@ -106,6 +106,28 @@ class _ToolWords(msgspec.Struct):
 
 class _Text(msgspec.Struct):
     text: str = ""
+
+
+class _Saying:
+    """What is said in a turn that one call answers (`open_call.Saying`)."""
+
+    __slots__ = ("_at", "_told", "_turn", "reply", "said")
+
+    def __init__(self, turn: Turn, at: int, told: Callable[[msgspec.Raw], str]) -> None:
+        self._turn = turn
+        self._at = at
+        self._told = told
+        self.said: Said | None = None
+        """Where the question was put, once that was done apart from the answer."""
+        self.reply: str | None = None
+        """The answer, where it is kept with the question."""
+
+    def hear(self, store: apsw.Connection) -> None:
+        self.said = chats.hear(store, self._turn.chat, self._turn.messages, self._at, new_call_id)
+
+    def words(self, result: msgspec.Raw) -> Words:
+        self.reply = self._told(result)
+        return Words(self._turn.chat, self._turn.messages, self._at, self.reply)
 
 
 class Direct:
@@ -195,38 +217,22 @@ class Direct:
         if several or tool.at_once is None or not turn.credential.may(Scope.TOOLS_READ):
             return None
         call = ToolCall(new_call_id(), tool.name, inputs[0], turn.chat.session_id)
-        opened: OpenCall | None = None
-        said: Said | None = None
-        left = False
-
-        def heard(value: Said, error: Exception | None) -> None:
-            nonlocal opened, said
-            said = value
-            if error is not None:
-                failed(call.id, error)
-            elif not left:
-                opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool, DIRECT)
+        saying = _Saying(turn, self._clock(), self._told)
 
         def ended(record: CallRecord) -> None:
             if record.result is None:
                 raised = opened.raised if opened is not None else None
                 failed(call.id, raised or _kept_error(record))
                 return
-            text = self._told(record.result)
-            self._say(said, text, behind=True)
+            text = saying.reply
+            if text is None:
+                text = self._told(record.result)
+                self._say(saying.said, text, behind=True)
             then(Read(call, record.result, text))
 
-        def leave() -> None:
-            nonlocal left
-            left = True
-            if opened is not None:
-                self._gate.abandon(opened)
-
-        now = self._clock()
-        self._database.write_then(
-            lambda store: chats.hear(store, turn.chat, turn.messages, now, new_call_id), heard, durable=False
-        )
-        return leave
+        opened: OpenCall | None = None
+        opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool, DIRECT, saying)
+        return lambda: None if opened is None else self._gate.abandon(opened)
 
     # -- chats ------------------------------------------------------------------------------------------
 

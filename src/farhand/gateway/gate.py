@@ -30,6 +30,7 @@ from farhand.gateway.open_call import (
     OpenCall,
     Outcome,
     Parked,
+    Saying,
     ended,
     failed,
     stopped,
@@ -138,31 +139,54 @@ class Gate:
         lost: Callable[[Exception], None],
         own: Tool | None = None,
         origins: Sequence[str] = HTTP,
+        saying: Saying | None = None,
     ) -> OpenCall | None:
         """`begin` and `wait` without a task, for a call in the foreground with no key: the shortest way there is.
 
         `then` is told the end, `lost` that the call could not be written down and did not run. Returns the call while
-        it is open, for a caller who hangs up.
+        it is open, for a caller who hangs up. `saying`: what is to be kept before the call runs, or with its end where
+        that comes at once.
         """
         record, opened, _ = self._examine(call, credential, own=own, origins=origins)
         if opened is not None:
             opened.listeners.append(then)
             opened.lost = lost
-            if opened.read_only:
-                self._send(opened)
-                return opened
-            if opened.parked is None:
-                self._keeper.promise(opened)
-                return opened
+        if saying is None:
+            self._go(record, opened, then, lost)
+        elif opened is None or not self._ran_at_once(opened, saying):
+
+            def heard(_: object, error: Exception | None) -> None:
+                if error is None:
+                    self._go(record, opened, then, lost)
+                else:
+                    if opened is not None:
+                        self._forget(opened)
+                    lost(error)
+
+            self._database.write_then(saying.hear, heard, durable=False)
+        return opened
+
+    def _go(
+        self,
+        record: CallRecord,
+        opened: OpenCall | None,
+        then: Callable[[CallRecord], None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        """Have a call written down and sent, one that was refused written down."""
+        if opened is None:
+
+            def refused(_: object, error: Exception | None) -> None:
+                then(record) if error is None else lost(error)
+
+            self._database.write_then(lambda store: calls.begin(store, record), refused, durable=False)
+        elif opened.read_only:
+            self._send(opened)
+        elif opened.parked is None:
+            self._keeper.promise(opened)
+        else:
             begin = self.parking.begin(opened.parked)
             self._database.write_then(lambda store: begin(store, record), lambda _, error: self.promised(opened, error))
-            return opened
-
-        def refused(_: object, error: Exception | None) -> None:
-            then(record) if error is None else lost(error)
-
-        self._database.write_then(lambda store: calls.begin(store, record), refused, durable=False)
-        return None
 
     def promised(self, opened: OpenCall, error: Exception | None) -> None:
         """A call is on disk and can leave, or it could not be put there."""
@@ -437,7 +461,7 @@ class Gate:
             return
         if opened.own is not None:
             opened.sent = True
-            if not self._ran_at_once(opened, opened.own):
+            if not self._ran_at_once(opened):
                 if opened.deadline is None:
                     self._set_deadline(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
                 opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
@@ -460,17 +484,21 @@ class Gate:
         opened.sent = True
         connection.link.send(opened.request)
 
-    def _ran_at_once(self, opened: OpenCall, tool: Tool) -> bool:
-        if tool.at_once is None:
+    def _ran_at_once(self, opened: OpenCall, saying: Saying | None = None) -> bool:
+        if opened.own is None or opened.own.at_once is None or not opened.read_only or self.frozen is not None:
             return False
         try:
             arguments = read_arguments(opened.record.args)
-            value = tool.at_once(arguments) if isinstance(arguments, dict) else None
+            value = opened.own.at_once(arguments) if isinstance(arguments, dict) else None
         except ToolError:
             return False
         if value is None:
             return False
-        self._end(opened, CallState.OK, ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value))))
+        result = msgspec.Raw(msgspec.json.encode(value))
+        opened.sent = True
+        if saying is not None:
+            opened.words = saying.words(result)
+        self._end(opened, CallState.OK, ToolResult(ok=True, result=result))
         return True
 
     async def _run(self, opened: OpenCall, tool: Tool) -> None:

@@ -7,7 +7,9 @@ import os
 import random
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+import apsw
 import msgspec
 
 from farhand.gateway.credentials import Credential
@@ -15,6 +17,7 @@ from farhand.gateway.roster import Node
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.store.calls import CallRecord, CallState
+from farhand.store.chats import Words
 from farhand.store.parked import Approval, Why
 from farhand.tools.tool import Tool
 
@@ -37,6 +40,18 @@ class Outcome(msgspec.Struct, frozen=True):
         if record.state is CallState.OK:
             return ToolResult(ok=True, result=NULL if record.result is None else record.result)
         return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
+
+
+class Saying(Protocol):
+    """What is said around a call, by a door that keeps that."""
+
+    def hear(self, store: apsw.Connection) -> None:
+        """Keep the question, before a call that takes its time."""
+        ...
+
+    def words(self, result: msgspec.Raw) -> Words:
+        """Question and answer, of a call that is over at once."""
+        ...
 
 
 class Parked(msgspec.Struct, kw_only=True):
@@ -86,6 +101,7 @@ class OpenCall:
         "told",
         "waiter",
         "waiters",
+        "words",
         "written",
     )
 
@@ -120,6 +136,8 @@ class OpenCall:
         self.started = time.perf_counter()
         self.stopping: tuple[CallState, str] | None = None
         self.waiters = 0
+        self.words: Words | None = None
+        """What was said around it, and is kept with its end."""
         self.written = False
         """The tables have it as open."""
 

@@ -13,8 +13,9 @@ import msgspec
 from farhand.gateway.open_call import OpenCall, ended, unknown
 from farhand.gateway.roster import Connection
 from farhand.protocol.messages import ToolAck, encode
-from farhand.store import calls
+from farhand.store import calls, chats
 from farhand.store.calls import CallRecord, CallState, intent_of
+from farhand.store.chats import Words
 from farhand.store.database import Database
 from farhand.store.parked import finish_parked
 
@@ -58,7 +59,7 @@ class RecordKeeper:
         end = End(opened, record, connection)
         if opened.read_only or (connection is not None and connection.resume is not None):
             opened.record = record
-            self._database.ahead.tell(intent_of(record), end)
+            self._database.ahead.tell(intent_of(record, opened.words), end)
             opened.tell(record)
         else:
             self._write(end)
@@ -78,6 +79,7 @@ class RecordKeeper:
 
     def write(self, store: apsw.Connection, items: list[OpenCall | End]) -> None:
         new: list[tuple[CallRecord, bool]] = []
+        spoken: list[tuple[str, Words]] = []
         for item in items:
             if isinstance(item, End):
                 opened = item.opened
@@ -87,11 +89,15 @@ class RecordKeeper:
                     calls.finish(store, item.record)
                 else:
                     new.append((item.record, not opened.read_only))
+                    if opened.words is not None:
+                        spoken.append((item.record.id, opened.words))
             elif not item.over:
                 new.append((item.record, False))
                 item.written = True
         if new:
             calls.begin_all(store, new)
+        if spoken:
+            chats.keep(store, spoken)
 
     def kept(self, items: list[OpenCall | End], error: Exception | None) -> None:
         for item in items:

@@ -11,7 +11,9 @@ import apsw
 import msgspec
 
 from farhand.protocol.calls import NULL
+from farhand.store import chats
 from farhand.store.chain import packed
+from farhand.store.chats import Words
 from farhand.store.events import append_event
 
 IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
@@ -57,10 +59,18 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 class _Intent(CallRecord, frozen=True, kw_only=True):
     result: msgspec.Raw = NULL
     """`Raw | None` cannot be read; only what ended well has a result."""
+    words: Words | None = None
 
 
-intent_of = msgspec.json.Encoder().encode
-"""A record as the log of intents has it, until `take_up`."""
+_encode = msgspec.json.Encoder().encode
+
+
+def intent_of(record: CallRecord, words: Words | None = None) -> bytes:
+    """A record as the log of intents has it, until `take_up`, with what was said around it."""
+    intent = _encode(record)
+    return intent if words is None else b'%b,"words":%b}' % (intent[:-1], _encode(words))
+
+
 _decode_intent = msgspec.json.Decoder(_Intent).decode
 _COLUMNS: Final = CallRecord.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
@@ -288,6 +298,8 @@ def take_up(connection: apsw.Connection, intent: bytes) -> None:
     record = CallRecord(**{**fields, "result": said.result if said.state is CallState.OK else None})
     if find(connection, record.id) is None:
         begin(connection, record)
+        if said.words is not None:
+            chats.keep(connection, [(record.id, said.words)])
     elif record.ended_at is not None:
         finish(connection, record)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import apsw
@@ -49,6 +49,16 @@ LIST: Final = """
     FROM chats"""
 
 
+class Words(msgspec.Struct, frozen=True):
+    """A question and its answer, kept with the call that answered it at once."""
+
+    chat: ChatKey
+    messages: Sequence[tuple[str, str]]
+    """Role and text of each."""
+    at: int
+    reply: str
+
+
 class Said(msgspec.Struct, frozen=True):
     """Where messages were put: the row of their chat, and their own."""
 
@@ -60,15 +70,33 @@ def hear(
     store: apsw.Connection, key: ChatKey, messages: Sequence[tuple[str, str]], now: int, new_id: Callable[[], str]
 ) -> Said:
     """Append messages (role and text); a chat that is not there yet begins with them, as `new_id` says."""
-    where = (key.session_id, key.user_id, key.channel)
-    found = store.execute(FIND, where).fetchone()
-    if found is None:
-        first = next((text.strip() for _, text in messages if text.strip()), "")
-        store.execute(ADD, (new_id(), *where, first[:NAME_CHARACTERS] or "New Chat", now))
-        chat = store.last_insert_rowid()
-    else:
-        chat = found[0]
+    chat = _find(store, key) or _add(store, key, messages, now, new_id())
     return Said(chat, tuple(say(store, chat, role, text, now) for role, text in messages))
+
+
+def _find(store: apsw.Connection, key: ChatKey) -> int | None:
+    found = store.execute(FIND, (key.session_id, key.user_id, key.channel)).fetchone()
+    return None if found is None else found[0]
+
+
+def _add(store: apsw.Connection, key: ChatKey, messages: Sequence[tuple[str, str]], now: int, new_id: str) -> int:
+    first = next((text.strip() for _, text in messages if text.strip()), "")
+    name = first[:NAME_CHARACTERS] or "New Chat"
+    store.execute(ADD, (new_id, key.session_id, key.user_id, key.channel, name, now))
+    return store.last_insert_rowid()
+
+
+def keep(store: apsw.Connection, spoken: Iterable[tuple[str, Words]]) -> None:
+    """Append what was said, in order; with each comes the id that its chat gets, if it begins with it."""
+    found: dict[ChatKey, int] = {}
+    rows: list[tuple[int, str, str, int]] = []
+    for new_id, words in spoken:
+        chat = found.get(words.chat)
+        if chat is None:
+            chat = _find(store, words.chat) or _add(store, words.chat, words.messages, words.at, new_id)
+            found[words.chat] = chat
+        rows += [(chat, role, text, words.at) for role, text in (*words.messages, ("assistant", words.reply))]
+    store.executemany(SAY, rows)
 
 
 def say(store: apsw.Connection, chat: int, role: str, text: str, now: int) -> int:
