@@ -161,3 +161,4 @@ def test_of_many_gateways_one_sends_a_message_and_in_order(tmp_path: Path) -> No
         first = list(dict.fromkeys(text for channel, peer, text in sent if (channel, peer) == place))
         assert first == [text for text in texts if text in set(first)], place
     assert fleet.query("PRAGMA integrity_check") == [("ok",)]
+    print(f"messages that were sent at most once and in order, {KILLS} kills: {len(rows)} tried, {len(rows)} held")

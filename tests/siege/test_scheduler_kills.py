@@ -180,6 +180,7 @@ def test_no_slot_runs_twice_and_none_is_lost(tmp_path: Path) -> None:
     # An unknown one costs a kill in the middle of a run, and there were not many of those.
     assert statuses["ok"] > 5 * KILLS and statuses["missed"] > 0
     assert fleet.query("PRAGMA integrity_check") == [("ok",)]
+    print(f"slots that ran at most once, {KILLS} kills of {SCHEDULERS} schedulers: {len(rows)} tried, {len(rows)} held")
 
 
 @pytest.mark.siege
@@ -223,3 +224,4 @@ def test_a_gateway_under_kills_gives_each_slot_one_turn(tmp_path: Path) -> None:
     repeated = [run for run, count in turns.items() if count > 1]
     assert repeated == [], [message for message in history if message["run_id"] in repeated]
     assert told == len(found)
+    print(f"slots with one turn each, {GATEWAY_KILLS} kills of a gateway: {len(found)} tried, {told} held")

@@ -157,4 +157,6 @@ def test_transcripts_are_valid_and_complete_after_every_kill(tmp_path: Path) -> 
                 key = json.loads(use["arguments"])["key"]
                 (result,) = [one for one in history if one.get("tool_call_id") == use["id"]]
                 assert said[key] <= 1 and (result["is_error"] or said[key] == 1)
-    print(f"\n{KILLS} kills: {sum(len(sender.replies) for sender in senders)} messages, {interrupted} calls failed")
+    messages = sum(len(sender.replies) for sender in senders)
+    print(f"messages with a valid transcript, {KILLS} kills: {messages} tried, {messages} held")
+    print(f"calls that a kill made fail: {interrupted}")
