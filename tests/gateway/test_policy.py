@@ -111,6 +111,19 @@ def test_what_lets_a_command_through_lets_no_other_ride_along(command: str, fits
     assert (decided(rule, call(args={"command": command}), "deny") == "allow") is fits
 
 
+def test_a_command_that_is_allowed_sets_no_variables_unless_they_are_too() -> None:
+    """`GIT_SSH_COMMAND`, `LD_PRELOAD` and their like make any program run another."""
+    for command in ("git *", "git status", "re:^git status$"):
+        rule = {"decision": "allow", "args": {"command": command}}
+        plain = {"command": "git status"}
+        assert decided(rule, call(args={**plain, "env": {}}), "deny") == "allow"
+        assert decided(rule, call(args={**plain, "env": {"LD_PRELOAD": "/tmp/x.so"}}), "deny") == "deny"
+        named = {"decision": "allow", "args": {"command": command, "env": "C"}}
+        assert decided(named, call(args={**plain, "env": {"LC_ALL": "C"}}), "deny") == "allow"
+        stopped = {"decision": "deny", "args": {"command": command}}
+        assert decided(stopped, call(args={**plain, "env": {"A": "b"}})) == "deny", "what is stopped stays so"
+
+
 def test_a_command_that_is_spelled_out_may_have_operators() -> None:
     rule = {"decision": "allow", "args": {"command": "make test | tail -5"}}
     assert decided(rule, call(args={"command": "make test | tail -5"}), "deny") == "allow"

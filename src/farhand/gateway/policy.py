@@ -36,6 +36,7 @@ ANYWHERE: Final = "*"
 """The name that stands for every text in the arguments."""
 PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", "source", "destination"})
 COMMANDS: Final = frozenset({"command"})
+ENVIRONMENT: Final = "env"
 _OPERATORS: Final = re.compile(r"[;&|<>`$(){}\n\r\\!#~]")
 
 
@@ -248,6 +249,8 @@ class _Rule:
         if name == ANYWHERE:  # of all the texts in a call one is meant, whatever the rule decides
             return any(pattern.fits(text) for text in values for pattern in patterns)
         if name in COMMANDS and not self._lenient:
+            if subject.args.get(ENVIRONMENT) and ENVIRONMENT not in self._args:
+                return False  # variables can make any program run another
             return all(any(pattern.spells(text) for pattern in patterns) for text in values)
         return self._each(
             any(pattern.fits(reading) for pattern in patterns)
