@@ -64,6 +64,7 @@ def freeze_routes(hub: Hub) -> list[Route]:
                 body=FreezeRequest,
                 answer=Answer,
                 errors=(503,),
+                idempotent=True,  # a second order changes nothing; the first must not wait for the store
             ),
         ),
         Route(
@@ -71,6 +72,6 @@ def freeze_routes(hub: Hub) -> list[Route]:
             "/v1/thaw",
             Scope.ADMIN,
             thaw,
-            about=About("Lift a freeze.", body=FreezeRequest, answer=Answer, errors=(503,)),
+            about=About("Lift a freeze.", body=FreezeRequest, answer=Answer, errors=(503,), idempotent=True),
         ),
     ]
