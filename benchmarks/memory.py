@@ -24,10 +24,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from farhand.memory.index import Index
 from farhand.memory.memory import Memory, Waits
 from farhand.memory.sources import FolderSource
-from farhand.memory.vectors import Vector, similarity, unit_vector
+from farhand.memory.vectors import Vector, unit_vector
 
 CHUNKS_A_FILE = 20
 FLAT = 1.3
@@ -91,15 +90,14 @@ def show(
 
 
 def recall(memory: Memory, embedder: Subjects, queries: Sequence[str]) -> float:
-    index: Index = memory._index
-    space = next(iter(memory._sketches))
-    sketch = memory._sketches[space][1]
-    everything = index.vectors(embedder.name, sketch.ids)
+    ((_, sketch),) = memory._sketches.values()
+    owners = sketch.vectors(sketch.ids)
+    numbers, everything = zip(*memory._index.vectors(owners), strict=True)
     found = 0
     for query in queries:
         wanted = embedder.vector(query)
-        nearest = heapq.nlargest(10, everything, key=lambda item: similarity(wanted, item[1]))
-        found += len({chunk for chunk, _ in nearest} & set(sketch.nearest(wanted)))
+        nearest = heapq.nlargest(10, zip(sketch.similarities(wanted, everything), numbers, strict=True))
+        found += len({owners[number][0] for _, number in nearest} & set(sketch.nearest(wanted)))
     return found / (10 * len(queries))
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from farhand.memory.chunks import chunks
 from farhand.memory.sources import MAIN_FILE
-from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, signs, vector_of
+from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, numpy, signs, vector_of
 from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
 from farhand.protocol.errors import Failed, FarhandError
 
@@ -406,24 +406,22 @@ class Index:
     def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
         """The sign bits of every vector, to be kept in memory and looked through."""
         rows = self._rows(
-            "SELECT chunks.id, vectors.bits FROM chunks CROSS JOIN vectors"
-            " ON vectors.hash = chunks.hash AND vectors.embedder = ? WHERE space IN (SELECT value FROM json_each(?))",
+            "SELECT chunks.id, vectors.id, vectors.bits FROM chunks CROSS JOIN vectors"
+            " ON vectors.hash = chunks.hash AND vectors.embedder = ? WHERE space IN (SELECT value FROM json_each(?))"
+            " ORDER BY chunks.id",
             (embedder, _listed(spaces)),
         )
-        found = [(chunk_id, int.from_bytes(bits)) for chunk_id, bits in rows]
-        return Sketch([chunk_id for chunk_id, _ in found], [bits for _, bits in found], self._centre(embedder))
+        return Sketch(rows, self._centre(embedder), numpy() if len(rows) > COMPARED else None)
 
     @_guarded
-    def vectors(self, embedder: str, ids: Collection[int]) -> list[tuple[int, Vector]]:
-        rows = self._rows(
+    def vectors(self, ids: Collection[int]) -> list[tuple[int, bytes]]:
+        """The coordinates of vectors, by their numbers."""
+        return self._rows(
             # CROSS JOIN: from the few that are asked for to their vectors, whatever the planner thinks.
-            "SELECT chunks.id, coordinates.vector FROM json_each(?) AS wanted"
-            " CROSS JOIN chunks ON chunks.id = wanted.value"
-            " CROSS JOIN vectors ON vectors.embedder = ? AND vectors.hash = chunks.hash"
-            " CROSS JOIN coordinates ON coordinates.id = vectors.id",
-            (_listed(ids), embedder),
+            "SELECT coordinates.id, vector FROM json_each(?) AS wanted"
+            " CROSS JOIN coordinates ON coordinates.id = wanted.value",
+            (_listed(ids),),
         )
-        return [(chunk_id, vector_of(data)) for chunk_id, data in rows]
 
     def _centre(self, embedder: str) -> Vector | None:
         row = self._rows("SELECT centre FROM centres WHERE embedder = ?", (embedder,))

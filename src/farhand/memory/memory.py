@@ -17,7 +17,7 @@ from farhand.memory.chunks import lines_of
 from farhand.memory.embedders import Embedder, EmbeddingError
 from farhand.memory.index import CANDIDATES, Entry, FileText, Index, IndexDamaged
 from farhand.memory.sources import LARGEST_FILE, FolderSource, Source, checked_path
-from farhand.memory.vectors import Sketch, Vector, similarity
+from farhand.memory.vectors import Sketch, Vector
 from farhand.memory.words import MOST_QUERY
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
@@ -337,8 +337,13 @@ class Memory:
         ids = set(index.by_keyword(spaces, query))
         near: dict[int, float] = {}
         if vector is not None:
-            compared = index.vectors(embedder, ids.union(self._sketch(spaces, embedder).nearest(vector)))
-            near = {chunk: similarity(vector, other) for chunk, other in compared if len(other) == len(vector)}
+            sketch = self._sketch(spaces, embedder)
+            wanted = sketch.vectors(ids.union(sketch.nearest(vector)))
+            compared = index.vectors(wanted)
+            fitting = [(number, data) for number, data in compared if len(data) == 4 * len(vector)]
+            found = sketch.similarities(vector, [data for _, data in fitting])
+            for (number, _), cosine in zip(fitting, found, strict=True):
+                near.update(dict.fromkeys(wanted[number], cosine))
             if compared and not near:
                 index.forget_vectors(embedder)
                 raise EmbeddingError("the model gives vectors of another length now; the old ones are made anew")
