@@ -2,7 +2,8 @@
 
     .venv/bin/python -m benchmarks.growth [--nodes 1 10 100 500] [--calls 1000 10000 100000 1000000] [--json]
 
-The price of a call is the gateway's CPU time for it, at 16 callers, since that is less noisy than any time on a clock.
+The price of a call is the gateway's CPU time for it, at 16 callers, since that is less noisy than any time on a clock;
+gateways of all sizes run side by side and take turns.
 Nodes are plain sockets of one process, so that the machine has room for 500 of them; the one that is called is a real
 plug-in. The record is filled as the gateway would have, before it is started. Sessions are made by talking to a model
 that answers at once. The lag of the event loop is how late `GET /healthz` is answered on a connection of its own
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -39,7 +40,7 @@ FLAT = 1.3
 NODE_KILOBYTES = 60
 LAG_MS = 20
 CALLERS = 16
-ROUNDS = 3
+ROUNDS = 5
 
 
 def main() -> int:
@@ -53,7 +54,7 @@ def main() -> int:
     stop_on_signals()
     report = {
         "nodes": with_nodes(arguments.nodes, arguments.sessions, arguments.seconds),
-        "calls": [with_record(count, arguments.seconds) for count in arguments.calls],
+        "calls": with_records(arguments.calls, arguments.seconds),
     }
     print(json.dumps(report, indent=2) if arguments.json else as_text(report))
     return 0
@@ -79,30 +80,40 @@ def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[tup
         yield target, process.pid, environment
 
 
-def price(target: Target, seconds: int) -> float:
-    """CPU microseconds of the gateway for one call; the least of a few runs, as the least disturbed."""
-    return min(measure(target, CALLERS, seconds, number).cpu_per_call[0] for number in range(ROUNDS))
+def prices(targets: Sequence[Target], seconds: int) -> list[float]:
+    """CPU microseconds of each gateway for one call; the least of a few runs, as the least disturbed.
+
+    They take turns, so that a slow moment of the machine hits all of them.
+    """
+    rounds = [
+        [measure(target, CALLERS, seconds, number).cpu_per_call[0] for target in targets] for number in range(ROUNDS)
+    ]
+    return [min(each) for each in zip(*rounds, strict=True)]
 
 
 # -- nodes and sessions -----------------------------------------------------------------------------------
 
 
 def with_nodes(counts: list[int], sessions: int, seconds: int) -> dict:
+    """A gateway for each number of nodes; the one with the most is then talked to."""
     with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name, ExitStack() as stack:
-        folder = Path(name)
         model = stack.enter_context(ModelServer(answer=lambda _: text("hello")))
-        target, process, environment = stack.enter_context(gateway(folder, model.environment))
-        crowd = stack.enter_context(Crowd(target.url, environment["SA_NODE_TOKEN"]))
-        measure(target, CALLERS, seconds, 0)  # what a gateway takes once is not the nodes'
-        time.sleep(1)
-        before = memory_megabytes(process)["rss"]
-        rows = []
-        for count in counts:
+        rows, targets = [], []
+        for count in sorted(counts):
+            folder = Path(name) / str(count)
+            folder.mkdir()
+            target, process, environment = stack.enter_context(gateway(folder, model.environment))
+            crowd = stack.enter_context(Crowd(target.url, environment["SA_NODE_TOKEN"]))
+            measure(target, CALLERS, seconds, 0)  # what a gateway takes once is not the nodes'
+            time.sleep(1)
+            before = memory_megabytes(process)["rss"]
             crowd.grow(count - 1)
             time.sleep(1)
             memory = memory_megabytes(process)["rss"] - before
-            rows.append({"nodes": count, "cpu_us": price(target, seconds), "kb_per_node": memory * 1024 / count})
-        crowd.grow(max(counts) - 1)
+            rows.append({"nodes": count, "kb_per_node": memory * 1024 / count})
+            targets.append(target)
+        for row, cost in zip(rows, prices(targets, seconds), strict=True):
+            row["cpu_us"] = cost
         talk(target, sessions)
         lag = lag_under_load(target, seconds)
         return {"rows": rows, "sessions": sessions, "rss_mb": memory_megabytes(process)["rss"], "lag_p99_ms": lag}
@@ -209,16 +220,21 @@ def lag_under_load(target: Target, seconds: int) -> float:
 # -- the record -------------------------------------------------------------------------------------------
 
 
-def with_record(count: int, seconds: int) -> dict:
-    with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name:
-        folder = Path(name)
-        (folder / "home").mkdir()
-        asyncio.run(fill(folder / "home" / "farhand.db", count))
-        with gateway(folder) as (target, process, _):
-            began = cpu_seconds(process)
-            cost = price(target, seconds)
-            listed = median(listing(target) for _ in range(20))
-            return {"calls": count, "cpu_us": cost, "list_ms": listed, "start_cpu_s": began}
+def with_records(counts: list[int], seconds: int) -> list[dict]:
+    """A gateway for each length of the record."""
+    with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir="/var/tmp") as name, ExitStack() as stack:
+        rows, targets = [], []
+        for count in sorted(counts):
+            folder = Path(name) / str(count)
+            (folder / "home").mkdir(parents=True)
+            asyncio.run(fill(folder / "home" / "farhand.db", count))
+            target, process, _ = stack.enter_context(gateway(folder))
+            rows.append({"calls": count, "start_cpu_s": cpu_seconds(process)})
+            targets.append(target)
+        for row, target, cost in zip(rows, targets, prices(targets, seconds), strict=True):
+            row["cpu_us"] = cost
+            row["list_ms"] = median(listing(target) for _ in range(20))
+        return rows
 
 
 async def fill(path: Path, count: int) -> None:
