@@ -462,7 +462,9 @@ class Index:
         self._frequencies = {term: n for term, n in self._frequencies.items() if same and n > MOST_RANKED}
 
     def _count_chunks(self) -> None:
-        self._count, self._last = self._rows("SELECT count(*), coalesce(max(id), 0) FROM chunks")[0]
+        self._count, self._last = self._rows(  # apart: SQLite knows a quick way to each, but not to both at once
+            "SELECT (SELECT count(*) FROM chunks), (SELECT coalesce(max(id), 0) FROM chunks)"
+        )[0]
 
     def _begin_anew(self) -> None:
         with contextlib.suppress(AttributeError, apsw.Error):
