@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -71,20 +72,22 @@ class Reply:
 
     def whole(self, request_id: str, defaults: list[tuple[bytes, bytes]], *, close: bool = False) -> bytes:
         """The bytes of an answer that does not come in pieces, as `respond` and the server would write it."""
-        lines = b"".join([b"%b: %b\r\n" % header for header in (*defaults, *self.headers)])
-        return (
-            b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\nx-request-id: %b\r\ncache-control: no-store\r\n"
-            b"x-content-type-options: nosniff\r\ncontent-length: %d\r\n%b\r\n%b"
-        ) % (
-            self.status,
-            _PHRASES[self.status],
-            lines,
-            self.content_type,
+        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
+            _head(self.status, self.content_type, (*defaults, *self.headers)),
             request_id.encode(),
             len(self.body),
             b"connection: close\r\n" if close else b"",
             self.body,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _head(status: int, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """What answers of one second have in common."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return (
+        b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+    ) % (status, _PHRASES[status], lines, content_type)
 
 
 def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:

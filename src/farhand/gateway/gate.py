@@ -236,7 +236,6 @@ class Gate:
                     request = request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms, request = error, 0, b""
-        refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff | Frozen) else CallState.ERROR
         node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
@@ -258,6 +257,7 @@ class Gate:
         if parked is not None:
             record = self.parking.waiting_record(record, parked)
         if refusal is not None:
+            refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff | Frozen) else CallState.ERROR
             record = ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
             self.ended[record.route, refused].add(0.0)
         opened: OpenCall | None = None
@@ -399,12 +399,11 @@ class Gate:
 
     def _refuse_when_busy(self, node: Node | None) -> None:
         busy = len(self._open) >= MAX_OPEN_CALLS
-        where = ""
-        if node is not None:
+        if node is not None and not busy:
             congested = node.connection is not None and node.connection.link.congested
-            busy = busy or congested or node.running >= MAX_RUNNING_PER_NODE
-            where = f"node {node.card.node_id!r} has {node.running} calls open, "
+            busy = congested or node.running >= MAX_RUNNING_PER_NODE
         if busy:
+            where = "" if node is None else f"node {node.card.node_id!r} has {node.running} calls open, "
             raise Failed(f"busy: {where}the gateway {len(self._open)}; the call did not run, try again later")
 
     def _forget(self, opened: OpenCall) -> None:

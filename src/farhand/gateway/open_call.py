@@ -174,7 +174,7 @@ def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, du
         record,
         state=state,
         ended_at=now,
-        duration_ms=round(duration, 3),
+        duration_ms=int(duration * 1000) / 1000,  # `round` takes eight times as long
         result=result.result if result.ok else None,
         error_kind=result.error.kind if result.error else None,
         error_message=result.error.message if result.error else None,
