@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +249,30 @@ def test_several_at_once(pair: Pair) -> None:
         thread.join(60)
     for name, content in contents.items():
         assert (pair.right.workspace / "many" / name).read_bytes() == content
+
+
+def test_a_receiver_that_stands_still_holds_up_no_call_and_loses_nothing(pair: Pair) -> None:
+    """More is under way than the sockets hold, so the gateway has to keep some of it, and to send it in parts."""
+    content = os.urandom(MIB) * 64
+    names = [f"still-{number}" for number in range(4)]
+    (pair.left.workspace / "small").write_text("small\n")
+    for name in names:
+        (pair.left.workspace / name).write_bytes(content)
+    paths = []
+    for name in names:
+        body = {"source": f"left:{name}", "destination": f"type:right:{name}", "background": True}
+        paths.append(f"/v1/transfers/{pair.gateway.request('POST', '/v1/transfers', body).json()['id']}")
+    wait_until(lambda: all(pair.gateway.get(path)["bytesTransferred"] for path in paths), 20, "all of them move")
+    assert pair.right.process is not None
+    pair.right.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(20):
+            assert pair.gateway.invoke("left__Read", {"path": "small"})["ok"]
+    finally:
+        pair.right.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: all(pair.gateway.get(path)["state"] == "ok" for path in paths), 60, "all of them are there")
+    for name in names:
+        assert (pair.right.workspace / name).read_bytes() == content
 
 
 def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from farhand.machine.files import Files, told
 from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
+from farhand.machine.write_out import WriteOut
 from farhand.protocol.errors import Failed, NotAllowed, NotFound
 from farhand.store.objects import (
     AGENTS,
@@ -303,6 +304,7 @@ class FolderWriter:
             self._files, self._path = objects.tree(key, make=True)
             try:
                 self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge))
+                self._out = WriteOut(self._file.fileno())
             except Failed as error:
                 if isinstance(error.__cause__, IsADirectoryError | NotADirectoryError):
                     raise InTheWay(error.message) from None
@@ -320,6 +322,7 @@ class FolderWriter:
     def write_now(self, data: bytes | bytearray | memoryview) -> None:
         with self._using, told("write", self._key):
             self._file.write(data)
+            self._out.wrote(len(data))
 
     def commit_now(self) -> ObjectInfo:
         with self._using, told("write", self._key):
