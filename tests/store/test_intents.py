@@ -204,10 +204,15 @@ def test_what_the_tables_would_not_take_is_kept_for_the_next_start(tmp_path: Pat
         database.open_intents(keeper)
         one = record("one")
         keeper.full = True
-        database.ahead.tell(intent_of(one), one)
+        assert database.ahead.tell(intent_of(one), one), "the system has it"
         await database.read(lambda _: None)
         assert [(kind, ids) for kind, ids, _ in keeper.told] == [("kept", ["one"])]
         assert isinstance(keeper.told[0][2], StoreError)
+        keeper.full = False
+        two = record("two")
+        assert not database.ahead.tell(intent_of(two), two), "nobody may be told before the tables have it"
+        await database.read(lambda _: None)
+        assert keeper.told[-1] == ("kept", ["two"], None)
         await database.close()
         again = Database.open(tmp_path / "x.db")
         assert again.open_intents(keeper) == [intent_of(one)]

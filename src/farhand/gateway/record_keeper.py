@@ -59,8 +59,8 @@ class RecordKeeper:
         end = End(opened, record, connection)
         if opened.read_only or (connection is not None and connection.resume is not None):
             opened.record = record
-            self._database.ahead.tell(intent_of(record, opened.words), end)
-            opened.tell(record)
+            if self._database.ahead.tell(intent_of(record, opened.words), end):
+                opened.tell(record)
         else:
             self._write(end)
 
