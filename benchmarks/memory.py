@@ -90,7 +90,8 @@ def show(
 
 
 def recall(memory: Memory, embedder: Subjects, queries: Sequence[str]) -> float:
-    ((_, sketch),) = memory._sketches.values()
+    ((_, spaces),) = memory._index._drawn._states
+    sketch = memory._index.sketch(spaces, embedder.name)
     owners = sketch.vectors(sketch.ids)
     numbers, everything = zip(*memory._index.vectors(owners), strict=True)
     found = 0

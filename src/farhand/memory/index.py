@@ -22,14 +22,15 @@ import apsw
 import msgspec
 
 from farhand.memory.chunks import chunks
+from farhand.memory.drawn import Drawn
 from farhand.memory.sources import MAIN_FILE
+from farhand.memory.statements import COUNTED, LATEST, RANKED, TABLES, VERSION
 from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, numpy, signs, vector_of
 from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
 from farhand.protocol.errors import Failed, FarhandError
 
 log = logging.getLogger("farhand.memory")
 
-VERSION: Final = 2
 CANDIDATES: Final = 50
 MOST_RANKED: Final = 500
 """How many places of a query's rarest words are ranked, at about a microsecond each. What holds the others too is found
@@ -44,41 +45,6 @@ COVERAGE_WEIGHT: Final = 0.9
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_TABLES = f"""
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY, space TEXT NOT NULL, path TEXT NOT NULL, stamp TEXT NOT NULL, hash BLOB NOT NULL,
-    UNIQUE (space, path)
-);
-CREATE TABLE chunks (
-    id INTEGER PRIMARY KEY, file INTEGER NOT NULL, space TEXT NOT NULL, path TEXT NOT NULL,
-    start_line INTEGER NOT NULL, end_line INTEGER NOT NULL, headings TEXT NOT NULL, text TEXT NOT NULL,
-    hash BLOB NOT NULL
-);
-CREATE INDEX chunks_of_file ON chunks (file);
-CREATE INDEX chunks_by_hash ON chunks (hash);
-CREATE VIRTUAL TABLE words USING fts5(
-    text, content='', contentless_delete=1, detail=full,
-    tokenize="{" ".join(f"'{word}'" if " " in word else word for word in TOKENIZER)}"
-);
-CREATE VIRTUAL TABLE terms USING fts5vocab(words, row);
-CREATE TABLE vectors (
-    id INTEGER PRIMARY KEY, embedder TEXT NOT NULL, hash BLOB NOT NULL, bits BLOB NOT NULL, UNIQUE (embedder, hash)
-);
-CREATE TABLE coordinates (id INTEGER PRIMARY KEY, vector BLOB NOT NULL); -- apart: most look-ups do not need them
-CREATE TABLE centres (embedder TEXT PRIMARY KEY, centre BLOB NOT NULL, counted INTEGER NOT NULL);
-PRAGMA user_version = {VERSION};
-"""
-
-
-# CROSS JOIN: first the words in their order, then a look whose chunk it is.
-_MATCHING = """
-SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid
-WHERE words MATCH ? AND words.rowid > ? AND chunks.space IN (SELECT value FROM json_each(?)) """
-_RANKED = _MATCHING + "ORDER BY rank LIMIT ?"
-_LATEST = _MATCHING + "ORDER BY words.rowid DESC LIMIT ?"
-_COUNTED = """
-SELECT count(*), min(rowid) FROM (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?)"""
 
 
 class IndexDamaged(FarhandError):
@@ -152,6 +118,7 @@ class Index:
         self._last = 0
         """The highest number of a chunk; later ones are higher."""
         self._kept: dict[str, int] = {}
+        self._drawn = Drawn()
         try:
             self._connection = self._connect()
             self._count_chunks()
@@ -173,17 +140,22 @@ class Index:
     def update(self, space: str, changed: Iterable[FileText], gone: Iterable[str]) -> int:
         """Take in files as they are now, in one step. How many of them were not known with this content."""
         new = 0
-        with self._connection:
-            for path in gone:
-                self._forget(space, path)
-            for file in changed:
-                new += self._take_in(space, file)
+        try:
+            with self._connection:
+                for path in gone:
+                    self._forget(space, path)
+                for file in changed:
+                    new += self._take_in(space, file)
+        except BaseException:
+            self._drawn.forget()
+            raise
         self._changed()
         return new
 
     @_guarded
     def forget_all(self, space: str) -> None:
         """Forget the chunks of a place. Vectors are kept: unchanged text need not be embedded again."""
+        self._drawn.forget()
         with self._connection:
             paths = [path for (path,) in self._rows("SELECT path FROM files WHERE space = ?", (space,))]
             for path in paths:
@@ -211,16 +183,19 @@ class Index:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
+            number = self._connection.last_insert_rowid()
+            self._drawn.added(number)
             self._rows(
                 "INSERT INTO words (rowid, text) VALUES (?, ?)",
-                (self._connection.last_insert_rowid(), _searchable(file.path, chunk.headings, chunk.text)),
+                (number, _searchable(file.path, chunk.headings, chunk.text)),
             )
         return True
 
     def _forget(self, space: str, path: str) -> None:
         for (file_id,) in self._rows("DELETE FROM files WHERE space = ? AND path = ? RETURNING id", (space, path)):
             self._rows("DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE file = ?)", (file_id,))
-            self._rows("DELETE FROM chunks WHERE file = ?", (file_id,))
+            for (chunk,) in self._rows("DELETE FROM chunks WHERE file = ? RETURNING id", (file_id,)):
+                self._drawn.removed(chunk)
 
     # -- words ------------------------------------------------------------------------------------------
 
@@ -237,13 +212,13 @@ class Index:
             found.update(self._holding(terms[:together], spaces, CANDIDATES - len(found)))
         if rare and len(found) < CANDIDATES:
             match = " OR ".join(map(_quoted, terms[:rare]))
-            rows = self._rows(_RANKED, (match, 0, _listed(spaces), CANDIDATES))
+            rows = self._rows(RANKED, (match, 0, _listed(spaces), CANDIDATES))
             found.update(dict.fromkeys(chunk for (chunk,) in rows))
         for together in _halved(len(terms) - rare, 1):
             found.update(self._holding(terms[rare : rare + together], spaces, CANDIDATES - len(found)))
         if rare < len(known) and len(found) < CANDIDATES:
             match = " OR ".join(map(_quoted, known))
-            rows = self._rows(_LATEST, (match, 0, _listed(spaces), CANDIDATES))
+            rows = self._rows(LATEST, (match, 0, _listed(spaces), CANDIDATES))
             found.update(dict.fromkeys(chunk for (chunk,) in rows))
         return list(found)[:CANDIDATES]
 
@@ -255,7 +230,7 @@ class Index:
         if (places := self._frequency(terms[0])) > MOST_MET:
             after = self._last - self._last * MOST_MET // places
         match = " AND ".join(map(_quoted, terms))
-        return dict.fromkeys(chunk for (chunk,) in self._rows(_LATEST, (match, after, _listed(spaces), limit)))
+        return dict.fromkeys(chunk for (chunk,) in self._rows(LATEST, (match, after, _listed(spaces), limit)))
 
     @_guarded
     def keyword_scores(self, entries: Sequence[Entry], query: str) -> dict[int, float]:
@@ -310,7 +285,7 @@ class Index:
     def _estimate(self, term: Term) -> int:
         if not self._tokens(term.text):
             return 0
-        ((count, oldest),) = self._rows(_COUNTED, (_quoted(term), MOST_COUNTED))
+        ((count, oldest),) = self._rows(COUNTED, (_quoted(term), MOST_COUNTED))
         if count < MOST_COUNTED:
             return int(count)
         return min(self._count, int(MOST_COUNTED * self._last // (self._last - oldest + 1)))
@@ -347,18 +322,21 @@ class Index:
         rows = self._rows(
             "SELECT DISTINCT chunks.hash, headings, text FROM chunks LEFT JOIN vectors"
             " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?)) LIMIT ?",
-            (embedder, _listed(spaces), limit),
+            " WHERE vectors.hash IS NULL AND chunks.id > ? AND space IN (SELECT value FROM json_each(?)) LIMIT ?",
+            (embedder, self._drawn.embedded((embedder, tuple(spaces))), _listed(spaces), limit),
         )
         return [(digest, embedded_text(headings, text)) for digest, headings, text in rows]
 
     @_guarded
     def missing_vectors(self, spaces: Sequence[str], embedder: str) -> int:
+        key = (embedder, tuple(spaces))
         ((count,),) = self._rows(
             "SELECT count(*) FROM chunks LEFT JOIN vectors ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?))",
-            (embedder, _listed(spaces)),
+            " WHERE vectors.hash IS NULL AND chunks.id > ? AND space IN (SELECT value FROM json_each(?))",
+            (embedder, self._drawn.embedded(key), _listed(spaces)),
         )
+        if not count:
+            self._drawn.complete(key, self._last)
         return int(count)
 
     @_guarded
@@ -380,6 +358,7 @@ class Index:
                     self._rows("INSERT INTO coordinates VALUES (?, ?)", (vector_id, vector.tobytes()))
                     kept += 1
             self._recentre(embedder, kept)
+        self._drawn.more_vectors()
         self.generation += 1
 
     @_guarded
@@ -389,6 +368,7 @@ class Index:
             self._rows("DELETE FROM centres WHERE embedder = ?", (embedder,))
             self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
         self._kept.clear()
+        self._drawn.forget()
         self.generation += 1
 
     @_guarded
@@ -401,17 +381,22 @@ class Index:
             self._rows("DELETE FROM centres WHERE embedder IS NOT ?", (embedder,))
             self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
         self._kept.clear()
+        self._drawn.forget()
 
     @_guarded
     def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
-        """The sign bits of every vector, to be kept in memory and looked through."""
-        rows = self._rows(
-            "SELECT chunks.id, vectors.id, vectors.bits FROM chunks CROSS JOIN vectors"
-            " ON vectors.hash = chunks.hash AND vectors.embedder = ? WHERE space IN (SELECT value FROM json_each(?))"
-            " ORDER BY chunks.id",
-            (embedder, _listed(spaces)),
-        )
-        return Sketch(rows, self._centre(embedder), numpy() if len(rows) > COMPARED else None)
+        """The sign bits of every vector, kept in memory to be looked through."""
+
+        def rows_after(number: int) -> list[tuple[int, int, bytes]]:
+            return self._rows(
+                "SELECT chunks.id, vectors.id, vectors.bits FROM chunks CROSS JOIN vectors"
+                " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
+                " WHERE chunks.id > ? AND space IN (SELECT value FROM json_each(?)) ORDER BY chunks.id",
+                (embedder, number, _listed(spaces)),
+            )
+
+        key = (embedder, tuple(spaces))
+        return self._drawn.sketch(key, rows_after, self._centre(embedder), numpy() if self._last > COMPARED else None)
 
     @_guarded
     def vectors(self, ids: Collection[int]) -> list[tuple[int, bytes]]:
@@ -443,6 +428,7 @@ class Index:
         step = max(1, len(rows) // (4 * COMPARED))
         centre = mean([vector_of(data) for _, data in rows[::step]])
         self._rows("INSERT OR REPLACE INTO centres VALUES (?, ?, ?)", (embedder, centre.tobytes(), count))
+        self._drawn.forget()
         self._connection.executemany(
             "UPDATE vectors SET bits = ? WHERE id = ?",
             [(signs(vector_of(data), centre), vector_id) for vector_id, data in rows],
@@ -473,6 +459,7 @@ class Index:
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._connection = self._connect()
         self._kept.clear()
+        self._drawn.forget()
         self._changed()
 
     def _connect(self) -> apsw.Connection:
@@ -484,7 +471,7 @@ class Index:
         version = connection.pragma("user_version")
         if version == 0:
             with connection:
-                connection.execute(_TABLES)
+                connection.execute(TABLES)
         elif version != VERSION:
             connection.close()
             raise apsw.NotADBError(f"it has the form {version}, this Farhand writes {VERSION}")

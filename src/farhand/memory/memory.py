@@ -17,7 +17,7 @@ from farhand.memory.chunks import lines_of
 from farhand.memory.embedders import Embedder, EmbeddingError
 from farhand.memory.index import CANDIDATES, Entry, FileText, Index, IndexDamaged
 from farhand.memory.sources import LARGEST_FILE, FolderSource, Source, checked_path
-from farhand.memory.vectors import Sketch, Vector
+from farhand.memory.vectors import Vector
 from farhand.memory.words import MOST_QUERY
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
@@ -109,7 +109,6 @@ class Memory:
         self._syncing = asyncio.Lock()
         self._places: dict[str, Sequence[Source]] = {}
         self._stamps: dict[str, Mapping[str, str]] = {}
-        self._sketches: dict[tuple[str, ...], tuple[int, Sketch]] = {}
         self._complete: dict[tuple[str, ...], int] = {}
         self._filling: asyncio.Task[None] | None = None
         self._trouble: EmbeddingError | None = None
@@ -337,7 +336,7 @@ class Memory:
         ids = set(index.by_keyword(spaces, query))
         near: dict[int, float] = {}
         if vector is not None:
-            sketch = self._sketch(spaces, embedder)
+            sketch = index.sketch(spaces, embedder)
             wanted = sketch.vectors(ids.union(sketch.nearest(vector)))
             compared = index.vectors(wanted)
             fitting = [(number, data) for number, data in compared if len(data) == 4 * len(vector)]
@@ -358,13 +357,6 @@ class Memory:
             blended = near.get(entry.id, 0.0) + KEYWORD_BONUS * words
             scored.append((max(0.0, blended, KEYWORD_FLOOR * words), entry))
         return scored
-
-    def _sketch(self, spaces: tuple[str, ...], embedder: str) -> Sketch:
-        generation = self._index.generation
-        known = self._sketches.get(spaces)
-        if known is None or known[0] != generation:
-            known = self._sketches[spaces] = (generation, self._index.sketch(spaces, embedder))
-        return known[1]
 
     # -- embedding --------------------------------------------------------------------------------------
 

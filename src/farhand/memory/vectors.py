@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
+import itertools
 import math
 import operator
 from array import array
@@ -34,24 +35,51 @@ class Sketch:
         self.ids = [chunk for chunk, _, _ in rows]
         self._vectors = array("q", [vector for _, vector, _ in rows])
         self._centre = centre
-        self._bits: list[int] = []
-        self._columns: Any = None
-        self._arrays = arrays
-        if len(rows) <= COMPARED:
-            return
-        width = len(rows[0][2])
-        if (np := arrays) is not None and all(len(bits) == width for _, _, bits in rows):
-            padded = b"".join(bits.ljust(_padded(width), b"\0") for _, _, bits in rows)
-            self._columns = np.ascontiguousarray(np.frombuffer(padded, np.uint64).reshape(len(rows), -1).T)
+        self._arrays: Any = arrays if len({len(bits) for _, _, bits in rows}) == 1 else None
+        self._columns: Any = self._packed(rows)
+        self._bits = [int.from_bytes(bits) for _, _, bits in rows] if self._arrays is None else []
+
+    def redrawn(self, upto: int, gone: Collection[int], rows: Sequence[tuple[int, int, bytes]]) -> Sketch:
+        """The chunks up to a number without those that are gone, and `rows` behind them."""
+        end = bisect.bisect_right(self.ids, upto)
+        out = sorted({place for chunk in gone if (place := self._place(chunk)) is not None and place < end})
+        stays = bytearray(b"\1") * end
+        for place in out:
+            stays[place] = 0
+        new = Sketch([], self._centre)
+        new.ids = [*itertools.compress(self.ids, stays), *(chunk for chunk, _, _ in rows)]
+        new._vectors = array("q", itertools.compress(self._vectors, stays))
+        new._vectors.extend(vector for _, vector, _ in rows)
+        new._arrays = np = self._arrays
+        if np is None:
+            new._bits = [*itertools.compress(self._bits, stays), *(int.from_bytes(bits) for _, _, bits in rows)]
         else:
-            self._bits = [int.from_bytes(bits) for _, _, bits in rows]
+            old = np.delete(self._columns[:, :end], out, axis=1) if out else self._columns[:, :end]
+            new._columns = np.concatenate([old, self._packed(rows)], axis=1) if rows else np.ascontiguousarray(old)
+        return new
+
+    @property
+    def packed(self) -> bool:
+        """Whether numpy looks through it."""
+        return self._arrays is not None
+
+    def _packed(self, rows: Sequence[tuple[int, int, bytes]]) -> Any:
+        """The signs as columns of whole numbers, which is how numpy is quickest at them."""
+        np = self._arrays
+        if np is None or not rows:
+            return None
+        padded = b"".join(bits.ljust(_padded(len(bits)), b"\0") for _, _, bits in rows)
+        return np.ascontiguousarray(np.frombuffer(padded, np.uint64).reshape(len(rows), -1).T)
+
+    def _place(self, chunk: int) -> int | None:
+        place = bisect.bisect_left(self.ids, chunk)
+        return place if place < len(self.ids) and self.ids[place] == chunk else None
 
     def vectors(self, chunks: Collection[int]) -> dict[int, list[int]]:
         """The numbers of their vectors, where they have one, and which of the chunks it belongs to."""
         found: dict[int, list[int]] = {}
         for chunk in chunks:
-            place = bisect.bisect_left(self.ids, chunk)
-            if place < len(self.ids) and self.ids[place] == chunk:
+            if (place := self._place(chunk)) is not None:
                 found.setdefault(self._vectors[place], []).append(chunk)
         return found
 
@@ -68,7 +96,7 @@ class Sketch:
 
     def similarities(self, query: Vector, others: Sequence[bytes]) -> list[float]:
         """The cosines of the angles between a vector and others as long, all of them of length one."""
-        if (np := self._arrays) is None:
+        if (np := self._arrays) is None or not others:
             return [similarity(query, vector_of(other)) for other in others]
         table = np.frombuffer(b"".join(others), np.float32).reshape(len(others), len(query))
         found: list[float] = (table @ np.frombuffer(query, np.float32)).tolist()
