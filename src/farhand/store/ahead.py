@@ -83,15 +83,14 @@ class Ahead:
             loop.call_soon(loop.call_soon, self._keep_promises)
 
     def tell(self, intent: bytes, item: Any) -> bool:
-        """Whether whoever waits may be told when this returns: a killed process does not lose what the system has. Once
-        the tables have refused something, that is so only when `Keeper.kept` is told."""
+        """Whether the system has the intent when this returns, so that a killed process does not lose it; what is too
+        large for the log, or comes when that is of no use, is only there when `Keeper.kept` is told."""
         if self._takes(self._tidings, intent):
             self._add(item)
             return True
         items = [item]
-        sound = self._database.broken is None and not self._tidings.retired
-        self._database.write_behind(partial(self._write, items), partial(self._kept, items))
-        return sound
+        self._database.write_then(partial(self._write, items), partial(self._kept, items), durable=False)
+        return False
 
     def catch_up(self) -> None:
         """Have all that is here written before whatever the database has to write."""
