@@ -724,6 +724,7 @@ def test_what_was_read_and_said_on_one_line_outlives_a_kill_once(tmp_path: Path)
         (door.workspace / "note").write_text("read me")
         said: list[tuple[str, str]] = []
         ids: list[str] = []
+        shapes: list[Any] = []
         for life in range(4):
             line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
             for number in range(5 + life):
@@ -739,14 +740,17 @@ def test_what_was_read_and_said_on_one_line_outlives_a_kill_once(tmp_path: Path)
                 )
                 line.request("POST", "/agent/process", body, {"Authorization": f"Bearer {gateway.token}"})
                 answer = line.getresponse()
-                reply = json.loads(answer.read())["reply"]
+                whole = json.loads(answer.read())
+                reply = whole["reply"]
                 assert "read me" in reply
+                shapes.append(whole)
                 said += [("user", text), ("assistant", reply)]
                 ids.append(answer.headers["x-request-id"])
             gateway.kill()
             line.close()
             gateway.start()
             assert door.said() == said
+        assert all(shape == shapes[0] for shape in shapes), "the first of each line takes the longer way"
         assert sorted(call["id"] for call in gateway.get("/v1/calls?limit=1000")["calls"]) == sorted(ids)
         gateway.kill()  # nothing is taken up twice
         gateway.start()

@@ -221,7 +221,7 @@ class DirectDoor:
             return None
         return self._direct.answer_at_once(
             turn,
-            lambda read: reply(read.call.id, Reply(_encode(_read_answer(read)))),
+            lambda read: reply(read.call.id, Reply(_read_answer(read))),
             lambda call_id, error: reply(call_id, _refusal(error).reply()),
         )
 
@@ -306,19 +306,18 @@ def _refusal(error: Exception) -> Problem:
     return problem(error) if isinstance(error, FarhandError) else Problem(503, "not_recorded", str(error))
 
 
-def _read_answer(read: Read) -> ProcessAnswer:
-    """What the events of one call that went well come to."""
-    name, text = read.call.tool, read.text
-    return ProcessAnswer(
-        text,
-        [
-            StepStartedEvent(1),
-            ToolCallEvent(1, UseShown(name, read.call.args)),
-            ToolResultEvent(1, ResultShown(name, True, _summary(text)), ResultMeta(read.result)),
-            DeltaEvent(1, text),
-            CompletedEvent(1, text),
-        ],
-    )
+def _read_answer(read: Read) -> bytes:
+    """What the events of one call that went well come to: a `ProcessAnswer`.
+
+    Written by hand, since the text is in it four times: so it is escaped once, which saves a twentieth of the call.
+    """
+    name, text = _encode(read.call.tool), _encode(read.text)
+    return (
+        b'{"reply":%b,"events":[{"type":"step_started","step":1},'
+        b'{"type":"tool_call","step":1,"tool_call":{"name":%b,"input":%b}},'
+        b'{"type":"tool_result","step":1,"tool_result":{"name":%b,"ok":true,"summary":%b},"meta":{"result":%b}},'
+        b'{"type":"assistant_delta","step":1,"delta":%b},{"type":"completed","step":1,"reply":%b}]}'
+    ) % (text, name, read.call.args, name, _encode(_summary(read.text)), read.result, text, text)
 
 
 def _summary(text: str) -> str:

@@ -25,8 +25,6 @@ SHORTEST_PART: Final = 4
 """Fewer bytes of a secret, at the end of a text that is cut there, tell nothing and are found in innocent ones."""
 NESTED: Final = 4
 """How deep in JSON inside of JSON a secret is found."""
-MANY: Final = 4
-"""Beyond so many, one look for all of them is quicker than one for each."""
 _OWN: Final = re.compile(rb"fh[onck]_[\w-]{43}(?![\w-])")
 """Tokens and keys of Farhand's own making: known by their looks, since only their hashes are kept."""
 _OWN_BEGUN: Final = re.compile(rb"f(?:h(?:[onck](?:_[\w-]{0,43})?)?)?\Z")
@@ -48,7 +46,6 @@ class KnownSecrets:
         """Those of Farhand's own making that are known by more than their looks."""
         self._stems: tuple[bytes, ...] = ()
         """How they begin: the spellings of one secret mostly begin alike, so there are fewer to look for."""
-        self._any: re.Pattern[bytes] | None = None
         self.longest = len("fho_") + 43
         self.add(*values)
 
@@ -69,7 +66,6 @@ class KnownSecrets:
         self._needles = tuple(sorted(found, key=lambda needle: (-len(needle), needle)))
         self.longest = max([self.longest, *map(len, self._needles)])
         self._stems = tuple(sorted({needle[:SHORTEST] for needle in self._needles}))
-        self._any = re.compile(b"|".join(map(re.escape, self._stems))) if len(self._stems) > MANY else None
 
     def add_settings(self, settings: Any, *, secret: bool = False) -> None:
         """Every text beneath a name that says it is secret, and every password in an address."""
@@ -96,8 +92,7 @@ class KnownSecrets:
         return data
 
     def _may_have(self, data: bytes) -> bool:
-        if self._any is not None:
-            return self._any.search(data) is not None
+        # One look for each: one expression for all of them takes four times as long, however many there are (measured).
         for stem in self._stems:  # noqa: SIM110  (a generator costs more than the search)
             if stem in data:
                 return True

@@ -179,10 +179,10 @@ def guide_tools(
 
 def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dict[str, Any]:
     truncated = size > len(data)
-    # The last character of a cut text may be cut as well; it is left out.
-    content = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not truncated)
-    text = content
+    text = content = data.decode(errors="replace") if not truncated else ""
     if truncated:
+        # The last character of a cut text may be cut as well; it is left out.
+        content = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
         text = content = secrets.hide_piece(content, after=True)
         text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
     return {"ok": True, "path": name, "size": size, "truncated": truncated, "content": content, "text": text}
