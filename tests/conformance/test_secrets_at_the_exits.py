@@ -287,6 +287,10 @@ def test_texts_that_are_cut(house: House) -> None:
         answers.append(answer.body)
         (own / "beginning").write_text("x" * (160 - shown) + secret + "z" * 500)
         answers.append(house.gateway.request("POST", "/agent/process", chat).body)
+        named = {**chat, "session_id": f"named-{shown}"}
+        named["input"] = [{"role": "user", "content": [{"type": "text", "text": "x" * (20 - shown) + secret}]}]
+        answers.append(house.gateway.request("POST", "/agent/process", named).body)
+        answers.append(house.gateway.request("GET", "/chats").body)
         for title in ("x" * (60 - shown) + secret, "x" * (80 - shown) + secret):
             house.says = lambda request: text("fine")
             key = f"titled-{len(answers)}"

@@ -238,7 +238,9 @@ class Direct:
 
     async def chats(self, filters: dict[str, str], limit: int) -> list[Chat]:
         await self._settled()
-        return await self._database.read(lambda store: chats.chats(store, filters, limit))
+        found = await self._database.read(lambda store: chats.chats(store, filters, limit))
+        # A name is the beginning of what was said first, and may end within a secret.
+        return [msgspec.structs.replace(chat, name=self._secrets.hide_piece(chat.name, after=True)) for chat in found]
 
     async def history(self, chat_id: str) -> list[ChatMessage] | None:
         await self._settled()

@@ -118,7 +118,7 @@ class SessionTools:
                 options=RunOptions(timeout_seconds=self._spawn_seconds, pin=self._sessions.pin_of(parent)),
                 kind="child",
                 parent_key=parent,
-                title=title or prompt.strip()[:60],
+                title=title,
                 run_id=run_id,
                 commands_too=False,
             )
