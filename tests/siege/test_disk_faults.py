@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ LONG = os.environ.get("FARHAND_SIEGE") == "long"
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(1800 if LONG else 300)]
 FINAL = {"ok", "error", "timeout", "cancelled", "denied", "unknown"}
 CALLS = 6
+AT_ONCE = 8
 
 Arm = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -90,6 +92,8 @@ class Life:
         with arm():
             for number in range(CALLS):
                 self._call(str(number))
+            with ThreadPoolExecutor(AT_ONCE) as threads:  # many at once are written another way than one
+                list(threads.map(self._call, map(str, range(CALLS, CALLS + 2 * AT_ONCE))))
         self.faults += 1
         self.struck += self.refused + self.lost > before
         assert self.gateway.process is not None
@@ -165,13 +169,14 @@ def test_p1_p3_at_chosen_points_by_hooks(tmp_path: Path) -> None:
 
 
 ERRORS = ("EIO", "ENOSPC")
+CALLS_TO_DISK = ("pwrite64", "fdatasync", "io_getevents")
 
 
 @pytest.mark.skipif(ptrace_refused() is not None, reason=str(ptrace_refused()))
 def test_p1_p3_at_chosen_system_calls_by_strace(tmp_path: Path) -> None:
     numbers = range(1, 21) if LONG else (1, 4)
-    faults = [f"{call}:signal=KILL:when={number}" for call in ("pwrite64", "fdatasync") for number in numbers]
-    faults += [f"{call}:error={error}:when=2+" for call in ("pwrite64", "fdatasync") for error in ERRORS]
+    faults = [f"{call}:signal=KILL:when={number}" for call in (*CALLS_TO_DISK, "io_submit") for number in numbers]
+    faults += [f"{call}:error={error}:when=2+" for call in CALLS_TO_DISK for error in ERRORS]
     with Life(tmp_path) as life:
         for fault in faults:
             assert life.gateway.process is not None

@@ -39,8 +39,8 @@ def test_what_was_written_is_found_in_order(tmp_path: Path, mapped: bool) -> Non
     for number in range(100):
         assert log.add(b"intent %d" % number)
         if number % 7 == 0:
-            log.write()
-    log.write()
+            log.write(log.take())
+    log.write(log.take())
     log.close()
     assert reopened(tmp_path / "log") == [b"intent %d" % number for number in range(100)]
 
@@ -48,7 +48,7 @@ def test_what_was_written_is_found_in_order(tmp_path: Path, mapped: bool) -> Non
 def test_what_was_added_and_not_written_is_not_found(tmp_path: Path) -> None:
     log, _ = IntentLog.open(tmp_path / "log")
     log.add(b"first")
-    log.write()
+    log.write(log.take())
     log.add(b"second")
     log.close()
     assert reopened(tmp_path / "log") == [b"first"]
@@ -72,7 +72,7 @@ def test_a_full_half_is_left_for_the_other_which_must_be_free(tmp_path: Path) ->
     log.free(0)
     assert log.turn() == 1
     assert log.add(b"in the first half again")
-    log.write()
+    log.write(log.take())
     log.close()
     found = reopened(tmp_path / "log")
     assert found[0] == b"in the second half" and found[-1] == b"in the first half again"
@@ -83,11 +83,11 @@ def test_what_was_cleared_is_gone_and_its_remains_are_not_taken_for_new(tmp_path
     log, _ = IntentLog.open(tmp_path / "log")
     for _ in range(3):
         log.add(b"the same length")
-    log.write()
+    log.write(log.take())
     log.clear()
     assert reopened(tmp_path / "log") == []
     log.add(b"THE SAME LENGTH")
-    log.write()
+    log.write(log.take())
     log.close()
     assert reopened(tmp_path / "log") == [b"THE SAME LENGTH"]
 
@@ -105,7 +105,7 @@ def test_a_torn_or_garbled_end_costs_only_what_it_touches(
         end += 16 + len(intent)
         if end <= at:
             whole.append(intent)
-    log.write()
+    log.write(log.take())
     os.pwrite(log.file, garbage, at)
     log.close()
     found = reopened(path)

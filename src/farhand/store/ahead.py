@@ -7,13 +7,14 @@ bytes in a log (`intents.py`). Most calls are over by the time the tables are wr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import apsw
 
+from farhand.store.blocks import QUICK_SECONDS, BlockWriter, Region, unable
 from farhand.store.chain import Chain
 from farhand.store.intents import LARGEST, IntentLog
 
@@ -52,22 +53,32 @@ class Keeper(Protocol):
 class Ahead:
     """Opened by `Database.open_intents`. What `Database.close` closes."""
 
-    def __init__(self, database: Database, keeper: Keeper, promises: IntentLog, tidings: IntentLog) -> None:
+    def __init__(
+        self,
+        database: Database,
+        keeper: Keeper,
+        promises: IntentLog,
+        tidings: IntentLog,
+        writer: BlockWriter | None,
+    ) -> None:
         self._database = database
         self._keeper = keeper
         self._promises = promises
         """What is synced before anybody is told."""
+        self._writer = writer
+        """Writes the promises; without one, the database syncs them."""
         self._tidings = tidings
         """What a killed process must not lose, and a machine without power may."""
         self._young: list[Any] = []
         self._ripe: list[Any] = []
         self._timer: asyncio.TimerHandle | None = None
         self._promising: list[Any] = []
+        self._under_way = False
 
     def promise(self, intent: bytes, item: Any, *, at_once: bool = False) -> None:
-        """Have an intent on disk, for `Keeper.promised` to be told, perhaps before this returns.
+        """Have an intent on disk, for `Keeper.promised` to be told.
 
-        `at_once`: do not wait for others to share the sync with.
+        `at_once`: do not wait for others to share the write with.
         """
         if not self._takes(self._promises, intent):
             items = [item]
@@ -76,11 +87,10 @@ class Ahead:
         self._add(item)
         self._promising.append(item)
         if at_once:
-            self._keep_promises()
+            self._keep_promises(at_once=True)
         elif len(self._promising) == 1:
-            # Two turns of the loop: what the first one's sockets bring shares the sync.
-            loop = self._database.loop
-            loop.call_soon(loop.call_soon, self._keep_promises)
+            # At the end of this turn of the loop: what its sockets bring shares the write.
+            self._database.loop.call_soon(self._keep_promises)
 
     def tell(self, intent: bytes, item: Any) -> bool:
         """Whether the system has the intent when this returns, so that a killed process does not lose it; what is too
@@ -113,6 +123,8 @@ class Ahead:
 
     def close(self) -> None:
         """After the last write."""
+        if self._writer is not None:
+            self._writer.close()
         for intents in (self._promises, self._tidings):
             if self._database.broken is None and not intents.retired:
                 intents.clear()
@@ -157,22 +169,50 @@ class Ahead:
         )
         return intents.add(intent)
 
-    def _keep_promises(self) -> None:
-        if not self._promising:
+    def _keep_promises(self, *, at_once: bool = False) -> None:
+        """Write what waits, unless something is on its way: the log is read to its first gap, so there must be none."""
+        if not self._promising or self._under_way:
             return
         items, self._promising = self._promising, []
+        regions = self._promises.take()
+        written = partial(self._written, items, regions)
+        self._under_way = True
+        if self._database.broken is not None:
+            self._promised(items, None, self._database.broken)
+        elif self._writer is None:
+            self._sync(items, regions)
+        elif at_once and self._writer.seconds < QUICK_SECONDS:
+            self._writer.write_now(regions, written)
+        elif not self._writer.write(regions, written):
+            self._sync(items, regions)
+
+    def _written(self, items: list[Any], regions: list[Region], error: OSError | None) -> None:
+        assert self._writer is not None
+        self._database.syncs.add(self._writer.took * 1_000_000)
+        if error is not None and unable(error):
+            log.info("the file system cannot write past its cache (%s): promises are synced instead", error)
+            self._writer.close()
+            self._writer = None
+            self._sync(items, regions)
+            return
+        if error is not None:
+            self._database.lose_trust(error)
+        self._promised(items, None, self._database.broken)
+
+    def _sync(self, items: list[Any], regions: list[Region]) -> None:
+        settle = partial(self._promised, items)
         try:
-            self._promises.write()
+            self._promises.write(regions)
         except OSError as error:
             self._database.lose_trust(error)
-        settle = partial(self._promised, items)
-        if self._database.broken is None:
-            self._database.sync(self._promises.file, [(settle, None)], len(items))
-        else:
             settle(None, self._database.broken)
+        else:
+            self._database.sync(self._promises.file, [(settle, None)], len(items))
 
     def _promised(self, items: list[Any], _: object, error: Any) -> None:
+        self._under_way = False
         self._keeper.promised(items, error)
+        self._keep_promises()
 
     def _write(self, items: list[Any], store: apsw.Connection) -> list[tuple[Any, Exception]]:
         """Those that the tables would not take, each with the reason."""
@@ -207,8 +247,13 @@ class Ahead:
         self._keeper.promised(items, refused[0][1] if refused else error)
 
 
-def open_logs(path: Path) -> tuple[IntentLog, IntentLog, list[bytes]]:
-    """The logs of a store, for promises and for tidings, and what they still hold. Raises OSError."""
-    promises, promised = IntentLog.open(path.with_name(f"{path.name}{PROMISES_SUFFIX}"))
+def open_ahead(database: Database, keeper: Keeper) -> tuple[Ahead, list[bytes]]:
+    """With the logs of a store, and what they still hold. Raises OSError."""
+    path = database.path
+    promises_path = path.with_name(f"{path.name}{PROMISES_SUFFIX}")
+    promises, promised = IntentLog.open(promises_path)
     tidings, told = IntentLog.open(path.with_name(f"{path.name}{TIDINGS_SUFFIX}"), mapped=True)
-    return promises, tidings, promised + told
+    writer = None
+    with contextlib.suppress(OSError):
+        writer = BlockWriter(promises_path, promises.memory)
+    return Ahead(database, keeper, promises, tidings, writer), promised + told

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import apsw
 
 from farhand.protocol.errors import FarhandError
-from farhand.store.ahead import Ahead, Keeper, open_logs
+from farhand.store.ahead import Ahead, Keeper, open_ahead
+from farhand.store.blocks import QUICK_SECONDS
 from farhand.store.chain import Chain, JournalConnection
 from farhand.store.measures import Durations
 from farhand.store.migrations import MIGRATIONS, SEALED
@@ -46,11 +47,10 @@ SYNC_BEHIND_SECONDS = 0.2
 HOLD_SECONDS = 1.0
 GATHER_SECONDS = 0.005
 """What nobody waits for is written with the next thing somebody does, or after this."""
-INLINE_SECONDS = 0.0005
 INLINE_OPERATIONS = 16
-"""A disk quicker than this is waited for on the loop while few write at once: waking a thread and being woken by it
-takes about as long again (measured for one writer: 16 + 190 µs, 367 µs through the thread). Larger groups go to the
-thread, so that the loop can gather the next one meanwhile."""
+"""A quick disk is waited for on the loop while few write at once: waking a thread and being woken by it takes about as
+long again (measured for one writer: 16 + 190 µs, 367 µs through the thread). Larger groups go to the thread, so that
+the loop can gather the next one meanwhile."""
 
 
 class StoreError(FarhandError):
@@ -255,7 +255,7 @@ class Database:
     def sync(self, file: int, done: list[tuple[Settle, Any]], waiting: int) -> None:
         """Wait for the disk here when that is quick and few are `waiting` for it, else elsewhere; then tell them."""
         small = waiting <= INLINE_OPERATIONS and self._syncs_under_way == 0
-        if small and self._sync_seconds < INLINE_SECONDS:
+        if small and self._sync_seconds < QUICK_SECONDS:
             self._settle(done, *self._sync(file))
         else:
             self._syncs_under_way += 1
@@ -363,10 +363,9 @@ class Database:
         """From here on, `ahead` takes what `keeper` promises. Returns what the last run left, to be taken up and then
         `forget`ten. Only one process may do this. Raises StoreError."""
         try:
-            promises, tidings, found = open_logs(self.path)
+            self._ahead, found = open_ahead(self, keeper)
         except OSError as error:
             raise StoreError(f"cannot open {error.filename}: {error.strerror}") from None
-        self._ahead = Ahead(self, keeper, promises, tidings)
         return found
 
     @property

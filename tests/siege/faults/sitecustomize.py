@@ -67,4 +67,5 @@ def faulty(real):
 
 if "DISK_FAULT" in os.environ:
     disk = FaultyDisk()
+    del os.eventfd  # so that the store syncs, and does not write past the page cache
     os.fsync, os.fdatasync = faulty(os.fsync), faulty(os.fdatasync)
