@@ -62,6 +62,7 @@ GOALS = (
     Goal("calls/s at 64 callers, times the TypeScript SDK's", throughput, "mcp_ts", 64, 15.0, at_least=True),
     Goal("calls/s at 64 callers, times OpenClaw's", throughput, "openclaw", 64, 1.0, at_least=True),
     Goal("p50 at 1 caller, times the floor's", middle, "floor", 1, 2.0, at_least=False),
+    Goal("p50 at 1 caller, times the floor's with a disk", middle, "floor_kept", 1, 2.0, at_least=False),
 )
 
 

@@ -22,13 +22,19 @@ Start = Callable[[ExitStack, Path, str], list[Target]]
 
 def start_floor(stack: ExitStack, folder: Path, python: str) -> list[Target]:
     floor = [python, "-m", "benchmarks.floor"]
-    echo_log, relay_log = folder / "floor-echo.log", folder / "floor-relay.log"
+    echo_log = folder / "floor-echo.log"
     echo = stack.enter_context(running([*floor, "echo"], echo_log, "ready on "))
-    upstream = echo_log.read_text().split()[-1]
-    relay = stack.enter_context(running([*floor, "relay", "--upstream", upstream], relay_log, "ready on "))
-    url = f"http://127.0.0.1:{relay_log.read_text().split()[-1]}/"
-    body = invoke_body("bench.echo")
-    return [Target("floor", "floor: bare sockets", url, body, JSON, TEXT, (relay.pid, echo.pid))]
+    relay = [*floor, "relay", "--upstream", echo_log.read_text().split()[-1]]
+    targets = []
+    for name, title, further in (
+        ("floor", "floor: bare sockets", []),
+        ("floor_kept", "floor, on disk before it leaves", ["--keep", str(folder / "kept")]),
+    ):
+        log = folder / f"{name}.log"
+        process = stack.enter_context(running([*relay, *further], log, "ready on "))
+        url = f"http://127.0.0.1:{log.read_text().split()[-1]}/"
+        targets.append(Target(name, title, url, invoke_body("bench.echo"), JSON, TEXT, (process.pid, echo.pid)))
+    return targets
 
 
 def start_mcp(stack: ExitStack, folder: Path, python: str) -> list[Target]:

@@ -248,10 +248,11 @@ class LiveConfig:
     def __init__(self, home: Path, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         """`config`: what was loaded from the file a moment ago."""
         self._home = home
-        self._file = home / FILE
+        self._file = str(home / FILE)  # a Path costs as much again as the look
         self._environ = environ
         self._config = config
         self._looked = 0.0
+        self._seen: tuple[int, int, int] | None = None
         self._seen = self._look()
         self._filled = self._seen is not None and self._seen[1] > 0
         self._gone_at = 0.0
@@ -292,8 +293,10 @@ class LiveConfig:
                 changed(self._config)
 
     def _look(self) -> tuple[int, int, int] | None:
+        if self._seen is None and not os.access(self._file, os.F_OK):
+            return None  # there still is none, which an exception would say four times as slowly
         try:
-            status = os.stat(self._file)  # noqa: PTH116 (a Path costs as much again)
+            status = os.stat(self._file)  # noqa: PTH116
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino

@@ -11,20 +11,27 @@ class CancelToken:
     """Says that nobody waits for the result any more. Tools ask it, or wait for it."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._cancelled = False
+        self._event: asyncio.Event | None = None
+        """For those who wait: few do."""
         self.reason = ""
 
     def is_cancelled(self) -> bool:
-        return self._event.is_set()
+        return self._cancelled
 
     async def cancelled(self) -> None:
         """Returns once the call is cancelled."""
-        await self._event.wait()
+        if not self._cancelled:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
 
     def cancel(self, reason: str = "") -> None:
-        if not self._event.is_set():
+        if not self._cancelled:
+            self._cancelled = True
             self.reason = reason
-            self._event.set()
+            if self._event is not None:
+                self._event.set()
 
 
 class ToolContext(msgspec.Struct, frozen=True):

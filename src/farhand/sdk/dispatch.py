@@ -16,7 +16,7 @@ from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ledger import Ledger, storable
-from farhand.sdk.registry import ToolRegistry
+from farhand.sdk.registry import Registered, ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
 
@@ -52,7 +52,7 @@ class Dispatcher:
         self._max_request_bytes = max_request_bytes
         self._max_response_bytes = max_response_bytes
         self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
-        self._waiting: OrderedDict[str, ToolRequest] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[ToolRequest, Registered]] = OrderedDict()
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
         self._accepted: set[str] = set()
         self._done: deque[str] = deque()
@@ -119,9 +119,9 @@ class Dispatcher:
         elif request_id in self._ledger.earlier and not tool.continues:
             self._refuse(request_id, Failed("outcome unknown: the node was restarted while the call ran"))
         elif len(self._running) < self._max_concurrent:
-            self._start(request)
+            self._start(request, tool)
         elif len(self._waiting) < self._max_waiting and len(self._unacknowledged) < MAX_UNACKNOWLEDGED:
-            self._waiting[request_id] = request
+            self._waiting[request_id] = (request, tool)
         else:
             self._refuse(
                 request_id,
@@ -182,9 +182,8 @@ class Dispatcher:
 
     # -- running ----------------------------------------------------------------------------------------
 
-    def _start(self, request: ToolRequest) -> None:
-        tool = self._registry.find(request.tool)
-        if tool is not None and not tool.spec.read_only and self._keeps and storable(request.request_id):
+    def _start(self, request: ToolRequest, tool: Registered) -> None:
+        if not tool.spec.read_only and self._keeps and storable(request.request_id):
             try:
                 self._ledger.accept(request.request_id)
             except OSError as error:
@@ -192,13 +191,14 @@ class Dispatcher:
                 return
             self._accepted.add(request.request_id)
         token = CancelToken()
-        task = asyncio.get_running_loop().create_task(self._run(request, token))
+        # A name of its own: one that asyncio makes up takes as long as the rest of making a task.
+        task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
         self._running[request.request_id] = (task, token)
 
-    async def _run(self, request: ToolRequest, token: CancelToken) -> None:
+    async def _run(self, request: ToolRequest, tool: Registered, token: CancelToken) -> None:
         request_id = request.request_id
         try:
-            response = await self._outcome(request, token)
+            response = await self._outcome(request, tool, token)
         except asyncio.CancelledError:
             response = _failure(request_id, Cancelled(token.reason or "cancelled"))
         del self._running[request_id]
@@ -207,12 +207,9 @@ class Dispatcher:
         else:
             self._answer(response)
         while self._waiting and len(self._running) < self._max_concurrent:
-            self._start(self._waiting.popitem(last=False)[1])
+            self._start(*self._waiting.popitem(last=False)[1])
 
-    async def _outcome(self, request: ToolRequest, token: CancelToken) -> ToolResponse:
-        tool = self._registry.find(request.tool)
-        if tool is None:
-            return _failure(request.request_id, NotFound(f"unknown tool: {request.tool}"))
+    async def _outcome(self, request: ToolRequest, tool: Registered, token: CancelToken) -> ToolResponse:
         context = ToolContext(
             request_id=request.request_id,
             tool_name=request.tool,
