@@ -11,6 +11,7 @@ import pytest
 from farhand.machine.files import Files
 from farhand.machine.places import SYSTEM_FOLDERS, local_files
 from farhand.machine.refused_paths import AlreadyThere, ForbiddenPath, as_raised
+from farhand.machine.root import Root
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 
@@ -242,6 +243,46 @@ def test_a_peek_is_a_read_that_waits_for_nothing(ground: Ground) -> None:
     assert ground.files.peek("note.txt", 3) is None
     for path in (ground.home / "token", ground.outside / "note.txt"):
         assert ground.files.peek(str(path), 100) is None
+
+
+def test_a_path_that_was_peeked_at_is_judged_by_what_is_there_now(ground: Ground) -> None:
+    place = ground.workspace / "swapped"
+    for _ in range(3):
+        place.write_text("plain")
+        assert ground.files.peek("swapped", 100) == b"plain"
+        place.write_text("longer than before")
+        assert ground.files.peek("swapped", 100) == b"longer than before"
+        place.unlink()
+        assert ground.files.peek("swapped", 100) is None
+        place.symlink_to(ground.outside / "note.txt")
+        assert ground.files.peek("swapped", 100) is None
+        place.unlink()
+        os.mkfifo(place)
+        assert ground.files.peek("swapped", 100) is None
+        place.unlink()
+    (ground.workspace / "way").mkdir()
+    (ground.workspace / "way" / "note.txt").write_text("inside")
+    assert ground.files.peek("way/note.txt", 100) == b"inside"
+    (ground.workspace / "way" / "note.txt").unlink()
+    (ground.workspace / "way").rmdir()
+    (ground.workspace / "way").symlink_to(ground.outside)
+    assert (ground.workspace / "way" / "note.txt").exists()
+    assert ground.files.peek("way/note.txt", 100) is None
+
+
+def test_what_was_peeked_at_beneath_a_root_is_not_seen_when_the_root_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "more").mkdir()
+    note = tmp_path / "more" / "note.txt"
+    note.write_text("seen")
+    roots = [Root(tmp_path / "work"), Root(tmp_path / "more")]
+    allowed = {"now": tuple(roots)}
+    files = Files(tmp_path / "work", roots=lambda: allowed["now"])
+    assert files.peek(str(note), 100) == b"seen"
+    allowed["now"] = (roots[0],)
+    assert files.peek(str(note), 100) is None
+    allowed["now"] = tuple(roots)
+    assert files.peek(str(note), 100) == b"seen"
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "/nowhere/x", "note.txt", "a\nb/../x"])

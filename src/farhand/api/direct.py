@@ -327,8 +327,7 @@ def _summary(text: str) -> str:
 def _turn(wanted: ProcessRequest, credential: Credential, key: str | None = None) -> Turn:
     """Raises Problem for a request that cannot be a turn of a chat."""
     channel = (wanted.channel or "").strip().lower() or "console"
-    named = {"session_id": wanted.session_id, "user_id": wanted.user_id, "channel": channel}
-    for name, value in named.items():
+    for name, value in (("session_id", wanted.session_id), ("user_id", wanted.user_id), ("channel", channel)):
         if not value.strip():
             raise Problem(400, "invalid_request", f"{name} is required")
         if len(value) > MOST_KEY_CHARACTERS:
@@ -337,7 +336,7 @@ def _turn(wanted: ProcessRequest, credential: Credential, key: str | None = None
         raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
     tool = wanted.biz_params.tool if wanted.biz_params else NULL
     turn = Turn(
-        ChatKey(**named),
+        ChatKey(wanted.session_id, wanted.user_id, channel),
         [(message.role, message.text) for message in wanted.input],
         credential,
         None if bytes(tool) == b"null" else tool,

@@ -61,6 +61,7 @@ class Catalog:
         self._roster = roster
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
+        self._own_targets: dict[str, Target] = {}
         self._disabled: Callable[[], Collection[str]] = tuple
         self._found: dict[str, Target] = {}
         self._found_at = -1
@@ -95,7 +96,7 @@ class Catalog:
         if self.switched_off(name):
             raise SwitchedOff(f"the tool {name!r} is disabled by the settings ([tools] disabled)")
         if own is not None:
-            return Target(None, name, own.spec.capability, own.spec, own)
+            return self._of_own(name, own)
         if self._found_at != self._roster.version or len(self._found) > MOST_FOUND:
             self._found.clear()
             self._found_at = self._roster.version
@@ -106,11 +107,17 @@ class Catalog:
                 self._found[name] = known
         return known
 
+    def _of_own(self, name: str, own: Tool) -> Target:
+        known = self._own_targets.get(name)
+        if known is None or known.own is not own:
+            known = self._own_targets[name] = Target(None, name, own.spec.capability, own.spec, own)
+        return known
+
     def _look_for(self, name: str) -> tuple[Target, bool]:
         """The target, and whether it stays the same until a node comes, goes or changes."""
         own = self._own.get(name)
         if own is not None:
-            return Target(None, name, own.spec.capability, own.spec, own), True
+            return self._of_own(name, own), True
         if len(name) > LONGEST_TOOL_NAME:  # it need not be looked for, which takes long, nor repeated
             raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
         if name.startswith(NATIVE_PREFIX):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -59,7 +59,7 @@ class Turn(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The words of the user."""
-        return "\n".join(text for role, text in self.messages if role == "user").strip()
+        return "\n".join([text for role, text in self.messages if role == "user"]).strip()
 
 
 class Agent(Protocol):
@@ -113,7 +113,7 @@ class _Saying:
 
     __slots__ = ("_at", "_told", "_turn", "reply", "said")
 
-    def __init__(self, turn: Turn, at: int, told: Callable[[msgspec.Raw], str]) -> None:
+    def __init__(self, turn: Turn, at: int, told: Callable[[Any, msgspec.Raw], str]) -> None:
         self._turn = turn
         self._at = at
         self._told = told
@@ -125,8 +125,8 @@ class _Saying:
     def hear(self, store: apsw.Connection) -> None:
         self.said = chats.hear(store, self._turn.chat, self._turn.messages, self._at, new_call_id)
 
-    def words(self, result: msgspec.Raw) -> Words:
-        self.reply = self._told(result)
+    def words(self, value: Mapping[str, Any], result: msgspec.Raw) -> Words:
+        self.reply = self._told(value.get("text"), result)
         return Words(self._turn.chat, self._turn.messages, self._at, self.reply)
 
 
@@ -143,9 +143,12 @@ class Direct:
         self._agent = agent
 
     def _told(self, result: msgspec.Raw) -> str:
-        """The reply that a result comes to: its text, or where that is blank the whole."""
-        text = msgspec.json.decode(result, type=_Text).text
-        told = text if text.strip() else bytes(result).decode()
+        """The reply that a result comes to."""
+        return self._told_of(msgspec.json.decode(result, type=_Text).text, result)
+
+    def _told_of(self, text: Any, result: msgspec.Raw) -> str:
+        """The text of a result, or where that is blank the whole."""
+        told = text if isinstance(text, str) and text.strip() else bytes(result).decode()
         # Half a secret is not known for one: it is hidden before the text is cut to be short.
         return told if len(told) <= SHORT else self._secrets.hide_text(told)
 
@@ -217,7 +220,7 @@ class Direct:
         if several or tool.at_once is None or not turn.credential.may(Scope.TOOLS_READ):
             return None
         call = ToolCall(new_call_id(), tool.name, inputs[0], turn.chat.session_id)
-        saying = _Saying(turn, self._clock(), self._told)
+        saying = _Saying(turn, self._clock(), self._told_of)
 
         def ended(record: CallRecord) -> None:
             if record.result is None:

@@ -496,7 +496,7 @@ class Gate:
         result = msgspec.Raw(msgspec.json.encode(value))
         opened.sent = True
         if saying is not None:
-            opened.words = saying.words(result)
+            opened.words = saying.words(value, result)
         self._end(opened, CallState.OK, ToolResult(ok=True, result=result))
         return True
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import apsw
 import msgspec
@@ -49,8 +49,8 @@ class Saying(Protocol):
         """Keep the question, before a call that takes its time."""
         ...
 
-    def words(self, result: msgspec.Raw) -> Words:
-        """Question and answer, of a call that is over at once."""
+    def words(self, value: Mapping[str, Any], result: msgspec.Raw) -> Words:
+        """Question and answer, of a call that is over at once; `result` is the JSON of `value`."""
         ...
 
 

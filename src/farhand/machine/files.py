@@ -25,6 +25,7 @@ from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 MOST_SHOWN = 4096
+MOST_PEEKED = 256
 """The longest path an error repeats whole, and the longest the system takes."""
 
 
@@ -68,6 +69,9 @@ class Files:
         self._exposed = tuple(os.path.realpath(path).rstrip("/") + "/" for path in exposed)
         self._upward = upward
         self.kept = kept
+        self._peeked: dict[str, str] = {}
+        """Paths that `peek` has judged, and what each comes to; nothing of the file system is remembered."""
+        self._peeked_beneath: Sequence[Root] = ()
         self.settling = threading.Lock()
         """Held from the last look at a file to its replacement."""
 
@@ -116,31 +120,44 @@ class Files:
         `open` does it then, or says why not. On the gateway's loop this saves the way to a thread and back, which takes
         several times as long as such a read.
         """
+        roots = self.roots
+        if roots is not self._peeked_beneath or len(self._peeked) > MOST_PEEKED:
+            self._peeked, self._peeked_beneath = {}, roots
+        spelled = self._peeked.get(path) or self._judged(path, roots)
+        descriptor = None if spelled is None else open_at_hand(spelled, reading=True)
+        if spelled is None or descriptor is None:
+            return None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                self._peeked.pop(path, None)
+                return None
+            if status.st_size > most:
+                return None
+            self._peeked[path] = spelled
+            content = bytearray(status.st_size + 1)
+            size = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return bytes(content[:size]) if size == status.st_size else None
+
+    def _judged(self, path: str, roots: Sequence[Root]) -> str | None:
+        """The absolute spelling of a path that leads, without a link, to a regular file that may be seen; else None."""
         try:
             spelled = self.resolve(path)
         except ToolError:
             return None
-        if self.is_hidden(spelled) or not any(root.contains(spelled) for root in self.roots):
+        if self.is_hidden(spelled) or not any(root.contains(spelled) for root in roots):
             return None
-        named = open_at_hand(spelled)
+        named = open_at_hand(spelled, reading=False)
         if named is None:
             return None
         try:
-            status = os.fstat(named)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-                return None
-            # The file itself, whatever its name leads to by now.
-            descriptor = os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                content = bytearray(status.st_size + 1)
-                size = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return None
+            return spelled if stat.S_ISREG(os.fstat(named).st_mode) else None
         finally:
             os.close(named)
-        return bytes(content[:size]) if size == status.st_size else None
 
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""
