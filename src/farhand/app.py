@@ -33,7 +33,7 @@ from farhand.api.freeze import freeze_routes
 from farhand.api.guard import Guard, GuardSettings
 from farhand.api.invoke import InvokeDoor
 from farhand.api.journal import journal_routes
-from farhand.api.lane import LaneProtocol
+from farhand.api.lane import Answers, LaneProtocol
 from farhand.api.lobby import Lobby
 from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
@@ -356,7 +356,7 @@ class Gateway:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby()),  # type: ignore[arg-type]
+                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby(), answers=Answers()),  # type: ignore[arg-type]
                     ws=node_door(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,

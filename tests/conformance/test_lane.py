@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,10 +19,12 @@ from tests.harness import GatewayProcess, NodeProcess, wait_until
 class Line:
     """One keep-alive connection, spoken to in bytes."""
 
-    def __init__(self, gateway: GatewayProcess, token: str | None = None, extra: str = "") -> None:
+    def __init__(
+        self, gateway: GatewayProcess, token: str | None = None, extra: str = "", path: str = "/v1/tools/invoke"
+    ) -> None:
         self._socket = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
         self._head = (
-            f"POST /v1/tools/invoke HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n"
             f"Authorization: Bearer {token or gateway.token}\r\nContent-Type: application/json\r\n{extra}"
         )
         self._received = b""
@@ -56,6 +61,15 @@ class Line:
     def call(self, body: Any) -> tuple[int, dict[str, str], Any]:
         self.send(self.bytes_of(body))
         return self.receive()
+
+    def say_no_more(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def reads_to_the_end(self) -> bytes:
+        data, self._received = self._received, b""
+        while more := self._socket.recv(65536):
+            data += more
+        return data
 
     def ended(self) -> bool:
         return self._socket.recv(1) == b""
@@ -191,4 +205,77 @@ def test_a_call_that_is_open_when_the_gateway_stops_is_answered(gateway: Gateway
         gateway.stop()
         status, _, answer = line.receive()
         assert (status, answer["result"]["output"].strip()) == (200, "b")
+        assert line.ended()
+
+
+def ask(name: str) -> dict[str, Any]:
+    """A file to be read by the direct door, which answers in the turn of the loop in which it is asked."""
+    tool = {"name": "read_file", "input": {"path": f"{name}.txt"}}
+    return {"session_id": "lane", "user_id": "u", "biz_params": {"tool": tool}}
+
+
+@pytest.fixture
+def lines(shared_gateway: GatewayProcess) -> Iterator[list[Line]]:
+    """More callers than a few, so that their answers are written together."""
+    workspace = shared_gateway.home / "agents" / "main"
+    workspace.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Line(shared_gateway, path="/agent/process")) for _ in range(8)]
+        for number, line in enumerate(opened):
+            (workspace / f"{number}.txt").write_text(f"the words of {number}")
+            warm(line, ask(str(number)))
+        yield opened
+
+
+def test_many_callers_at_once_get_each_their_own_answer(lines: list[Line]) -> None:
+    for _ in range(50):
+        for number, line in enumerate(lines):
+            line.send(line.bytes_of(ask(str(number))))
+        assert [line.receive()[2]["reply"] for line in lines] == [f"the words of {n}" for n in range(len(lines))]
+
+
+def test_answers_that_are_written_together_keep_the_order_of_their_connection(lines: list[Line]) -> None:
+    for _ in range(20):
+        for number, line in enumerate(lines):
+            good = line.bytes_of(ask(str(number)))
+            line.send(good + good + good.replace(b"Bearer ", b"Bearer not "))
+        for number, line in enumerate(lines):
+            answers = [line.receive() for _ in range(3)]
+            assert [status for status, _, _ in answers] == [200, 200, 401]
+            assert answers[1][2]["reply"] == f"the words of {number}"
+
+
+def test_what_is_refused_at_once_stands_behind_the_answer_before_it(
+    hands: NodeProcess, shared_gateway: GatewayProcess
+) -> None:
+    body = {"tool": "hands__Bash", "args": {"command": "sleep 1; echo b"}, "session_key": "lane-refused"}
+    quick = {"tool": "hands__Bash", "args": {"command": "sleep 0; echo b"}, "session_key": "lane-refused"}
+    with ExitStack() as stack:
+        lines = [stack.enter_context(Line(shared_gateway)) for _ in range(6)]
+        for line in lines:
+            warm(line, quick)
+        for line in lines:
+            line.send(line.bytes_of(body))
+        listed = "/v1/calls?session_key=lane-refused&state=running"
+        wait_until(lambda: shared_gateway.get(listed)["count"] == len(lines), what="the calls to run")
+        for line in lines:
+            line.send(b"what is this?\r\n\r\n")
+        time.sleep(0.2)
+        # While it stands still the node answers all of them, so that the gateway hears of them in one turn.
+        assert shared_gateway.process is not None
+        shared_gateway.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        shared_gateway.process.send_signal(signal.SIGCONT)
+        for line in lines:
+            assert line.receive()[0] == 200
+            assert line.reads_to_the_end().startswith(b"HTTP/1.1 400 ")
+
+
+def test_one_who_asks_and_says_no_more_is_answered(lines: list[Line]) -> None:
+    for number, line in enumerate(lines):
+        line.send(line.bytes_of(ask(str(number))))
+        line.say_no_more()
+    for number, line in enumerate(lines):
+        status, _, body = line.receive()
+        assert (status, body["reply"]) == (200, f"the words of {number}")
         assert line.ended()

@@ -22,6 +22,7 @@ from farhand.gateway.credentials import Credential
 
 END_OF_LINE = b"\r\n"
 END_OF_HEAD = b"\r\n\r\n"
+FEW_CALLERS = 2
 
 
 class LaneDoor(Protocol):
@@ -44,10 +45,44 @@ class Pass(msgspec.Struct, frozen=True):
     door: LaneDoor
 
 
+class Answers:
+    """What the connections of a server write in one turn of the loop.
+
+    Each write to a socket wakes the client that sleeps on it, which takes longer than the write. So the first answer of
+    a turn goes out at once, and the others follow together at its end: a client of many connections is up by then.
+    """
+
+    def __init__(self) -> None:
+        self.callers = 0
+        """Connections that use the lane. With a few, there is nothing to gather."""
+        self._late: list[tuple[asyncio.Transport, bytes]] | None = None
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        if self._late is not None:
+            self._late.append((transport, data))
+            return
+        if self.callers > FEW_CALLERS:
+            self._late = []
+            asyncio.get_running_loop().call_soon(self.flush)
+        transport.write(data)
+
+    def flush(self) -> None:
+        """Write what is late."""
+        if self._late is None:
+            return
+        late, self._late = self._late, None
+        for transport, data in late:
+            if not transport.is_closing():
+                transport.write(data)
+
+
 class LaneProtocol(CorkedProtocol):
-    def __init__(self, *, guard: Guard, doors: Mapping[str, LaneDoor], lobby: Lobby, **options: Any) -> None:
+    def __init__(
+        self, *, guard: Guard, doors: Mapping[str, LaneDoor], lobby: Lobby, answers: Answers, **options: Any
+    ) -> None:
         """`doors`: by their paths, which are those of POST routes."""
         super().__init__(**options)
+        self._answers = answers
         self._guard = guard
         self._lobby = lobby
         self._deadline: asyncio.TimerHandle | None = None
@@ -121,6 +156,7 @@ class LaneProtocol(CorkedProtocol):
                 self._hang_up = hang_up if self._busy else None
                 return
             self._busy = False
+        self._answers.flush()  # what comes now may be refused at once, and stands behind the last answer
         super().data_received(data)
         door = self._doors.get(data[: data.find(END_OF_LINE)])
         if door is not None:
@@ -134,6 +170,7 @@ class LaneProtocol(CorkedProtocol):
             self._seen = head
             return
         admission = self._guard.admission(dict(self.scope), len(data) - size)
+        self._answers.callers += (admission is not None) - (self._pass is not None)
         self._pass = None if admission is None else Pass(head, len(data), admission, door)
 
     def _answer(self, call_id: str, reply: Reply) -> None:
@@ -144,10 +181,12 @@ class LaneProtocol(CorkedProtocol):
             return
         self.server_state.total_requests += 1
         reply.body = self._guard.secrets.hide(reply.body)
-        transport.write(reply.whole(call_id, self.server_state.default_headers, close=self._last))
+        whole = reply.whole(call_id, self.server_state.default_headers, close=self._last)
         if self._last:
+            transport.write(whole)
             transport.close()
             return
+        self._answers.write(transport, whole)
         self._answered_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._wait_for_more(self.timeout_keep_alive)
@@ -155,6 +194,10 @@ class LaneProtocol(CorkedProtocol):
             data, self._waiting = self._waiting, b""
             self.flow.resume_reading()
             self.data_received(data)
+
+    def eof_received(self) -> None:
+        self._answers.flush()  # the connection is closed after this
+        super().eof_received()
 
     def timeout_keep_alive_handler(self) -> None:
         # The lane leaves this timer alone, since setting one for each call costs more than looking at the clock here.
@@ -169,6 +212,8 @@ class LaneProtocol(CorkedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_in()
+        self._answers.callers -= self._pass is not None
+        self._pass = None
         self._waiting = b""
         if self._hang_up is not None:
             self._hang_up()
@@ -176,6 +221,7 @@ class LaneProtocol(CorkedProtocol):
         self._unset_keepalive_if_required()
 
     def shutdown(self) -> None:
+        self._answers.flush()
         if self._busy:
             self._last = True
         else:

@@ -200,5 +200,5 @@ _random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
 def new_call_id() -> str:
     """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
     now, bits = time.time_ns() // 1_000_000, _random_bits(74)
-    low = 0x8000 | bits >> 48 & 0x3FFF, bits & 0xFFFF_FFFF_FFFF
-    return "%08x-%04x-7%03x-%04x-%012x" % (now >> 16, now & 0xFFFF, bits >> 62, *low)
+    variant = 0x8000 | bits >> 48 & 0x3FFF
+    return f"{now >> 16:08x}-{now & 0xFFFF:04x}-7{bits >> 62:03x}-{variant:04x}-{bits & 0xFFFF_FFFF_FFFF:012x}"
