@@ -72,6 +72,8 @@ CLOSE_WAIT_SECONDS = 2.0
 CONGESTED_BYTES = 32 * 1024 * 1024
 MOST_UNPROVED = 4
 WRITE_AHEAD_BYTES = 256 * 1024
+SIP_BYTES = 256 * 1024
+SIPS_END_BYTES = 1024 * 1024
 """How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it."""
 
 
@@ -210,6 +212,56 @@ class _Handover(asyncio.Protocol):
         return picows.WSUpgradeResponseWithListener(picows.WSUpgradeResponse.create_101_response(chosen), conversation)
 
 
+class Sips(asyncio.BufferedProtocol):
+    """Stands before a connection's own protocol while a file comes through, and has it read a little at a time.
+
+    picows takes in all there is, some megabytes, and handles every frame of it in one turn of the loop, and the loop
+    reads on as long as there is more; calls would wait for all of it. Once no more of a file comes, it steps aside.
+    """
+
+    def __init__(self, transport: asyncio.Transport, inner: asyncio.BufferedProtocol) -> None:
+        self._transport = transport
+        self._inner = inner
+        self.read = 0
+        """Bytes since the last frame of a file."""
+        self.over = False
+
+    @classmethod
+    def begin(cls, transport: asyncio.Transport) -> Sips:
+        sips = cls(transport, cast(asyncio.BufferedProtocol, transport.get_protocol()))
+        transport.set_protocol(sips)
+        return sips
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._inner.get_buffer(sizehint))[:SIP_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if nbytes >= SIP_BYTES and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+        self.read += nbytes
+        self._inner.buffer_updated(nbytes)
+        if self.read > SIPS_END_BYTES and not self.over:
+            self.over = True
+            self._transport.set_protocol(self._inner)
+
+    def _go_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
 class NodeConversation(picows.WSListener):
     """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
 
@@ -228,6 +280,7 @@ class NodeConversation(picows.WSListener):
         self._full = False
         self._direct = -1
         self._timer: asyncio.TimerHandle | None = None
+        self._sips: Sips | None = None
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -319,6 +372,10 @@ class NodeConversation(picows.WSListener):
             self._on_text(frame.get_payload_as_bytes())
         elif kind == picows.WSMsgType.BINARY and frame.fin:
             if self._connection is not None and self._connection.can_transfer and self._socket is not None:
+                if self._sips is None or self._sips.over:
+                    self._sips = Sips.begin(transport.underlying_transport)
+                else:
+                    self._sips.read = 0
                 self._hub.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
         elif kind == picows.WSMsgType.CLOSE:
             if self._socket is not None:

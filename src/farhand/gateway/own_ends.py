@@ -141,9 +141,9 @@ class OwnSender(_OwnEnd):
                 if offset < begin:  # the receiver has it; it only counts for the digest
                     size = min(len(view), begin - offset)
                 else:
-                    while offset >= self._until:
+                    size = min(len(view), TRANSFER_FRAME_BYTES - (offset - start) % TRANSFER_FRAME_BYTES)
+                    while offset + size > self._until:
                         await self._woken()
-                    size = min(len(view), TRANSFER_FRAME_BYTES, self._until - offset)
                     frame = encode_frame(BinaryFrame(FrameKind.DATA, number, offset, bytes(view[:size])))
                     self.stream.relay(FrameKind.DATA, offset, frame)
                 view = view[size:]

@@ -3,24 +3,75 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 _PIECE = 4 * 1024 * 1024
+_LONG = 32 * 1024 * 1024
+"""A shorter file stays in the page cache: whoever it was sent to will read it soon."""
+BLOCK = 4096
+"""What place, length and memory of a write past the page cache are multiples of."""
+_PAST_CACHE: int | None = getattr(os, "O_DIRECT", None)
+_AT_ONCE = 64
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 class WriteOut:
-    """Sends a long file to the disk in pieces as it grows, two of them at most under way.
+    """Sends a long file to the disk as it grows: past the page cache where it can, else in pieces, two at most on
+    their way.
 
     Without it the kernel keeps a gigabyte in memory until it is synced, and whoever wants something else on that disk
     meanwhile, such as the record of a call, waits behind all of it.
     """
 
-    def __init__(self, file: int, position: int = 0) -> None:
-        """`position` is where the file is written next."""
+    def __init__(self, file: int, position: int = 0, size: int = 0) -> None:
+        """`position` is where the file is written next, `size` how long it becomes, where that is known."""
         self._file = file
         self._position = self._begun = self._waited = position
+        self._may_pass = _PAST_CACHE is not None and size - position >= _LONG
+        self._passes = False
+
+    def write(self, pieces: Sequence[memoryview]) -> None:
+        """Append all of them. Raises OSError."""
+        if self._may_pass and self._position % BLOCK == 0:
+            whole = next((at for at, piece in enumerate(pieces) if len(piece) % BLOCK), len(pieces))
+            pieces = [*self._write_past(pieces[:whole]), *pieces[whole:]]
+        for piece in pieces:
+            self._pass(on=False)
+            done = 0
+            while done < len(piece):
+                size = os.write(self._file, piece[done:])
+                done += size
+                self.wrote(size)
+
+    def _write_past(self, pieces: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Append them past the page cache: a third of the work, and others keep what they have there. What is left."""
+        while pieces:
+            try:
+                self._pass(on=True)
+                size = os.writev(self._file, pieces[:_AT_ONCE])
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._may_pass = False  # this file system cannot, or this memory is not aligned
+                break
+            self._position += size
+            self._begun = self._waited = self._position
+            while size:
+                taken = min(size, len(pieces[0]))
+                pieces = [pieces[0][taken:], *pieces[1:]] if taken < len(pieces[0]) else pieces[1:]
+                size -= taken
+        return pieces
+
+    def _pass(self, *, on: bool) -> None:
+        if self._passes is not on:
+            assert _PAST_CACHE is not None
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | _PAST_CACHE if on else flags & ~_PAST_CACHE)
+            self._passes = on
 
     def wrote(self, size: int) -> None:
         """So much was written. May wait for the disk; that the disk failed is told by the sync at the end."""

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -176,29 +176,34 @@ class Arrival:
 
         Raises ToolError; Mismatch after everything was thrown away.
         """
+        pieces: list[memoryview] = []
         for frame in frames:
             kind, _, offset = read_header(frame)
             if self.complete:
                 return
             if kind is FrameKind.DATA:
-                self._write(offset, memoryview(frame)[HEADER_BYTES:])
+                pieces.append(self._next(offset, memoryview(frame)[HEADER_BYTES:]))
             else:
+                self._write(pieces)
+                pieces = []
                 self._end_part(*read_part_end(frame[HEADER_BYTES:]))
+        self._write(pieces)
 
-    def _write(self, offset: int, payload: memoryview) -> None:
+    def _next(self, offset: int, payload: memoryview) -> memoryview:
         if offset != self.offset or len(payload) > self._left:
             raise Failed(f"bytes came for {offset} of the transfer, and {self.offset} was next")
-        if self._part == 0:
-            self._arriving += payload
-        else:
-            with told("write", self._place.path):
-                done = 0
-                while done < len(payload):
-                    done += os.write(self._file, payload[done:])
-            self._out.wrote(done)
-        self._hash.update(payload)
         self._left -= len(payload)
         self.offset += len(payload)
+        return payload
+
+    def _write(self, pieces: Sequence[memoryview]) -> None:
+        if self._part == 0:
+            self._arriving += b"".join(pieces)
+        elif pieces:
+            with told("write", self._place.path):
+                self._out.write(pieces)
+        for piece in pieces:
+            self._hash.update(piece)
 
     def _end_part(self, part: int, digest: bytes) -> None:
         if part < self._part:
@@ -250,7 +255,7 @@ class Arrival:
             mode = 0o600 if old else _mode(entry)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
-            self._out = WriteOut(self._file)
+            self._out = WriteOut(self._file, size=entry.size)
             return
         with self._parent(entry.path) as (folder, name):
             if entry.kind is EntryKind.FOLDER:
@@ -260,7 +265,7 @@ class Arrival:
             else:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(name, flags, _mode(entry), dir_fd=folder)
-                self._out = WriteOut(self._file)
+                self._out = WriteOut(self._file, size=entry.size)
 
     # -- taking up --------------------------------------------------------------------------------------
 
@@ -316,7 +321,7 @@ class Arrival:
             self._hash.update(data)
             self._left -= len(data)
             self.offset += len(data)
-        self._out = WriteOut(self._file, entry.size - self._left)
+        self._out = WriteOut(self._file, entry.size - self._left, entry.size)
 
     # -- the end ----------------------------------------------------------------------------------------
 

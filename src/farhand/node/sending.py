@@ -91,15 +91,18 @@ class Parcel:
             self.offset += len(data)
 
     def read(self, until: int) -> list[bytes | bytearray]:
-        """The next frames, not beyond `until`; a data frame has `RESERVE` bytes in front. Empty: no credit, or over."""
+        """The next frames, not beyond `until`; a data frame has `RESERVE` bytes in front. Empty: not enough credit, or
+        over."""
         frames: list[bytes | bytearray] = []
         size = 0
         while size < MAX_PAYLOAD_BYTES and len(frames) < MOST_FRAMES and not self.over:
             if self._left == 0:
                 frames.append(self._end_part())
                 continue
-            room = min(until - self.offset, self._left, TRANSFER_FRAME_BYTES)
-            if room <= 0:
+            # Whole frames that begin at multiples of their size: the receiver writes those to the disk as they are.
+            begun = (self.offset - self._start(self._part)) % TRANSFER_FRAME_BYTES
+            room = min(self._left, TRANSFER_FRAME_BYTES - begun)
+            if room > until - self.offset:
                 break
             frames.append(self._data(room))
             size += room

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from farhand.machine.files import Files
+from farhand.machine.write_out import BLOCK
 from farhand.node.receiving import Arrival, Mismatch, Notes, discard
 from farhand.node.sending import Parcel
 from farhand.protocol.calls import ToolFailure
@@ -42,6 +44,7 @@ MAX_ENDS = 32
 MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
 MAX_WAITING_FRAMES = 100_000
 FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
+CREDIT_BYTES = MIB
 THREADS = 8
 BULK_NICENESS = 10
 
@@ -244,15 +247,17 @@ class _Sender(_End):
             if self._stopped:
                 return
             await self._in_thread(parcel.begin, self._offset)
-            following = asyncio.ensure_future(self._in_thread(parcel.read, self._until))
+            until = self._until
+            following = asyncio.ensure_future(self._in_thread(parcel.read, until))
             while not self._stopped:
                 frames = await following
                 if not frames and parcel.over:
                     return
-                if not frames and parcel.offset >= self._until:
+                if not frames and until == self._until:
                     await self._woken()
                 # The disk reads ahead while the socket sends.
-                following = asyncio.ensure_future(self._in_thread(parcel.read, self._until))
+                until = self._until
+                following = asyncio.ensure_future(self._in_thread(parcel.read, until))
                 for frame in frames:
                     await self._link.writable()
                     if self._stopped:
@@ -276,13 +281,14 @@ class _Receiver(_End):
         super().__init__(*arguments)
         self._frames: list[memoryview] = []
         self._spare: list[memoryview] = []
+        self._allowed: int | None = None
         self._size = 0
 
     def frame(self, frame: memoryview) -> None:
         """Copied, into memory that serves again: fresh memory would cost more than the copy."""
         self._size += len(frame)
-        if self._spare and len(frame) == FULL_FRAME:
-            copy = self._spare.pop()
+        if len(frame) == FULL_FRAME:
+            copy = self._spare.pop() if self._spare else _aligned_frame()
             copy[:] = frame
         else:
             copy = memoryview(bytearray(frame))
@@ -318,7 +324,15 @@ class _Receiver(_End):
             await self._in_thread(arrival.close)
 
     def _allow(self, offset: int) -> None:
-        self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
+        """Tell the sender how far it may go, now and then: it has a whole window to send meanwhile."""
+        if self._allowed is None or offset - self._allowed >= CREDIT_BYTES:
+            self._allowed = offset
+            self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
+
+
+def _aligned_frame() -> memoryview:
+    """Memory for a whole frame whose payload can go to the disk past the page cache."""
+    return memoryview(mmap.mmap(-1, BLOCK + TRANSFER_FRAME_BYTES))[BLOCK - HEADER_BYTES :]
 
 
 def _step_back() -> None:
