@@ -72,13 +72,21 @@ def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool |
             timeout_ms=DEFAULT_TIMEOUT_MS,
             timeout_parameter="timeout" if name == "Bash" else None,
         )
-        registry.add(_lent(spec, method, limits))
+        registry.add(_lent(spec, method, limits, at_once=files.read_at_once if name == "Read" else None))
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
     return registry
 
 
-def _lent(spec: ToolSpec, method: Callable[..., Any], limits: Limits, *, unlisted: bool = False) -> Registered:
+def _lent(
+    spec: ToolSpec,
+    method: Callable[..., Any],
+    limits: Limits,
+    *,
+    unlisted: bool = False,
+    at_once: Callable[..., Any] | None = None,
+) -> Registered:
+    """`at_once` does what the method does where that needs no waiting, and so no thread; None where it does."""
     name = spec.name
     parameters = Parameters(method)
     refusal = limits.refusal(name)
@@ -100,6 +108,8 @@ def _lent(spec: ToolSpec, method: Callable[..., Any], limits: Limits, *, unliste
         if limits.read_only and name == "Process" and str(arguments["action"]).strip().lower() in ACTING:
             raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only")
         call_id.set(ctx.request_id)
+        if at_once is not None and (result := at_once(**arguments)) is not None:
+            return result
         if inspect.iscoroutinefunction(method):
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
