@@ -187,7 +187,10 @@ class Link(picows.WSListener):
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         self.heard_at = self._time()
         kind = frame.msg_type
-        if kind == picows.WSMsgType.CLOSE:
+        if kind == picows.WSMsgType.TEXT and frame.fin and frame.payload_size <= MAX_FRAME_BYTES:
+            self._parts.clear()
+            self.on_text(self, frame.get_payload_as_bytes())
+        elif kind == picows.WSMsgType.CLOSE:
             payload = frame.get_payload_as_bytes()
             code = int.from_bytes(payload[:2]) if len(payload) >= 2 else 1005
             self._finish(_ending(code, payload[2:], welcomed=self.welcomed))
