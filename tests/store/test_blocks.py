@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def test_more_regions_than_go_at_once_are_not_begun(writer: BlockWriter) -> None
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, memory: mmap.mmap) -> None:
     with pytest.raises(FileNotFoundError):
         BlockWriter(tmp_path / "none", memory)
+
+
+def test_a_program_of_32_bits_makes_no_system_calls_by_number(
+    tmp_path: Path, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(SIZE))
+    monkeypatch.setattr(sys, "maxsize", 2**31 - 1)
+    with pytest.raises(OSError, match="no asynchronous writes here"):
+        BlockWriter(tmp_path / "file", memory)
 
 
 def test_closing_waits_for_what_is_on_its_way_and_leaves_nothing_open(tmp_path: Path, memory: mmap.mmap) -> None:

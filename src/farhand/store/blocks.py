@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,7 +44,8 @@ class BlockWriter:
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         """Raises OSError where the system or the file system cannot do this."""
-        if platform.machine() not in _NUMBERS or not hasattr(os, "eventfd"):
+        # A program of 32 bits on such a machine has other numbers, and other calls under these.
+        if platform.machine() not in _NUMBERS or not hasattr(os, "eventfd") or sys.maxsize < 2**32:
             raise OSError(errno.ENOSYS, "no asynchronous writes here")
         setup, destroy, getevents, submit = _NUMBERS[platform.machine()]
         number, pointer = ctypes.c_long, ctypes.c_void_p
