@@ -121,3 +121,8 @@ def test_more_pieces_than_one_system_call_takes_are_all_written(tmp_path: Path) 
     for number, piece in enumerate(many):
         piece[:] = number.to_bytes(4) * (BLOCK // 4)
     written(tmp_path / "file", [many], size=10**9)
+
+
+def test_nothing_is_written_of_pieces_that_hold_nothing(tmp_path: Path) -> None:
+    full, empty = pieces()[0], memoryview(b"")
+    written(tmp_path / "file", [[empty], [full, empty], [empty, full], [empty, empty]], size=10**9)

@@ -58,3 +58,16 @@ def test_no_part_of_a_frame_is_sent_for_want_of_credit(parcel: Parcel) -> None:
     assert [len(data) for _, data in data_frames(parcel, start + 2 * FRAME - 1)] == [FRAME]
     assert [len(data) for _, data in data_frames(parcel, start + len(CONTENT))] == [FRAME] * 4 + [100]
     assert parcel.over
+
+
+@pytest.mark.parametrize("window", [1000, FRAME // 2, FRAME - 1])
+def test_a_receiver_whose_window_is_less_than_a_frame_gets_everything(parcel: Parcel, window: int) -> None:
+    start = parcel.offer.manifest_bytes
+    parcel.begin(start)
+    received = b""
+    while not parcel.over:
+        # All that came is written, and the window begins behind it.
+        for frame in parcel.read(parcel.offset + window, parcel.offset):
+            if isinstance(frame, bytearray):
+                received += bytes(frame)[RESERVE + HEADER_BYTES :]
+    assert received == CONTENT

@@ -92,6 +92,21 @@ def test_what_was_cleared_is_gone_and_its_remains_are_not_taken_for_new(tmp_path
     assert reopened(tmp_path / "log") == [b"THE SAME LENGTH"]
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_a_run_that_stopped_in_order_left_behind_is_not_found_by_the_next(tmp_path: Path, mapped: bool) -> None:
+    path = tmp_path / "log"
+    for count in (20, 2, 7):
+        log, found = IntentLog.open(path, mapped=mapped)
+        assert found == []
+        for number in range(count):
+            log.add(b"of a run with %03d, %03d" % (count, number))
+            log.write(log.take()) if not mapped else None
+        before = [b"of a run with %03d, %03d" % (count, number) for number in range(count)]
+        assert reopened(path) == before, "and no more"
+        log.clear()
+        log.close()
+
+
 @given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=8), st.integers(0, 600), st.binary(max_size=4))
 def test_a_torn_or_garbled_end_costs_only_what_it_touches(
     tmp_path_factory: pytest.TempPathFactory, intents: list[bytes], at: int, garbage: bytes

@@ -71,9 +71,9 @@ CLOSE_WAIT_SECONDS = 2.0
 """How long a peer may take to answer our close before the connection is cut."""
 CONGESTED_BYTES = 32 * 1024 * 1024
 MOST_UNPROVED = 4
-WRITE_AHEAD_BYTES = 256 * 1024
 SIP_BYTES = 256 * 1024
 SIPS_END_BYTES = 1024 * 1024
+WRITE_AHEAD_BYTES = 256 * 1024
 """How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it."""
 
 

@@ -83,6 +83,7 @@ class OwnSender(_OwnEnd):
     """Sends what `describe` and `content` give."""
 
     _begin: int | None = None
+    _written = 0
     _until = 0
 
     async def describe(self) -> tuple[str, list[Entry], str | None]:
@@ -96,11 +97,12 @@ class OwnSender(_OwnEnd):
     def tell(self, message: Message) -> None:
         match message:
             case TransferOpen():
-                self._begin, self._until = None, 0
+                self._begin, self._written, self._until = None, 0, 0
                 self._start(self._send(message.stream))
             case TransferCredit():
                 if self._begin is None:
                     self._begin = message.offset
+                self._written = max(self._written, message.offset)
                 self._until = max(self._until, message.until)
                 self._wake.set()
             case TransferStop():
@@ -143,7 +145,10 @@ class OwnSender(_OwnEnd):
                 else:
                     size = min(len(view), TRANSFER_FRAME_BYTES - (offset - start) % TRANSFER_FRAME_BYTES)
                     while offset + size > self._until:
-                        await self._woken()
+                        if self._written >= offset and self._until > offset:
+                            size = self._until - offset  # the receiver has everything: its window is less than a frame
+                        else:
+                            await self._woken()
                     frame = encode_frame(BinaryFrame(FrameKind.DATA, number, offset, bytes(view[:size])))
                     self.stream.relay(FrameKind.DATA, offset, frame)
                 view = view[size:]

@@ -25,8 +25,8 @@ from farhand.machine.root import Root, open_at_hand, sync_folder
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 MOST_SHOWN = 4096
-MOST_PEEKED = 256
 """The longest path an error repeats whole, and the longest the system takes."""
+MOST_PEEKED = 256
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ class WriteOut:
 
     def write(self, pieces: Sequence[memoryview]) -> None:
         """Append all of them. Raises OSError."""
+        pieces = [piece for piece in pieces if piece]
         if self._may_pass and self._position % BLOCK == 0:
             whole = next((at for at, piece in enumerate(pieces) if len(piece) % BLOCK), len(pieces))
             pieces = [*self._write_past(pieces[:whole]), *pieces[whole:]]
@@ -58,6 +59,8 @@ class WriteOut:
                     raise
                 self._may_pass = False  # this file system cannot, or this memory is not aligned
                 break
+            if size == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             self._position += size
             self._begun = self._waited = self._position
             while size:

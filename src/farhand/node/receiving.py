@@ -182,7 +182,9 @@ class Arrival:
             if self.complete:
                 return
             if kind is FrameKind.DATA:
-                pieces.append(self._next(offset, memoryview(frame)[HEADER_BYTES:]))
+                payload = self._next(offset, memoryview(frame)[HEADER_BYTES:])
+                if payload:
+                    pieces.append(payload)
             else:
                 self._write(pieces)
                 pieces = []

@@ -90,7 +90,7 @@ class Parcel:
             self._left -= len(data)
             self.offset += len(data)
 
-    def read(self, until: int) -> list[bytes | bytearray]:
+    def read(self, until: int, written: int = 0) -> list[bytes | bytearray]:
         """The next frames, not beyond `until`; a data frame has `RESERVE` bytes in front. Empty: not enough credit, or
         over."""
         frames: list[bytes | bytearray] = []
@@ -103,7 +103,10 @@ class Parcel:
             begun = (self.offset - self._start(self._part)) % TRANSFER_FRAME_BYTES
             room = min(self._left, TRANSFER_FRAME_BYTES - begun)
             if room > until - self.offset:
-                break
+                # A receiver that has written everything will not allow more: its window is less than a frame.
+                if written < self.offset or until <= self.offset:
+                    break
+                room = until - self.offset
             frames.append(self._data(room))
             size += room
         return frames

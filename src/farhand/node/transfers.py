@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,6 +46,7 @@ MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
 MAX_WAITING_FRAMES = 100_000
 FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
 CREDIT_BYTES = MIB
+CREDIT_SECONDS = 1.0
 THREADS = 8
 BULK_NICENESS = 10
 
@@ -228,11 +230,13 @@ class _End:
 
 class _Sender(_End):
     _offset: int | None = None
+    _written = 0
     _until = 0
 
     def credit(self, credit: TransferCredit) -> None:
         if self._offset is None:
             self._offset = credit.offset
+        self._written = max(self._written, credit.offset)
         self._until = max(self._until, credit.until)
         self._wake.set()
 
@@ -247,17 +251,17 @@ class _Sender(_End):
             if self._stopped:
                 return
             await self._in_thread(parcel.begin, self._offset)
-            until = self._until
-            following = asyncio.ensure_future(self._in_thread(parcel.read, until))
+            allowed = self._until, self._written
+            following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
             while not self._stopped:
                 frames = await following
                 if not frames and parcel.over:
                     return
-                if not frames and until == self._until:
+                if not frames and allowed == (self._until, self._written):
                     await self._woken()
                 # The disk reads ahead while the socket sends.
-                until = self._until
-                following = asyncio.ensure_future(self._in_thread(parcel.read, until))
+                allowed = self._until, self._written
+                following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
                 for frame in frames:
                     await self._link.writable()
                     if self._stopped:
@@ -281,7 +285,8 @@ class _Receiver(_End):
         super().__init__(*arguments)
         self._frames: list[memoryview] = []
         self._spare: list[memoryview] = []
-        self._allowed: int | None = None
+        self._allowed = 0
+        self._allowed_at = 0.0
         self._size = 0
 
     def frame(self, frame: memoryview) -> None:
@@ -325,8 +330,9 @@ class _Receiver(_End):
 
     def _allow(self, offset: int) -> None:
         """Tell the sender how far it may go, now and then: it has a whole window to send meanwhile."""
-        if self._allowed is None or offset - self._allowed >= CREDIT_BYTES:
-            self._allowed = offset
+        now = time.monotonic()
+        if offset - self._allowed >= CREDIT_BYTES or now - self._allowed_at >= CREDIT_SECONDS:
+            self._allowed, self._allowed_at = offset, now
             self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
 
 

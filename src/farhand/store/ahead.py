@@ -211,8 +211,10 @@ class Ahead:
 
     def _promised(self, items: list[Any], _: object, error: Any) -> None:
         self._under_way = False
-        self._keeper.promised(items, error)
-        self._keep_promises()
+        try:
+            self._keeper.promised(items, error)
+        finally:
+            self._keep_promises()
 
     def _write(self, items: list[Any], store: apsw.Connection) -> list[tuple[Any, Exception]]:
         """Those that the tables would not take, each with the reason."""

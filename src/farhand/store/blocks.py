@@ -7,6 +7,7 @@ sync take 65 µs of CPU time and block whoever makes them for 140, this takes 20
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -32,7 +33,7 @@ _ORDER: Final = struct.Struct("<QIIHhIQQqQII")
 _EVENT: Final = struct.Struct("<QQqq")
 """struct io_event: data, order, result, second result."""
 _WRITE, _TELL_DESCRIPTOR = 1, 1
-_UNABLE: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_UNABLE: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EAGAIN)
 
 Region = tuple[int, int]
 """From where to where, in the memory and in the file."""
@@ -99,7 +100,7 @@ class BlockWriter:
             return False
         self._then, self._left = then, taken
         if taken < len(regions):
-            self._failure = OSError(errno.EIO, f"{taken} of {len(regions)} writes were taken")
+            self._failure = OSError(errno.EAGAIN, f"{taken} of {len(regions)} writes were taken")
         return True
 
     def write_now(self, regions: Sequence[Region], then: Then) -> None:
@@ -114,7 +115,8 @@ class BlockWriter:
         self._finish()
 
     def _reap(self) -> None:
-        os.eventfd_read(self._done)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._done)
         count = self._getevents(self._context, 0, MOST_REGIONS, self._events, None)
         if count < 0:
             self._failure, count = _last_error(), self._left

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Final
@@ -61,7 +62,9 @@ class IntentLog:
         except OSError:
             os.close(file)
             raise
-        return cls(file, halves[-1][0] + 1, mapped=mapped), [intent for _, intents in halves for intent in intents]
+        # An epoch no earlier run had: what those left lies behind what is written now, and is not to be taken for new.
+        epoch = max(halves[-1][0] + 1, time.time_ns() // 1000)
+        return cls(file, epoch, mapped=mapped), [intent for _, intents in halves for intent in intents]
 
     def add(self, intent: bytes) -> bool:
         """Put an intent into the memory; False when this half has no room."""
