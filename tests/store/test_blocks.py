@@ -14,9 +14,10 @@ from pathlib import Path
 import apsw
 import pytest
 
+from farhand.machine.write_out import BLOCK
 from farhand.store import calls
 from farhand.store.ahead import PROMISES_SUFFIX
-from farhand.store.blocks import BLOCK, MOST_REGIONS, BlockWriter, Region, unable
+from farhand.store.blocks import MOST_REGIONS, BlockWriter, Region, unable
 from farhand.store.calls import CallRecord, intent_of
 from farhand.store.database import Database
 from farhand.store.intents import HALF, IntentLog

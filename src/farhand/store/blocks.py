@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-BLOCK: Final = 4096
-"""What disks write as a whole, and what place and length must be a multiple of."""
 QUICK_SECONDS: Final = 0.0005
 """A disk quicker than this may be waited for on the loop while nothing else goes on."""
 MOST_REGIONS: Final = 4

@@ -19,7 +19,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from farhand.store.blocks import BLOCK, Region
+from farhand.machine.write_out import BLOCK
+from farhand.store.blocks import Region
 
 HALF = 2 << 20
 LARGEST = HALF // 16
