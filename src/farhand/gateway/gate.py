@@ -40,6 +40,7 @@ from farhand.gateway.parking import Parking
 from farhand.gateway.policy import HTTP, Policy
 from farhand.gateway.record_keeper import RecordKeeper
 from farhand.gateway.roster import Connection, Node, Roster
+from farhand.gateway.vigil import Vigil
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
 from farhand.protocol.freezing import FreezeOrder, Frozen
@@ -81,6 +82,8 @@ class Gate:
         self._running = 0
         """How many of the open calls are not over."""
         self._keeper = RecordKeeper(self, database)
+        self._before_call, self._before_answer = Vigil(), Vigil()
+        """Of a caller, or of a node, while there is nobody else."""
         self._looking: asyncio.TimerHandle | None = None
         self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
         """How long the calls took that ended, in milliseconds, by who ran them and how they ended."""
@@ -212,6 +215,7 @@ class Gate:
         before: int | None = None,
     ) -> tuple[CallRecord, OpenCall | None, ToolError | None]:
         """Find the tool, check and allow the call, and admit it; the record of one that was refused is its end."""
+        self._before_call.over()
         now = self._roster.clock()
         target: Target | None = None
         refusal: ToolError | None = None
@@ -482,6 +486,8 @@ class Gate:
             return
         opened.sent = True
         connection.link.send(opened.request)
+        if self._running == 1:
+            self._before_answer.begin()
 
     def _ran_at_once(self, opened: OpenCall, saying: Saying | None = None) -> bool:
         if opened.own is None or opened.own.at_once is None or not opened.read_only or self.frozen is not None:
@@ -539,6 +545,7 @@ class Gate:
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
+        self._before_answer.over()
         opened = self._open.get(response.request_id)
         if opened is None:
             self._keeper.acknowledge(
@@ -727,6 +734,8 @@ class Gate:
             opened.node.running -= 1
             opened.node = None
         self._keeper.end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
+        if self._running == 0:
+            self._before_call.begin()
 
     def close_call(self, call_id: str) -> None:
         """The record has how it ended."""
