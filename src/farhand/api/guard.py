@@ -27,6 +27,7 @@ from farhand.protocol.known_secrets import KnownSecrets, Veil
 log = logging.getLogger("farhand.guard")
 
 NODE_SOCKET = "/v1/nodes/ws"
+FILES_SOCKET = "/v1/nodes/files"
 ADMITTED = "farhand.admitted"
 """What to call, in a request's scope, once its sender is known."""
 NOBODY = Credential("nobody", frozenset())
@@ -219,7 +220,7 @@ class Guard:
     def admit_node(self, scope: Scope) -> None:
         """Raises Problem for an upgrade that may not even present a token."""
         self._admit(scope)
-        if scope["path"] != NODE_SOCKET:
+        if scope["path"] not in (NODE_SOCKET, FILES_SOCKET):
             raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
         self._throttle.check(scope)
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from farhand.api.cork import CorkedTransport
+from farhand.api.guard import FILES_SOCKET
 from farhand.api.http import Problem, Scope
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
@@ -69,6 +71,7 @@ INVALID_TOKEN = "invalid or missing node token"  # noqa: S105
 CLOSE_RESTART = 1012
 CLOSE_WAIT_SECONDS = 2.0
 """How long a peer may take to answer our close before the connection is cut."""
+ANSWERED_SECONDS = 0.001
 CONGESTED_BYTES = 32 * 1024 * 1024
 MOST_UNPROVED = 4
 SIP_BYTES = 256 * 1024
@@ -121,6 +124,20 @@ class NodeDoor:
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 
+    def redeem(self, scope: Scope) -> Callable[[socket.socket | None], None]:
+        """Who is to be given a connection to the files socket. Raises Problem."""
+        self._guard.admit_node(scope)
+        if scope["scheme"] != "ws":
+            raise Problem(400, "invalid_request", "the files socket is for connections without TLS")
+        headers = dict(scope["headers"])
+        wanted = self._hub.transfers.redeem(
+            headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
+        )
+        if wanted is None:
+            self._guard.node_failed(scope)
+            raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
+        return wanted
+
     def _asked_to_prove(self, grant: NodeGrant, scope: Scope) -> NodeConversation:
         """Of those who come with one key and have proved nothing yet there are a few; the oldest makes room."""
         key = grant.public_key or b""
@@ -139,6 +156,8 @@ class _Handover(asyncio.Protocol):
         self._door = door
         self._connections = connections
         self._conversation: NodeConversation | None = None
+        self._wanted: Callable[[socket.socket | None], None] | None = None
+        """By whom the connection is wanted as it is, once it was answered."""
         self._transport: asyncio.Transport
         self._protocol: Any = WSProtocol(
             None,  # host
@@ -179,8 +198,22 @@ class _Handover(asyncio.Protocol):
         if self._transport.is_closing():
             self._connections.discard(self)
             return
+        if self._wanted is not None:
+            self._give_away(self._wanted)
+            return
         self._transport.set_protocol(self._protocol)
         self._transport.resume_reading()
+
+    def _give_away(self, wanted: Callable[[socket.socket | None], None]) -> None:
+        transport, loop = self._transport, asyncio.get_running_loop()
+        if transport.is_closing():
+            wanted(None)
+        elif transport.get_write_buffer_size():
+            loop.call_later(ANSWERED_SECONDS, self._give_away, wanted)  # our answer has not left yet
+        else:
+            taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            transport.abort()
+            loop.call_soon(wanted, taken)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -194,8 +227,13 @@ class _Handover(asyncio.Protocol):
             self._transport.close()
 
     def _listener(self, request: picows.WSUpgradeRequest) -> picows.WSUpgradeResponseWithListener:
+        scope = _scope(request, self._transport)
         try:
-            conversation, subprotocol = self._door.open(_scope(request, self._transport))
+            if scope["path"] == FILES_SOCKET:
+                self._wanted = self._door.redeem(scope)
+                answer = picows.WSUpgradeResponse.create_101_response(None)
+                return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
+            conversation, subprotocol = self._door.open(scope)
         except Problem as problem:
             # The plug-in guide's refusal is plain text, and the rest follows it.
             headers = {

@@ -19,6 +19,7 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import (
     FEATURE_CANCEL,
+    FEATURE_FILES,
     FEATURE_FREEZE,
     FEATURE_QUERY,
     FEATURE_RESUME,
@@ -89,6 +90,8 @@ class Connection:
         features = extras.features if extras else []
         self.can_cancel = FEATURE_CANCEL in features
         self.can_transfer = FEATURE_TRANSFER in features
+        self.has_files = FEATURE_FILES in features
+        """It can open another connection, for the bytes of a transfer."""
         self.can_freeze = FEATURE_FREEZE in features
         self.frozen = extras.frozen if extras else None
         """By whose order the node takes no call, as it says itself."""

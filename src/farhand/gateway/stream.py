@@ -123,6 +123,10 @@ class Stream:
                 return
         self.receiver.pass_on(frame)
 
+    def carried(self) -> None:
+        """The bytes go past this: their number is no longer known here, and the receiver takes what it can."""
+        self._next = self._total
+
     def fail(self, error: FarhandError) -> None:
         for future in (self.offered, self.accepted, self.done):
             if not future.done():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import apsw
 import msgspec
 
+from farhand.gateway.carriage import CAN_CARRY, Carriage
 from farhand.gateway.endpoints import Endpoint, read_endpoint
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Roster
@@ -99,6 +101,8 @@ class OpenTransfer:
         self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
         self.cancelled: str | None = None
         self.manifest_bytes = 0
+        self.uncarried: tuple[Connection, Connection] | None = None
+        """The ends between which the files socket broke: they use the node sockets from then on."""
         self.noted_at = 0.0
 
 
@@ -112,6 +116,7 @@ class Transfers:
         self._workspace: MakeEnd | None = None
         self._open: dict[str, OpenTransfer] = {}
         self._streams: dict[int, Stream] = {}
+        self._tickets: dict[str, tuple[Carriage, Role]] = {}
         self._numbers = itertools.count(1)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._arrivals = asyncio.Event()
@@ -313,6 +318,13 @@ class Transfers:
         if stream is not None and isinstance(stream.sender, NodeParty) and stream.sender.connection is connection:
             stream.relay(kind, offset, frame)
 
+    def redeem(self, ticket: str) -> Callable[[socket.socket | None], None] | None:
+        """Who is to be given the connection that came with a ticket; None for one that was not given out, or used."""
+        if (found := self._tickets.pop(ticket, None)) is None:
+            return None
+        carriage, role = found
+        return carriage.expect(role)
+
     # -- running ----------------------------------------------------------------------------------------
 
     def _start(self, opened: OpenTransfer) -> None:
@@ -385,23 +397,56 @@ class Transfers:
         for end in opened.own.values():
             end.attach(stream)
         over = False
+        carriage = self._carriage(opened, stream)
         try:
-            sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path))
+            ticket = self._ticket(carriage, "send")
+            sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
-            receiver.tell(TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer))
+            ticket = self._ticket(carriage, "receive") if carriage and carriage.expects("send") else None
+            receiver.tell(
+                TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
+            )
             accepted = await self._patiently(stream, stream.accepted)
             if not accepted.complete:
+                if carriage is not None and await carriage.start():
+                    stream.carried()
                 await self._patiently(stream, stream.done)
             opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
             over = True
         finally:
             del self._streams[stream.number]
             stream.over()
+            if carriage is not None:
+                carriage.close()
+                for each in carriage.tickets.values():
+                    self._tickets.pop(each, None)
             if not over:  # another try may follow; whether anything is kept is decided at the end
                 for party in (sender, receiver):
                     party.tell(TransferStop(record.id, keep=True))
+
+    def _carriage(self, opened: OpenTransfer, stream: Stream) -> Carriage | None:
+        """Where both ends are nodes that can have a connection for the bytes."""
+        sender, receiver = stream.sender, stream.receiver
+        if not CAN_CARRY or not isinstance(sender, NodeParty) or not isinstance(receiver, NodeParty):
+            return None
+        ends = sender.connection, receiver.connection
+        if not all(each.has_files for each in ends) or opened.uncarried == ends:
+            return None
+
+        def broke() -> None:
+            opened.uncarried = ends
+            stream.fail(Interrupted("a connection for its bytes ended"))
+
+        return Carriage(broke)
+
+    def _ticket(self, carriage: Carriage | None, role: Role) -> str | None:
+        if carriage is None:
+            return None
+        ticket = carriage.tickets[role]
+        self._tickets[ticket] = carriage, role
+        return ticket
 
     async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:
         """What an end answers. Raises Timeout when nobody says anything for too long."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import mmap
-import os
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -18,7 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from farhand.machine.files import Files
+from farhand.machine.priority import step_back
 from farhand.machine.write_out import BLOCK
+from farhand.node.files_socket import FilesSocket
 from farhand.node.receiving import Arrival, Mismatch, Notes, discard
 from farhand.node.sending import Parcel
 from farhand.protocol.calls import ToolFailure
@@ -26,6 +25,7 @@ from farhand.protocol.errors import Failed, ProtocolError, ToolError
 from farhand.protocol.frames import HEADER_BYTES, read_header
 from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import (
+    FEATURE_FILES,
     FEATURE_TRANSFER,
     Message,
     TransferCredit,
@@ -35,7 +35,7 @@ from farhand.protocol.messages import (
     TransferStop,
     encode,
 )
-from farhand.protocol.version import MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
+from farhand.protocol.version import LONG_TRANSFER_BYTES, MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
 from farhand.sdk.link import Link
 
 log = logging.getLogger("farhand.node.transfers")
@@ -48,13 +48,12 @@ FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
 CREDIT_BYTES = MIB
 CREDIT_SECONDS = 1.0
 THREADS = 8
-BULK_NICENESS = 10
 
 
 class Transfers:
     """Every end of a transfer that is on this node. Its owner calls `close`."""
 
-    features: tuple[str, ...] = (FEATURE_TRANSFER,)
+    features: tuple[str, ...] = (FEATURE_TRANSFER, FEATURE_FILES)
 
     def __init__(self, files: Files, folder: Path, brake: Brake | None = None) -> None:
         """`folder` keeps the notes that let a transfer go on after this program was killed."""
@@ -65,13 +64,15 @@ class Transfers:
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=_step_back)
+        self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=step_back)
+        self._carriers = ThreadPoolExecutor(MAX_ENDS, "farhand-files", initializer=step_back)
 
     async def close(self) -> None:
         self.detach()
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=5)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._carriers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # -- the link ---------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Transfers:
             busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")
             link.send(encode(TransferDone(wanted.stream, busy)))
             return
-        settings = (wanted, link, self._files, self._notes, self._in_thread)
+        settings = (wanted, link, self._files, self._notes, self._in_thread, self._carriers)
         if wanted.role == "send":
             self._senders[wanted.stream] = sender = _Sender(*settings)
             self._follow(wanted.transfer_id, "send", sender.run)
@@ -189,6 +190,7 @@ class _End:
         files: Files,
         notes: Notes,
         in_thread: Callable[..., Any],
+        carriers: ThreadPoolExecutor,
     ) -> None:
         self.transfer_id = opened.transfer_id
         self._opened = opened
@@ -196,12 +198,17 @@ class _End:
         self._files = files
         self._notes = notes
         self._in_thread = in_thread
+        self._carriers = carriers
+        self._socket: FilesSocket | None = None
+        self._using: asyncio.Future[Any] | None = None
         self._wake = asyncio.Event()
         self._stopped = False
 
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()
+        if self._socket is not None:
+            self._socket.hang_up()
 
     async def run(self) -> None:
         try:
@@ -215,9 +222,41 @@ class _End:
             log.exception("transfer %s failed", self.transfer_id)
             failure = Failed(f"{type(error).__name__}: {error}")
             self._tell(TransferDone(self._opened.stream, ToolFailure.of(failure)))
+        finally:
+            if self._socket is not None:
+                await self._leave(self._socket)
 
     async def _work(self) -> None:
         raise NotImplementedError
+
+    async def _dial(self, size: int) -> None:
+        """Have a connection for the bytes where they are many; without one they take the node socket."""
+        ticket = self._opened.ticket
+        if ticket is None or size < LONG_TRANSFER_BYTES:
+            return
+        try:
+            self._socket = await self._in_thread(FilesSocket.dial, self._link.url, ticket)
+        except OSError as error:
+            log.warning(
+                "transfer %s goes by the node socket, it has no connection of its own: %s", self.transfer_id, error
+            )
+        if self._socket is not None and self._stopped:
+            self._socket.hang_up()
+
+    def _use(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Have a thread of its own use the connection."""
+        self._using = asyncio.get_running_loop().run_in_executor(self._carriers, work, *arguments)
+        return self._using
+
+    async def _leave(self, files: FilesSocket) -> None:
+        """Hang up once the gateway says that the try is over: before that, it would take it for a break."""
+        while not self._stopped:
+            await self._woken()
+        files.hang_up()
+        if self._using is not None:
+            await asyncio.wait({self._using})
+            self._using.exception()
+        files.close()
 
     def _tell(self, message: Message) -> None:
         if not self._stopped:
@@ -233,26 +272,62 @@ class _Sender(_End):
     _written = 0
     _until = 0
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._allowed = threading.Event()
+
     def credit(self, credit: TransferCredit) -> None:
         if self._offset is None:
             self._offset = credit.offset
         self._written = max(self._written, credit.offset)
         self._until = max(self._until, credit.until)
         self._wake.set()
+        self._allowed.set()
+
+    def stop(self) -> None:
+        super().stop()
+        self._allowed.set()
 
     async def _work(self) -> None:
         kept = self._notes.path(self.transfer_id, "sent")
         parcel = await self._in_thread(Parcel, self._files, self._opened.path, self._opened.stream, kept)
-        following: asyncio.Future[list[bytes | bytearray]] | None = None
         try:
+            await self._dial(parcel.offer.size)
             self._tell(TransferReady(self._opened.stream, offer=parcel.offer))
             while self._offset is None and not self._stopped:
                 await self._woken()
             if self._stopped:
                 return
             await self._in_thread(parcel.begin, self._offset)
-            allowed = self._until, self._written
-            following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+            if self._socket is None or not await self._use(self._pour, parcel, self._socket):
+                await self._send(parcel)
+        finally:
+            await self._in_thread(parcel.close)
+
+    def _pour(self, parcel: Parcel, files: FilesSocket) -> bool:
+        """Send everything on a connection of its own; False, and nothing is sent, where the gateway wants it not."""
+        if not files.wanted():
+            return False
+        while not self._stopped and not parcel.over:
+            self._allowed.clear()
+            frames = parcel.read(self._until, self._written)
+            for frame in frames:
+                try:
+                    files.send(frame)
+                except OSError as error:  # the gateway sees that too, and says how it goes on
+                    log.debug("transfer %s: %s", self.transfer_id, error)
+                    return True
+                if isinstance(frame, bytearray):
+                    parcel.give_back(frame)
+            if not frames:
+                self._allowed.wait()
+        return True
+
+    async def _send(self, parcel: Parcel) -> None:
+        """Send everything on the node socket."""
+        allowed = self._until, self._written
+        following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+        try:
             while not self._stopped:
                 frames = await following
                 if not frames and parcel.over:
@@ -271,11 +346,9 @@ class _Sender(_End):
                     if isinstance(frame, bytearray):
                         parcel.give_back(frame)
         finally:
-            if following is not None:
-                await asyncio.wait({following})
-                if not following.cancelled():
-                    following.exception()
-            await self._in_thread(parcel.close)
+            await asyncio.wait({following})
+            if not following.cancelled():
+                following.exception()
 
 
 class _Receiver(_End):
@@ -283,6 +356,7 @@ class _Receiver(_End):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._loop = asyncio.get_running_loop()
         self._frames: list[memoryview] = []
         self._spare: list[memoryview] = []
         self._allowed = 0
@@ -291,17 +365,39 @@ class _Receiver(_End):
 
     def frame(self, frame: memoryview) -> None:
         """Copied, into memory that serves again: fresh memory would cost more than the copy."""
+        copy = self._room(len(frame))
+        copy[:] = frame
+        self._arrived(copy)
+
+    def _room(self, size: int) -> memoryview:
+        if size != FULL_FRAME:
+            return memoryview(bytearray(size))
+        return self._spare.pop() if self._spare else _aligned_frame()
+
+    def _arrived(self, frame: memoryview) -> None:
         self._size += len(frame)
-        if len(frame) == FULL_FRAME:
-            copy = self._spare.pop() if self._spare else _aligned_frame()
-            copy[:] = frame
-        else:
-            copy = memoryview(bytearray(frame))
-        self._frames.append(copy)
+        self._frames.append(frame)
         if self._size > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
             self._frames.clear()
-            self._failure = Failed("the sender sent more than it was allowed to")
+            self._fail(Failed("the sender sent more than it was allowed to"))
         self._wake.set()
+
+    def _fail(self, failure: ToolError) -> None:
+        self._failure = failure
+        self._wake.set()
+
+    def _take_in(self, files: FilesSocket) -> None:
+        """Receive what comes on a connection of its own. Where it ends early, the gateway says how it goes on."""
+        try:
+            while (size := files.next_size()) is not None:
+                frame = self._room(size)
+                if not files.receive(frame):
+                    break
+                self._loop.call_soon_threadsafe(self._arrived, frame)
+        except OSError as error:
+            log.debug("transfer %s: %s", self.transfer_id, error)
+        except ProtocolError as error:
+            self._loop.call_soon_threadsafe(self._fail, Failed(str(error)))
 
     async def _work(self) -> None:
         if self._opened.offer is None:
@@ -311,7 +407,11 @@ class _Receiver(_End):
             Arrival, self._files, self._notes, self.transfer_id, self._opened.path, self._opened.offer
         )
         try:
+            if not arrival.complete:
+                await self._dial(self._opened.offer.size)
             self._tell(TransferReady(stream, offset=arrival.offset, complete=arrival.complete))
+            if self._socket is not None:
+                self._use(self._take_in, self._socket)
             if not arrival.complete:
                 self._allow(arrival.offset)
             while not arrival.complete:
@@ -339,14 +439,3 @@ class _Receiver(_End):
 def _aligned_frame() -> memoryview:
     """Memory for a whole frame whose payload can go to the disk past the page cache."""
     return memoryview(mmap.mmap(-1, BLOCK + TRANSFER_FRAME_BYTES))[BLOCK - HEADER_BYTES :]
-
-
-def _step_back() -> None:
-    """Let the threads that move bytes wait for those that answer calls, where the system can tell threads apart.
-
-    Not to the utmost: one that is kept waiting with Python's lock in its hands keeps the answers waiting too.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BULK_NICENESS)

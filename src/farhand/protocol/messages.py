@@ -27,6 +27,8 @@ FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
 FEATURE_TRANSFER = "transfer"
+FEATURE_FILES = "files"
+"""A long transfer may have a connection of its own, beside the node socket."""
 FEATURE_FREEZE = "freeze"
 FEATURE_UNLISTED = "tool."
 """Before the name of a tool that is not among those a node offers, and can be called all the same."""
@@ -222,6 +224,8 @@ class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
     path: str
     offer: TransferOffer | None = None
     """For the receiver: what the sender has."""
+    ticket: str | None = None
+    """Admits one connection of the node's to the files socket, for the bytes of this try (`files`)."""
 
 
 class TransferReady(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_ready"):

@@ -46,5 +46,8 @@ TRANSFER_FRAME_BYTES = 256 * KIB
 """How much of a file goes into one frame. Larger ones cost the same for each byte, but whoever handles one does nothing
 else meanwhile."""
 
+LONG_TRANSFER_BYTES = 4 * MIB
+"""From this size on, a transfer is worth connections of its own."""
+
 TRANSFER_WINDOW_BYTES = 8 * MIB
 """How much of a transfer may be under way, unacknowledged, between its two ends."""

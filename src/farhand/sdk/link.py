@@ -61,6 +61,7 @@ class Link(picows.WSListener):
         self._room = asyncio.Event()
         self._room.set()
         self.welcomed = False
+        self.url = ""
         self._time = loop.time
         self._call_soon = loop.call_soon
         self._sent_this_turn = 0
@@ -109,6 +110,7 @@ class Link(picows.WSListener):
             raise LinkLost("the connection was lost before it was open")
         if not isinstance(link, cls):
             raise LinkLost("the gateway hung up before it answered")
+        link.url = url
         return link
 
     def send(self, frame: bytes) -> None:

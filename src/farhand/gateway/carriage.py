@@ -1,0 +1,114 @@
+"""Two connections of a long transfer, from its sender and to its receiver, and the thread that moves its bytes.
+
+On the node sockets a file's bytes would be handled by the loops that answer calls, and calls would wait behind them.
+Here the kernel moves them from one connection to the other, unread; what they are is between the two ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from farhand.gateway.stream import Role
+from farhand.machine.priority import step_back
+from farhand.protocol.version import MIB
+
+log = logging.getLogger("farhand.transfers")
+
+CAN_CARRY: Final = hasattr(os, "splice")
+ARRIVE_SECONDS: Final = 5.0
+GO: Final = b"\x01"
+"""What the sender hears when its connection is used; one that is not is closed."""
+
+
+class Carriage:
+    """Of one try of one transfer. Whoever made it calls `close`."""
+
+    def __init__(self, broke: Callable[[], None]) -> None:
+        """`broke` is told that a connection ended before `close`."""
+        self.tickets: dict[Role, str] = {"send": secrets.token_urlsafe(24), "receive": secrets.token_urlsafe(24)}
+        self._broke = broke
+        self._ends: dict[Role, asyncio.Future[socket.socket]] = {}
+        self._carrying = False
+        self._closed = False
+
+    def expect(self, role: Role) -> Callable[[socket.socket | None], None]:
+        """Somebody came with this ticket. What is returned is to be given the connection, or None if it was lost."""
+        coming = self._ends[role] = asyncio.get_running_loop().create_future()
+
+        def arrived(end: socket.socket | None) -> None:
+            if end is None:
+                coming.cancel()
+            elif self._closed or coming.done():
+                end.close()
+            else:
+                end.setblocking(True)
+                coming.set_result(end)
+
+        return arrived
+
+    def expects(self, role: Role) -> bool:
+        return role in self._ends
+
+    async def start(self) -> bool:
+        """Whether both connections are there, and bytes are moved from now on."""
+        if len(self._ends) == 2:
+            await asyncio.wait(self._ends.values(), timeout=ARRIVE_SECONDS)
+        if self._closed or len(self._arrived()) < 2:
+            self.close()
+            return False
+        self._carrying = True
+        source, sink = self._ends["send"].result(), self._ends["receive"].result()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._carry, args=(source, sink, loop), name="farhand-carriage", daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        self._closed = True
+        for end in self._arrived():
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            if not self._carrying:
+                end.close()
+
+    def _arrived(self) -> list[socket.socket]:
+        return [each.result() for each in self._ends.values() if each.done() and not each.cancelled()]
+
+    def _carry(self, source: socket.socket, sink: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        step_back()
+        try:
+            _move(source, sink)
+        except OSError as error:
+            log.debug("a connection for the bytes of a transfer ended: %s", error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(self._over, source, sink)
+
+    def _over(self, source: socket.socket, sink: socket.socket) -> None:
+        source.close()
+        sink.close()
+        if not self._closed:
+            self._closed = True
+            self._broke()
+
+
+def _move(source: socket.socket, sink: socket.socket) -> None:
+    """Until the source ends. Raises OSError."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a small pipe will do
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
+        source.sendall(GO)
+        while count := os.splice(source.fileno(), writing, MIB):
+            while count:
+                count -= os.splice(reading, sink.fileno(), count)
+    finally:
+        os.close(reading)
+        os.close(writing)
