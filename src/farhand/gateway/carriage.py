@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from farhand.gateway.stream import Role
+from farhand.machine.line import keep_little_under_way
 from farhand.machine.priority import step_back
 from farhand.protocol.version import MIB
 
@@ -51,6 +52,7 @@ class Carriage:
                 end.close()
             else:
                 end.setblocking(True)
+                keep_little_under_way(end)
                 coming.set_result(end)
 
         return arrived

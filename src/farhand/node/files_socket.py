@@ -12,6 +12,7 @@ import socket
 import struct
 from urllib.parse import urlsplit
 
+from farhand.machine.line import keep_little_under_way
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES
 from farhand.sdk.link import FRAME_RESERVE
@@ -36,6 +37,7 @@ class FilesSocket:
         connection = socket.create_connection((address.hostname, address.port or 80), DIAL_SECONDS)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_little_under_way(connection)
             key = base64.b64encode(os.urandom(16)).decode()
             connection.sendall(
                 f"GET {address.path.removesuffix('ws')}files HTTP/1.1\r\n"

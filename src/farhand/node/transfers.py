@@ -7,6 +7,7 @@ import logging
 import mmap
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -357,30 +358,41 @@ class _Receiver(_End):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._loop = asyncio.get_running_loop()
-        self._frames: list[memoryview] = []
+        self._frames: deque[memoryview] = deque()
+        self._came = self._taken = 0
+        """Bytes, counted by whoever brings frames and by whoever takes them: these may be two threads."""
         self._spare: list[memoryview] = []
         self._allowed = 0
         self._allowed_at = 0.0
-        self._size = 0
+        self._waits = False
+        """For frames. Set before it looks whether there are any, as frames are added before this is looked at."""
 
     def frame(self, frame: memoryview) -> None:
         """Copied, into memory that serves again: fresh memory would cost more than the copy."""
         copy = self._room(len(frame))
         copy[:] = frame
-        self._arrived(copy)
+        try:
+            self._add(copy)
+        except Failed as failure:
+            self._fail(failure)
+        self._wake.set()
 
     def _room(self, size: int) -> memoryview:
         if size != FULL_FRAME:
             return memoryview(bytearray(size))
         return self._spare.pop() if self._spare else _aligned_frame()
 
-    def _arrived(self, frame: memoryview) -> None:
-        self._size += len(frame)
+    def _add(self, frame: memoryview) -> None:
+        """Raises Failed for more than the sender was allowed."""
+        self._came += len(frame)
+        if self._came - self._taken > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
+            raise Failed("the sender sent more than it was allowed to")
         self._frames.append(frame)
-        if self._size > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
-            self._frames.clear()
-            self._fail(Failed("the sender sent more than it was allowed to"))
-        self._wake.set()
+
+    def _take(self) -> list[memoryview]:
+        frames = [self._frames.popleft() for _ in range(len(self._frames))]
+        self._taken += sum(map(len, frames))
+        return frames
 
     def _fail(self, failure: ToolError) -> None:
         self._failure = failure
@@ -393,10 +405,12 @@ class _Receiver(_End):
                 frame = self._room(size)
                 if not files.receive(frame):
                     break
-                self._loop.call_soon_threadsafe(self._arrived, frame)
+                self._add(frame)
+                if self._waits:  # else it looks by itself
+                    self._loop.call_soon_threadsafe(self._wake.set)
         except OSError as error:
             log.debug("transfer %s: %s", self.transfer_id, error)
-        except ProtocolError as error:
+        except (ProtocolError, Failed) as error:
             self._loop.call_soon_threadsafe(self._fail, Failed(str(error)))
 
     async def _work(self) -> None:
@@ -415,12 +429,16 @@ class _Receiver(_End):
             if not arrival.complete:
                 self._allow(arrival.offset)
             while not arrival.complete:
-                await self._woken()
+                self._waits = True
+                if not self._frames:
+                    await self._woken()
+                self._waits = False
                 if self._failure is not None:
                     raise self._failure
                 if self._stopped:
                     return
-                frames, self._frames, self._size = self._frames, [], 0
+                if not (frames := self._take()):
+                    continue
                 await self._in_thread(arrival.feed, frames)
                 self._spare += [each for each in frames if len(each) == FULL_FRAME]
                 self._allow(arrival.offset)
