@@ -373,6 +373,46 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
 
 
+class FilesProxy(Proxy):
+    """Tells connections to the files socket from those to the node socket."""
+
+    FIRST = b"GET /v1/nodes/files "
+
+    def __init__(self, port: int, *, refusing: bool = False) -> None:
+        super().__init__(port)
+        self.refusing = refusing
+        """Connections to the files socket are broken at once."""
+        self.tried = 0
+        self.moved = 0
+        """Bytes that the node sent to the files socket."""
+        self._files: list[socket.socket] = []
+
+    def cut_files(self) -> None:
+        for one in self._files:
+            _reset(one)
+        self._files.clear()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
+        if not counts and source.recv(len(self.FIRST), socket.MSG_PEEK | socket.MSG_WAITALL) == self.FIRST:
+            self.tried += 1
+            if self.refusing:
+                _reset(source)
+                _reset(sink)
+                return
+            self._files += [source, sink]
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    self.moved += len(data)
+                    if self.pace:
+                        time.sleep(self.pace * len(data) / (1024 * 1024))
+                    sink.sendall(self.spoiled(data))
+            for one in (source, sink):
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+            return
+        super()._carry(source, sink, counts)
+
+
 def _reset(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_credit_comes_for_a_mebibyte_and_for_a_second(tmp_path: Path, monkeypatc
     async def run() -> None:
         line: Any = Line()
         opened = TransferOpen(1, "0" * 16, "receive", "file")
-        receiver = _Receiver(opened, line, Files(tmp_path), Notes(tmp_path), asyncio.to_thread)
+        receiver = _Receiver(opened, line, Files(tmp_path), Notes(tmp_path), asyncio.to_thread, ThreadPoolExecutor())
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now)
         receiver._allow(0)

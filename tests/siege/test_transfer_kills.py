@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import GatewayProcess, NodeProcess, Proxy, wait_until
+from tests.harness import FilesProxy, GatewayProcess, NodeProcess, wait_until
 
 LONG = os.environ.get("FARHAND_SIEGE") == "long"
 BREAKS = 500 if LONG else 50
@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self.gateway = stack.enter_context(GatewayProcess(folder / "home"))
-        self.proxies = [stack.enter_context(Proxy(self.gateway.port)) for _ in range(2)]
+        self.proxies = [stack.enter_context(FilesProxy(self.gateway.port)) for _ in range(2)]
         self.left, self.right = (
             stack.enter_context(
                 NodeProcess(
@@ -87,6 +87,7 @@ def test_a_broken_transfer_ends_whole_or_leaves_the_destination_alone(scene: Sce
     while len(broken) < BREAKS:
         number += 1
         folder = number % 3 == 0
+        scene.proxies[0].refusing = number % 4 >= 2  # half of them go by the node sockets
         source = make_source(scene.left.workspace / f"source-{number}", choice, folder=folder)
         target = scene.right.workspace / f"target-{number}"
         if not folder:

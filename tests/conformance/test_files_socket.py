@@ -1,0 +1,262 @@
+"""Long transfers have connections of their own, and do without them wherever there can be none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import FilesProxy, GatewayProcess, NodeProcess, wait_until
+
+MIB = 1024 * 1024
+LONG = 12 * MIB
+
+
+class Scene:
+    """A gateway and two nodes, each behind a proxy that knows the files socket."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.gateway = stack.enter_context(GatewayProcess(folder / "home"))
+        self.proxies = [stack.enter_context(FilesProxy(self.gateway.port)) for _ in range(2)]
+        self.left, self.right = (
+            stack.enter_context(
+                NodeProcess(
+                    self.gateway, folder / name, name, url=proxy.url.replace("ws://", "http://").partition("/v1")[0]
+                )
+            )
+            for name, proxy in zip(("left", "right"), self.proxies, strict=True)
+        )
+
+    def begin(self, size: int) -> tuple[str, bytes]:
+        content = random.Random(size).randbytes(size)
+        (self.left.workspace / "source").write_bytes(content)
+        (self.right.workspace / "target").unlink(missing_ok=True)
+        body = {"source": "left:source", "destination": "right:target", "background": True}
+        answer = self.gateway.request("POST", "/v1/transfers", body)
+        assert answer.status == 202, answer
+        return f"/v1/transfers/{answer.json()['id']}", content
+
+    def end_of(self, path: str) -> Any:
+        def over() -> Any:
+            found = self.gateway.get(path)
+            return found if found["state"] != "running" else None
+
+        return wait_until(over, 60, f"the end of {path}")
+
+    def holds(self, path: str, content: bytes) -> None:
+        end = self.end_of(path)
+        assert end["state"] == "ok", end
+        assert (self.right.workspace / "target").read_bytes() == content
+        assert not list(self.right.workspace.rglob(".farhand-*"))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with contextlib.ExitStack() as stack:
+        yield Scene(tmp_path_factory.mktemp("files"), stack)
+
+
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    for proxy in shared.proxies:
+        proxy.tried = proxy.moved = 0
+    yield shared
+    for proxy in shared.proxies:
+        proxy.refusing, proxy.pace = False, 0.0
+
+
+def test_a_long_file_takes_connections_of_its_own(scene: Scene) -> None:
+    scene.holds(*scene.begin(LONG))
+    assert [proxy.tried for proxy in scene.proxies] == [1, 1]
+    assert scene.proxies[0].moved > LONG
+
+
+def test_a_folder_of_that_size_does_too(scene: Scene) -> None:
+    tree = scene.left.workspace / "tree"
+    (tree / "sub").mkdir(parents=True)
+    for number in range(40):
+        (tree / "sub" / f"{number}").write_bytes(os.urandom(MIB // 4 + number))
+    answer = scene.gateway.invoke("gsv__Transfer", {"source": "left:tree", "destination": "right:tree"})
+    assert answer["ok"], answer
+    for number in range(40):
+        one = Path("sub", str(number))
+        assert (scene.right.workspace / "tree" / one).read_bytes() == (tree / one).read_bytes()
+    assert scene.proxies[0].moved > 10 * MIB
+
+
+def test_a_short_one_takes_the_node_socket(scene: Scene) -> None:
+    scene.holds(*scene.begin(3 * MIB))
+    assert [proxy.tried for proxy in scene.proxies] == [0, 0]
+
+
+@pytest.mark.parametrize("refused", [(True, False), (False, True), (True, True)])
+def test_where_an_end_cannot_have_one_the_node_socket_will_do(scene: Scene, refused: tuple[bool, bool]) -> None:
+    for proxy, refusing in zip(scene.proxies, refused, strict=True):
+        proxy.refusing = refusing
+    scene.holds(*scene.begin(LONG))
+    assert scene.proxies[0].tried == 1 and scene.proxies[1].tried == (not refused[0])
+    assert scene.proxies[0].moved < MIB
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_one_that_breaks_is_made_good_by_the_node_socket(scene: Scene, end: int) -> None:
+    scene.proxies[0].pace = 0.05
+    path, content = scene.begin(3 * LONG)
+    wait_until(lambda: scene.proxies[0].moved > 8 * MIB, 30, "some of it is on its way")
+    scene.proxies[end].cut_files()
+    scene.holds(path, content)
+    assert scene.gateway.get("/v1/nodes")["nodes"][0]["online"]
+    assert scene.proxies[0].tried == 1, "between these two connections it broke once, and is not tried again"
+    assert scene.proxies[0].moved < 3 * LONG
+
+
+def test_on_the_node_socket_a_receiver_that_stands_still_holds_up_no_call(scene: Scene) -> None:
+    """More is under way than the sockets hold, so the gateway has to keep some of it, and to send it in parts."""
+    scene.proxies[0].refusing = True
+    content = os.urandom(MIB) * 64
+    (scene.left.workspace / "small").write_text("small\n")
+    paths = []
+    for name in ("still-1", "still-2"):
+        (scene.left.workspace / name).write_bytes(content)
+        body = {"source": f"left:{name}", "destination": f"right:{name}", "background": True}
+        paths.append(f"/v1/transfers/{scene.gateway.request('POST', '/v1/transfers', body).json()['id']}")
+    wait_until(lambda: all(scene.gateway.get(path)["bytesTransferred"] for path in paths), 20, "both of them move")
+    assert scene.right.process is not None
+    scene.right.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(20):
+            assert scene.gateway.invoke("left__Read", {"path": "small"})["ok"]
+    finally:
+        scene.right.process.send_signal(signal.SIGCONT)
+    for path in paths:
+        assert scene.end_of(path)["state"] == "ok"
+    for name in ("still-1", "still-2"):
+        assert (scene.right.workspace / name).read_bytes() == content
+
+
+def test_a_cancelled_one_ends_its_connections(scene: Scene) -> None:
+    scene.proxies[0].pace = 0.2
+    (scene.right.workspace / "target").unlink(missing_ok=True)
+    path, _ = scene.begin(3 * LONG)
+    wait_until(lambda: scene.proxies[0].moved > MIB, 30, "some of it is on its way")
+    assert scene.gateway.request("DELETE", path).json()["state"] == "cancelled"
+    wait_until(lambda: not list(scene.right.workspace.rglob(".farhand-*")), 20, "nothing left behind")
+    assert not (scene.right.workspace / "target").exists()
+    sent = scene.proxies[0].moved
+    time.sleep(0.3)  # the sender has stopped when nothing more comes
+    assert scene.proxies[0].moved <= sent + MIB
+    scene.proxies[0].pace = 0.0
+    scene.holds(*scene.begin(LONG))
+
+
+def test_many_at_once_arrive(scene: Scene) -> None:
+    contents = {f"many-{number}": os.urandom(5 * MIB + number) for number in range(12)}
+    for name, content in contents.items():
+        (scene.left.workspace / name).write_bytes(content)
+    paths = []
+    for name in contents:
+        body = {"source": f"left:{name}", "destination": f"right:{name}", "background": True}
+        paths.append(f"/v1/transfers/{scene.gateway.request('POST', '/v1/transfers', body).json()['id']}")
+    for path in paths:
+        assert scene.end_of(path)["state"] == "ok"
+    for name, content in contents.items():
+        assert (scene.right.workspace / name).read_bytes() == content
+    assert scene.proxies[0].tried == len(contents)
+
+
+def test_from_a_node_to_itself(scene: Scene) -> None:
+    content = os.urandom(LONG)
+    (scene.left.workspace / "here").write_bytes(content)
+    answer = scene.gateway.invoke("gsv__Transfer", {"source": "left:here", "destination": "left:there"})
+    assert answer["ok"], answer
+    assert (scene.left.workspace / "there").read_bytes() == content
+    assert scene.proxies[0].tried == 2
+
+
+def test_a_disk_that_refuses_is_told_and_no_break(scene: Scene) -> None:
+    (scene.right.workspace / "folder").mkdir(exist_ok=True)
+    (scene.right.workspace / "folder" / "in").write_text("the way")
+    (scene.left.workspace / "source").write_bytes(os.urandom(LONG))
+    body = {"source": "left:source", "destination": "right:folder/in/deeper"}
+    answer = scene.gateway.invoke("gsv__Transfer", body)
+    assert answer["ok"] is False and "folder/in" in answer["error"]["message"], answer
+
+
+# -- strangers ------------------------------------------------------------------------------------------------
+
+
+def upgrade(scene: Scene, *more: str, port: int | None = None) -> bytes:
+    port = port or scene.gateway.port
+    lines = [
+        "GET /v1/nodes/files HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *more,
+        "",
+        "",
+    ]
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        answer = b""
+        while data := connection.recv(4096):
+            answer += data
+    return answer
+
+
+@pytest.mark.parametrize("more", [(), ("Authorization: Bearer nonsense",), ("Authorization: Basic abc",)])
+def test_without_a_ticket_nobody_comes_in(tmp_path: Path, more: tuple[str, ...]) -> None:
+    with contextlib.ExitStack() as stack:
+        scene = Scene(tmp_path, stack)
+        assert upgrade(scene, *more).startswith(b"HTTP/1.1 401 ")
+        assert upgrade(scene, f"Authorization: Bearer {scene.gateway.token}").startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_page_of_another_origin_does_not_get_that_far(scene: Scene) -> None:
+    assert upgrade(scene, "Origin: https://evil.example").startswith(b"HTTP/1.1 403 ")
+
+
+class Listening(FilesProxy):
+    """Keeps the tickets that pass."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.tickets: list[str] = []
+        self.lock = threading.Lock()
+
+    def spoiled(self, data: bytes) -> bytes:
+        if data.startswith(self.FIRST):
+            with self.lock:
+                self.tickets.append(data.partition(b"Bearer ")[2].partition(b"\r")[0].decode())
+        return data
+
+
+def test_a_ticket_admits_once(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(GatewayProcess(tmp_path / "home"))
+        proxy = Listening(gateway.port)
+        stack.enter_context(proxy)
+        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
+        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
+        proxy.pace = 0.05
+        body = {"source": "node:source", "destination": "node:target", "background": True}
+        begun = gateway.request("POST", "/v1/transfers", body).json()
+        wait_until(lambda: len(proxy.tickets) == 2, 20, "both tickets are used")
+        scene: Any = type("One", (), {"gateway": gateway})
+        for ticket in proxy.tickets:
+            assert upgrade(scene, f"Authorization: Bearer {ticket}").startswith(b"HTTP/1.1 401 ")
+        path = f"/v1/transfers/{begun['id']}"
+        wait_until(lambda: gateway.get(path)["state"] == "ok", 60, "the transfer does not mind")
+        assert (node.workspace / "target").read_bytes() == (node.workspace / "source").read_bytes()
