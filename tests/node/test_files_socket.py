@@ -101,3 +101,23 @@ def test_a_gateway_that_will_not_have_it_is_an_error(answer: bytes) -> None:
     assert asked[0].startswith(b"GET /behind/v1/nodes/files HTTP/1.1\r\n")
     assert b"Bearer the-ticket\r\n" in asked[0] and b"secret" not in asked[0]
     assert f"Host: 127.0.0.1:{port}".encode() in asked[0]
+
+
+def test_a_frame_that_comes_in_pieces_is_put_together(
+    pair: tuple[FilesSocket, FilesSocket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal in the middle of a wait hands out what has come so far, and the rest with the next one."""
+    _, receiver, wire = pair
+    monkeypatch.setattr(socket, "MSG_WAITALL", 0)
+    frame = os.urandom(5000)
+    wire.sendall(struct.pack("!I", len(frame))[:3])
+
+    def send() -> None:
+        wire.sendall(struct.pack("!I", len(frame))[3:])
+        for start in range(0, len(frame), 7):
+            wire.sendall(frame[start : start + 7])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert received(receiver) == frame
+    thread.join()

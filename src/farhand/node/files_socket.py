@@ -77,8 +77,8 @@ class FilesSocket:
 
     def next_size(self) -> int | None:
         """How long the next frame is; None once there is none. Raises OSError, ProtocolError."""
-        length = self._connection.recv(_LENGTH.size, socket.MSG_WAITALL)
-        if len(length) < _LENGTH.size:
+        length = bytearray(_LENGTH.size)
+        if not self.receive(memoryview(length)):
             return None
         size: int = _LENGTH.unpack(length)[0]
         if not HEADER_BYTES <= size <= HEADER_BYTES + MAX_PAYLOAD_BYTES:
@@ -87,7 +87,13 @@ class FilesSocket:
 
     def receive(self, frame: memoryview) -> bool:
         """Whether the whole frame came. Raises OSError."""
-        return self._connection.recv_into(frame, len(frame), socket.MSG_WAITALL) == len(frame)
+        at = 0
+        while at < len(frame):  # a signal, such as the one that stops a process, cuts the wait for all of it short
+            count = self._connection.recv_into(frame[at:], 0, socket.MSG_WAITALL)
+            if not count:
+                return False
+            at += count
+        return True
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):
