@@ -120,7 +120,7 @@ class NodeDoor:
             for secret in presented:
                 grant = self._hub.credentials.recognise_node(secret, claim)
                 if grant is not None:
-                    return NodeConversation(self._hub, grant), subprotocol
+                    return NodeConversation(self._hub, grant, _address(scope)), subprotocol
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 
@@ -130,11 +130,9 @@ class NodeDoor:
         if scope["scheme"] != "ws":
             raise Problem(400, "invalid_request", "the files socket is for connections without TLS")
         headers = dict(scope["headers"])
-        wanted = self._hub.transfers.redeem(
-            headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
-        )
-        if wanted is None:
-            self._guard.node_failed(scope)
+        ticket = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
+        wanted = self._hub.transfers.redeem(ticket, _address(scope))
+        if wanted is None:  # no wrong token: tickets of tries that are over come late, and none can be guessed
             raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
         return wanted
 
@@ -144,7 +142,7 @@ class NodeDoor:
         unproved = [one for one in self._unproved.get(key, []) if one.unproved]
         for one in unproved[: len(unproved) + 1 - MOST_UNPROVED]:
             one.close(CLOSE_UNAUTHORIZED, "too many came with this key and did not prove that it is theirs")
-        conversation = NodeConversation(self._hub, grant, lambda: self._guard.node_failed(scope))
+        conversation = NodeConversation(self._hub, grant, _address(scope), lambda: self._guard.node_failed(scope))
         self._unproved[key] = [*unproved[1 - MOST_UNPROVED :], conversation]
         return conversation
 
@@ -195,11 +193,11 @@ class _Handover(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        if self._transport.is_closing():
-            self._connections.discard(self)
-            return
         if self._wanted is not None:
             self._give_away(self._wanted)
+            return
+        if self._transport.is_closing():
+            self._connections.discard(self)
             return
         self._transport.set_protocol(self._protocol)
         self._transport.resume_reading()
@@ -207,11 +205,16 @@ class _Handover(asyncio.Protocol):
     def _give_away(self, wanted: Callable[[socket.socket | None], None]) -> None:
         transport, loop = self._transport, asyncio.get_running_loop()
         if transport.is_closing():
+            self._connections.discard(self)
             wanted(None)
         elif transport.get_write_buffer_size():
             loop.call_later(ANSWERED_SECONDS, self._give_away, wanted)  # our answer has not left yet
         else:
-            taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            taken: socket.socket | None = None
+            try:
+                taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            except OSError as error:
+                log.warning("a connection for the bytes of a transfer cannot be kept: %s", error)
             transport.abort()
             loop.call_soon(wanted, taken)
 
@@ -303,8 +306,9 @@ class Sips(asyncio.BufferedProtocol):
 class NodeConversation(picows.WSListener):
     """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
 
-    def __init__(self, hub: Hub, grant: NodeGrant, failed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, hub: Hub, grant: NodeGrant, address: str, failed: Callable[[], None] = lambda: None) -> None:
         """`failed` is told of a wrong signature."""
+        self.address = address
         self._hub = hub
         self._grant = grant
         self._failed = failed
@@ -579,6 +583,11 @@ def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Sc
         "scheme": "wss" if secure else "ws",
         "client": transport.get_extra_info("peername"),
     }
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 def _query(text: str) -> dict[str, str]:

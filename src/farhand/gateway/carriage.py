@@ -12,13 +12,14 @@ import fcntl
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from farhand.gateway.stream import Role
-from farhand.machine.line import keep_little_under_way
+from farhand.machine.line import DROP, keep_little_under_way
 from farhand.machine.priority import step_back
 from farhand.protocol.version import MIB
 
@@ -34,9 +35,9 @@ class Carriage:
     """Of one try of one transfer. Whoever made it calls `close`."""
 
     def __init__(self, broke: Callable[[], None]) -> None:
-        """`broke` is told that a connection ended before `close`."""
+        """`broke` is told that a connection ended before `close`, or was not used as agreed."""
         self.tickets: dict[Role, str] = {"send": secrets.token_urlsafe(24), "receive": secrets.token_urlsafe(24)}
-        self._broke = broke
+        self.broke = broke
         self._ends: dict[Role, asyncio.Future[socket.socket]] = {}
         self._carrying = False
         self._closed = False
@@ -67,16 +68,21 @@ class Carriage:
         if self._closed or len(self._arrived()) < 2:
             self.close()
             return False
+        ends = self._ends["send"].result(), self._ends["receive"].result(), asyncio.get_running_loop()
+        try:
+            threading.Thread(target=self._carry, args=ends, name="farhand-carriage", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("a transfer goes by the node sockets: %s", error)
+            self.close()
+            return False
         self._carrying = True
-        source, sink = self._ends["send"].result(), self._ends["receive"].result()
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._carry, args=(source, sink, loop), name="farhand-carriage", daemon=True).start()
         return True
 
     def close(self) -> None:
         self._closed = True
         for end in self._arrived():
             with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
                 end.shutdown(socket.SHUT_RDWR)
             if not self._carrying:
                 end.close()
@@ -98,7 +104,7 @@ class Carriage:
         sink.close()
         if not self._closed:
             self._closed = True
-            self._broke()
+            self.broke()
 
 
 def _move(source: socket.socket, sink: socket.socket) -> None:
@@ -108,7 +114,14 @@ def _move(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):  # a small pipe will do
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
         source.sendall(GO)
-        while count := os.splice(source.fileno(), writing, MIB):
+        events = select.poll()
+        events.register(source, select.POLLIN)
+        events.register(sink, select.POLLRDHUP)
+        while True:
+            if any(each == sink.fileno() for each, _ in events.poll()):
+                raise ConnectionResetError("the receiver hung up")
+            if not (count := os.splice(source.fileno(), writing, MIB)):
+                return
             while count:
                 count -= os.splice(reading, sink.fileno(), count)
     finally:

@@ -34,15 +34,7 @@ from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.freezing import Brake
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.login import key_text
-from farhand.protocol.messages import (
-    FEATURE_FILES,
-    FEATURE_TRANSFER,
-    FEATURES,
-    GatewayExtras,
-    GatewayWelcome,
-    NodeHello,
-    ToolsUpdate,
-)
+from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store import calls
@@ -198,9 +190,7 @@ class Hub:
             gateway_version=__version__,
             farhand=UNSET
             if plain
-            else GatewayExtras(
-                [*FEATURES, FEATURE_TRANSFER, FEATURE_FILES], self.gateway_id, max_response_bytes=MAX_FRAME_BYTES
-            ),
+            else GatewayExtras([*FEATURES, FEATURE_TRANSFER], self.gateway_id, max_response_bytes=MAX_FRAME_BYTES),
         )
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:

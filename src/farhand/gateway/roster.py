@@ -60,6 +60,9 @@ class HelloRefused(FarhandError):
 class Link(Protocol):
     """What the hub needs of a socket. No method raises: a socket that is gone is reported once, by its reader."""
 
+    address: str
+    """From where the node connected."""
+
     def send(self, frame: bytes) -> None: ...
 
     def send_frame(self, frame: bytes | memoryview) -> None:

@@ -73,6 +73,7 @@ class Stream:
         self._until = 0
         self._parts = 0
         self._total = 0
+        self._stray: Callable[[], None] | None = None
 
     def heard(self, role: Role, message: Message) -> None:
         """An end says something."""
@@ -110,6 +111,9 @@ class Stream:
         """The sender sent a frame: pass it on, if it was allowed to send it."""
         if not self.accepted.done() or self.done.done():
             return
+        if self._stray is not None:
+            self._stray()
+            return
         if kind is FrameKind.DATA:
             size = len(frame) - HEADER_BYTES
             if offset != self._next or offset + size > min(self._until, self._total):
@@ -123,9 +127,10 @@ class Stream:
                 return
         self.receiver.pass_on(frame)
 
-    def carried(self) -> None:
-        """The bytes go past this: their number is no longer known here, and the receiver takes what it can."""
+    def carried(self, broke: Callable[[], None]) -> None:
+        """The bytes go past this, and are no longer counted here. `broke` is told of any that come all the same."""
         self._next = self._total
+        self._stray = broke
 
     def fail(self, error: FarhandError) -> None:
         for future in (self.offered, self.accepted, self.done):

@@ -116,7 +116,8 @@ class Transfers:
         self._workspace: MakeEnd | None = None
         self._open: dict[str, OpenTransfer] = {}
         self._streams: dict[int, Stream] = {}
-        self._tickets: dict[str, tuple[Carriage, Role]] = {}
+        self._tickets: dict[str, tuple[Carriage, Role, str]] = {}
+        """Of which try, for which end, and from where it may come."""
         self._numbers = itertools.count(1)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._arrivals = asyncio.Event()
@@ -318,11 +319,14 @@ class Transfers:
         if stream is not None and isinstance(stream.sender, NodeParty) and stream.sender.connection is connection:
             stream.relay(kind, offset, frame)
 
-    def redeem(self, ticket: str) -> Callable[[socket.socket | None], None] | None:
-        """Who is to be given the connection that came with a ticket; None for one that was not given out, or used."""
-        if (found := self._tickets.pop(ticket, None)) is None:
+    def redeem(self, ticket: str, address: str) -> Callable[[socket.socket | None], None] | None:
+        """Who is to be given the connection that came with a ticket; None for one that was not given out, was used, or
+        comes from where its node is not."""
+        found = self._tickets.get(ticket)
+        if found is None or found[2] != address:
             return None
-        carriage, role = found
+        del self._tickets[ticket]
+        carriage, role, _ = found
         return carriage.expect(role)
 
     # -- running ----------------------------------------------------------------------------------------
@@ -396,25 +400,31 @@ class Transfers:
         self._streams[stream.number] = stream
         for end in opened.own.values():
             end.attach(stream)
-        over = False
+        over = carried = False
         carriage = self._carriage(opened, stream)
         try:
-            ticket = self._ticket(carriage, "send")
+            ticket = self._ticket(carriage, "send", sender)
             sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
-            ticket = self._ticket(carriage, "receive") if carriage and carriage.expects("send") else None
+            ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None
             receiver.tell(
                 TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
             )
             accepted = await self._patiently(stream, stream.accepted)
             if not accepted.complete:
                 if carriage is not None and await carriage.start():
-                    stream.carried()
+                    stream.carried(carriage.broke)
+                    carried = True
                 await self._patiently(stream, stream.done)
             opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
             over = True
+        except Timeout as error:
+            if carriage is None or not carried:
+                raise
+            carriage.broke()
+            raise Interrupted(f"{error.message}, on a connection of its own") from None
         finally:
             del self._streams[stream.number]
             stream.over()
@@ -441,11 +451,11 @@ class Transfers:
 
         return Carriage(broke)
 
-    def _ticket(self, carriage: Carriage | None, role: Role) -> str | None:
-        if carriage is None:
+    def _ticket(self, carriage: Carriage | None, role: Role, party: Party) -> str | None:
+        if carriage is None or not isinstance(party, NodeParty):
             return None
         ticket = carriage.tickets[role]
-        self._tickets[ticket] = carriage, role
+        self._tickets[ticket] = carriage, role, party.connection.link.address
         return ticket
 
     async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:

@@ -12,7 +12,7 @@ import socket
 import struct
 from urllib.parse import urlsplit
 
-from farhand.machine.line import keep_little_under_way
+from farhand.machine.line import DROP, keep_little_under_way
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES
 from farhand.sdk.link import FRAME_RESERVE
@@ -100,4 +100,7 @@ class FilesSocket:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """What is still on its way is wanted by nobody."""
+        with contextlib.suppress(OSError):
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
         self._connection.close()

@@ -54,7 +54,8 @@ THREADS = 8
 class Transfers:
     """Every end of a transfer that is on this node. Its owner calls `close`."""
 
-    features: tuple[str, ...] = (FEATURE_TRANSFER, FEATURE_FILES)
+    features: tuple[str, ...] = (FEATURE_TRANSFER,)
+    also: tuple[str, ...] = (FEATURE_FILES,)
 
     def __init__(self, files: Files, folder: Path, brake: Brake | None = None) -> None:
         """`folder` keeps the notes that let a transfer go on after this program was killed."""
@@ -233,7 +234,7 @@ class _End:
     async def _dial(self, size: int) -> None:
         """Have a connection for the bytes where they are many; without one they take the node socket."""
         ticket = self._opened.ticket
-        if ticket is None or size < LONG_TRANSFER_BYTES:
+        if ticket is None or size < LONG_TRANSFER_BYTES or self._stopped:
             return
         try:
             self._socket = await self._in_thread(FilesSocket.dial, self._link.url, ticket)
@@ -320,7 +321,7 @@ class _Sender(_End):
                     return True
                 if isinstance(frame, bytearray):
                     parcel.give_back(frame)
-            if not frames:
+            if not frames and not self._stopped:  # set before the event is, so that it cannot be missed
                 self._allowed.wait()
         return True
 
@@ -359,6 +360,7 @@ class _Receiver(_End):
         super().__init__(*arguments)
         self._loop = asyncio.get_running_loop()
         self._frames: deque[memoryview] = deque()
+        self._drained = threading.Event()
         self._came = self._taken = 0
         """Bytes, counted by whoever brings frames and by whoever takes them: these may be two threads."""
         self._spare: list[memoryview] = []
@@ -371,10 +373,10 @@ class _Receiver(_End):
         """Copied, into memory that serves again: fresh memory would cost more than the copy."""
         copy = self._room(len(frame))
         copy[:] = frame
-        try:
+        if self._full:
+            self._fail(Failed("the sender sent more than it was allowed to"))
+        else:
             self._add(copy)
-        except Failed as failure:
-            self._fail(failure)
         self._wake.set()
 
     def _room(self, size: int) -> memoryview:
@@ -382,24 +384,30 @@ class _Receiver(_End):
             return memoryview(bytearray(size))
         return self._spare.pop() if self._spare else _aligned_frame()
 
+    @property
+    def _full(self) -> bool:
+        return self._came - self._taken > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES
+
     def _add(self, frame: memoryview) -> None:
-        """Raises Failed for more than the sender was allowed."""
         self._came += len(frame)
-        if self._came - self._taken > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES:
-            raise Failed("the sender sent more than it was allowed to")
         self._frames.append(frame)
 
     def _take(self) -> list[memoryview]:
         frames = [self._frames.popleft() for _ in range(len(self._frames))]
         self._taken += sum(map(len, frames))
+        self._drained.set()
         return frames
+
+    def stop(self) -> None:
+        super().stop()
+        self._drained.set()
 
     def _fail(self, failure: ToolError) -> None:
         self._failure = failure
         self._wake.set()
 
     def _take_in(self, files: FilesSocket) -> None:
-        """Receive what comes on a connection of its own. Where it ends early, the gateway says how it goes on."""
+        """Receive what comes on a connection of its own. Where that ends early, the gateway says how it goes on."""
         try:
             while (size := files.next_size()) is not None:
                 frame = self._room(size)
@@ -408,10 +416,15 @@ class _Receiver(_End):
                 self._add(frame)
                 if self._waits:  # else it looks by itself
                     self._loop.call_soon_threadsafe(self._wake.set)
+                self._drained.clear()
+                if self._full and not self._stopped:
+                    self._drained.wait()
         except OSError as error:
             log.debug("transfer %s: %s", self.transfer_id, error)
-        except (ProtocolError, Failed) as error:
+        except ProtocolError as error:
             self._loop.call_soon_threadsafe(self._fail, Failed(str(error)))
+        finally:
+            files.hang_up()  # however it ended, the gateway sees it
 
     async def _work(self) -> None:
         if self._opened.offer is None:

@@ -75,6 +75,8 @@ class Extension(Protocol):
     """More that a node can do: messages and binary frames of features it announces."""
 
     features: tuple[str, ...]
+    also: tuple[str, ...]
+    """Announced too, and not asked of the gateway."""
 
     def attach(self, link: Link) -> None:
         """A gateway that has all `features` is there."""
@@ -231,7 +233,7 @@ class NodeClient:
             farhand=NodeExtras(
                 features=[
                     *FEATURES,
-                    *(self.extension.features if self.extension else ()),
+                    *((*self.extension.features, *self.extension.also) if self.extension else ()),
                     *(f"{FEATURE_QUERY}{kind}" for kind in self.queries),
                     *(f"{FEATURE_UNLISTED}{name}" for name in registry.unlisted()),
                 ],
