@@ -387,6 +387,9 @@ class FilesProxy(Proxy):
         """Bytes that the node sent to the files socket."""
         self._files: list[socket.socket] = []
 
+    def asked(self, head: bytes) -> None:
+        """Somebody asks for the files socket."""
+
     def cut_files(self) -> None:
         for one in self._files:
             _reset(one)
@@ -395,6 +398,7 @@ class FilesProxy(Proxy):
     def _carry(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
         if not counts and source.recv(len(self.FIRST), socket.MSG_PEEK | socket.MSG_WAITALL) == self.FIRST:
             self.tried += 1
+            self.asked(source.recv(4096, socket.MSG_PEEK))
             if self.refusing:
                 _reset(source)
                 _reset(sink)

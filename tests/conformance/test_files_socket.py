@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,8 +193,9 @@ def test_a_disk_that_refuses_is_told_and_no_break(scene: Scene) -> None:
 # -- strangers ------------------------------------------------------------------------------------------------
 
 
-def upgrade(scene: Scene, *more: str, port: int | None = None) -> bytes:
-    port = port or scene.gateway.port
+def upgrade(gateway: GatewayProcess, *more: str, source: str = "127.0.0.1") -> bytes:
+    """The first line of the answer, and how the connection ended."""
+    port = gateway.port
     lines = [
         "GET /v1/nodes/files HTTP/1.1",
         f"Host: 127.0.0.1:{port}",
@@ -207,24 +207,21 @@ def upgrade(scene: Scene, *more: str, port: int | None = None) -> bytes:
         "",
         "",
     ]
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0)) as connection:
         connection.sendall("\r\n".join(lines).encode())
-        answer = b""
-        while data := connection.recv(4096):
-            answer += data
-    return answer
+        return connection.recv(4096).partition(b"\r\n")[0]
 
 
 @pytest.mark.parametrize("more", [(), ("Authorization: Bearer nonsense",), ("Authorization: Basic abc",)])
 def test_without_a_ticket_nobody_comes_in(tmp_path: Path, more: tuple[str, ...]) -> None:
     with contextlib.ExitStack() as stack:
         scene = Scene(tmp_path, stack)
-        assert upgrade(scene, *more).startswith(b"HTTP/1.1 401 ")
-        assert upgrade(scene, f"Authorization: Bearer {scene.gateway.token}").startswith(b"HTTP/1.1 401 ")
+        assert upgrade(scene.gateway, *more).startswith(b"HTTP/1.1 401 ")
+        assert upgrade(scene.gateway, f"Authorization: Bearer {scene.gateway.token}").startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_page_of_another_origin_does_not_get_that_far(scene: Scene) -> None:
-    assert upgrade(scene, "Origin: https://evil.example").startswith(b"HTTP/1.1 403 ")
+    assert upgrade(scene.gateway, "Origin: https://evil.example").startswith(b"HTTP/1.1 403 ")
 
 
 class Listening(FilesProxy):
@@ -233,13 +230,9 @@ class Listening(FilesProxy):
     def __init__(self, port: int) -> None:
         super().__init__(port)
         self.tickets: list[str] = []
-        self.lock = threading.Lock()
 
-    def spoiled(self, data: bytes) -> bytes:
-        if data.startswith(self.FIRST):
-            with self.lock:
-                self.tickets.append(data.partition(b"Bearer ")[2].partition(b"\r")[0].decode())
-        return data
+    def asked(self, head: bytes) -> None:
+        self.tickets.append(head.partition(b"Bearer ")[2].partition(b"\r")[0].decode())
 
 
 def test_a_ticket_admits_once(tmp_path: Path) -> None:
@@ -254,9 +247,29 @@ def test_a_ticket_admits_once(tmp_path: Path) -> None:
         body = {"source": "node:source", "destination": "node:target", "background": True}
         begun = gateway.request("POST", "/v1/transfers", body).json()
         wait_until(lambda: len(proxy.tickets) == 2, 20, "both tickets are used")
-        scene: Any = type("One", (), {"gateway": gateway})
         for ticket in proxy.tickets:
-            assert upgrade(scene, f"Authorization: Bearer {ticket}").startswith(b"HTTP/1.1 401 ")
+            assert upgrade(gateway, f"Authorization: Bearer {ticket}").startswith(b"HTTP/1.1 401 ")
         path = f"/v1/transfers/{begun['id']}"
         wait_until(lambda: gateway.get(path)["state"] == "ok", 60, "the transfer does not mind")
+        assert (node.workspace / "target").read_bytes() == (node.workspace / "source").read_bytes()
+
+
+def test_a_ticket_is_good_from_where_its_node_is(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(GatewayProcess(tmp_path / "home"))
+        proxy = Listening(gateway.port)
+        stack.enter_context(proxy)
+        proxy.refusing, proxy.pace = True, 0.05
+        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
+        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
+        body = {"source": "node:source", "destination": "node:target", "background": True}
+        begun = gateway.request("POST", "/v1/transfers", body).json()
+        wait_until(lambda: proxy.tickets, 20, "a ticket that nobody could use")
+        mine = f"Authorization: Bearer {proxy.tickets[0]}"
+        assert upgrade(gateway, mine, source="127.0.0.2").startswith(b"HTTP/1.1 401 ")
+        assert upgrade(gateway, mine).startswith(b"HTTP/1.1 101 ")
+        wait_until(
+            lambda: gateway.get(f"/v1/transfers/{begun['id']}")["state"] == "ok", 60, "the transfer does not mind"
+        )
         assert (node.workspace / "target").read_bytes() == (node.workspace / "source").read_bytes()

@@ -115,3 +115,17 @@ def test_failures_of_the_ends() -> None:
 
     scene(missing)
     scene(again)
+
+
+def test_what_is_carried_past_it_is_believed_and_bytes_that_come_all_the_same_are_a_break() -> None:
+    def work(stream: Stream, sender: Ear, receiver: Ear) -> None:
+        breaks: list[str] = []
+        stream.carried(lambda: breaks.append("broke"))
+        stream.heard("receive", TransferCredit(1, 32 * MIB, 40 * MIB))
+        assert sender.told[-1] == TransferCredit(1, 32 * MIB, 40 * MIB)
+        data(stream, 0, 1000)
+        assert breaks == ["broke"] and receiver.frames == []
+        stream.heard("receive", TransferDone(1))
+        assert stream.done.done() and stream.done.exception() is None
+
+    scene(work)

@@ -1,0 +1,101 @@
+"""A thread that sends a file: it ends when it is told to, at whatever moment that is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhand.machine.files import Files
+from farhand.node.files_socket import FilesSocket
+from farhand.node.receiving import Notes
+from farhand.node.sending import Parcel
+from farhand.node.transfers import _Receiver, _Sender
+from farhand.protocol.messages import TransferCredit, TransferOpen
+from farhand.protocol.version import TRANSFER_FRAME_BYTES
+
+pytestmark = pytest.mark.anyio
+
+
+class Moment(threading.Event):
+    """Stops the sender just where it has looked whether it is stopped, and has not begun to wait."""
+
+    sender: _Sender | None = None
+
+    def clear(self) -> None:
+        sender, self.sender = self.sender, None
+        if sender is not None:
+            sender.stop()
+        super().clear()
+
+
+def end(kind: Any, folder: Path, role: Any) -> Any:
+    opened = TransferOpen(1, "0" * 16, role, "file")
+    return kind(opened, None, Files(folder), Notes(folder / "notes"), asyncio.to_thread, ThreadPoolExecutor())
+
+
+async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(TRANSFER_FRAME_BYTES))
+    sender = end(_Sender, tmp_path, "send")
+    parcel = Parcel(Files(tmp_path), "file", 1, tmp_path / "kept")
+    parcel.begin(0)
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"\x01")
+        sender._allowed = moment = Moment()
+        moment.sender = sender
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(sender._pour, parcel, FilesSocket(near))
+    parcel.close()
+
+
+async def test_without_credit_nothing_is_sent_and_with_it_all_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(2 * TRANSFER_FRAME_BYTES))
+    sender = end(_Sender, tmp_path, "send")
+    parcel = Parcel(Files(tmp_path), "file", 1, tmp_path / "kept")
+    parcel.begin(0)
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"\x01")
+        pouring = asyncio.create_task(asyncio.to_thread(sender._pour, parcel, FilesSocket(near)))
+        receiver = FilesSocket(far)
+        sender.credit(TransferCredit(1, 0, 2**40))
+        came = 0
+        async with asyncio.timeout(10):
+            while came < 2 * TRANSFER_FRAME_BYTES:
+                size = await asyncio.to_thread(receiver.next_size)
+                assert size is not None
+                assert await asyncio.to_thread(receiver.receive, memoryview(bytearray(size)))
+                came += size
+            sender.stop()
+            assert await pouring
+    parcel.close()
+
+
+async def test_a_receiver_whose_disk_is_slow_stops_reading_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farhand.node.transfers.MAX_WAITING_FRAMES", 3)
+    receiver = end(_Receiver, tmp_path, "receive")
+    near, far = socket.socketpair()
+    with near, far:
+        sender = FilesSocket(near)
+        for _ in range(10):
+            sender.send(bytes(100))
+        taking = asyncio.create_task(asyncio.to_thread(receiver._take_in, FilesSocket(far)))
+        taken = 0
+        async with asyncio.timeout(10):
+            while taken < 10:
+                found = receiver._take()
+                assert len(found) <= 5
+                taken += len(found)
+                await asyncio.sleep(0.01)
+            receiver.stop()
+            sender.hang_up()
+            await taking
+    assert receiver._failure is None
