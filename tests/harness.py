@@ -385,6 +385,8 @@ class FilesProxy(Proxy):
         self.tried = 0
         self.moved = 0
         """Bytes that the node sent to the files socket."""
+        self.swallowing = False
+        """They go no further, and the connection stays open, as where a box on the way has forgotten it."""
         self._files: list[socket.socket] = []
 
     def asked(self, head: bytes) -> None:
@@ -409,7 +411,8 @@ class FilesProxy(Proxy):
                     self.moved += len(data)
                     if self.pace:
                         time.sleep(self.pace * len(data) / (1024 * 1024))
-                    sink.sendall(self.spoiled(data))
+                    if not self.swallowing:
+                        sink.sendall(self.spoiled(data))
             for one in (source, sink):
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)

@@ -190,6 +190,26 @@ def test_a_disk_that_refuses_is_told_and_no_break(scene: Scene) -> None:
     assert answer["ok"] is False and "folder/in" in answer["error"]["message"], answer
 
 
+def test_one_that_carries_nothing_any_more_is_given_up_and_the_transfer_goes_on(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        gateway = GatewayProcess(tmp_path / "home")
+        hurry = "import farhand.gateway.transfers as t; t.IDLE_SECONDS = 2.0; from farhand.cli import main; main()"
+        gateway._command[1:3] = ["-c", hurry]
+        stack.enter_context(gateway)
+        proxy = stack.enter_context(FilesProxy(gateway.port))
+        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
+        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
+        proxy.pace = 0.05
+        body = {"source": "node:source", "destination": "node:target", "background": True}
+        path = f"/v1/transfers/{gateway.request('POST', '/v1/transfers', body).json()['id']}"
+        wait_until(lambda: proxy.moved > 4 * MIB, 20, "some of it is on its way")
+        proxy.swallowing = True
+        wait_until(lambda: gateway.get(path)["state"] != "running", 60, "the end")
+        assert gateway.get(path)["state"] == "ok", gateway.get(path)
+        assert (node.workspace / "target").read_bytes() == (node.workspace / "source").read_bytes()
+
+
 # -- strangers ------------------------------------------------------------------------------------------------
 
 
