@@ -36,6 +36,8 @@ from benchmarks.processes import (
 
 MIB = 1024 * 1024
 IDLE_CALLS = 400
+PAUSE_SECONDS = 0.005
+"""Between two small calls, idle or not: after a longer pause a call finds colder caches."""
 
 
 class Farhand:
@@ -99,7 +101,7 @@ class SmallCalls(threading.Thread):
     def run(self) -> None:
         while not self.stop.is_set():
             self.one()
-            time.sleep(0.005)
+            time.sleep(PAUSE_SECONDS)
 
 
 def measure_farhand(farhand: Farhand, source: Path, target: Path) -> dict:
@@ -108,7 +110,7 @@ def measure_farhand(farhand: Farhand, source: Path, target: Path) -> dict:
     idle = SmallCalls(farhand, small)
     for _ in range(IDLE_CALLS):
         idle.one()
-        time.sleep(0.002)
+        time.sleep(PAUSE_SECONDS)
     busy = SmallCalls(farhand, small)
     cpu = [cpu_seconds(pid) for pid in farhand.processes]
     most = 0.0
