@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,27 @@ def test_writers_of_one_turn_share_one_commit_and_keep_their_order(tmp_path: Pat
         await asyncio.gather(*(database.write(note(str(number))) for number in range(500)))
         assert database.commits == 1
         assert await database.read(subjects) == [str(number) for number in range(500)]
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_what_went_ahead_keeps_its_order_while_the_log_is_folded(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database.open(tmp_path / "x.db")
+        await database.write(note("before"))
+        database._hold(threading.Event())
+        others = [database.write(note("other 1"))]
+        for number in range(3):
+            database.write_first(note(f"ahead {number}"), lambda *_: None)
+            database.commit()
+        others.append(database.write(note("other 2")))
+        database._release()
+        await asyncio.gather(*others)
+        database.write_first(note("later"), lambda *_: None)
+        await database.write(note("last"))
+        ahead = [f"ahead {number}" for number in range(3)]
+        assert database.query(subjects) == ["before", *ahead, "other 1", "other 2", "later", "last"]
         await database.close()
 
     asyncio.run(run())

@@ -98,6 +98,8 @@ class Database:
         self._reader = threading.Lock()
         self._read_connection: apsw.Connection | None = None
         self._pending: list[tuple[Operation, Settle, bool]] = []
+        self._firsts = 0
+        """How many of them went ahead, and are written before the others."""
         self._scheduled = False
         self._gathering: asyncio.TimerHandle | None = None
         self._sync_soon = False
@@ -202,7 +204,7 @@ class Database:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._firsts = self._pending, [], 0
         connection, chain = self._connection, self._chain
         done: list[tuple[Settle, Any]] = []
         failed: list[tuple[Settle, Exception]] = []
@@ -379,7 +381,8 @@ class Database:
 
     def write_first(self, operation: Operation, settle: Settle) -> None:
         """Write what went ahead, before all that waits; the disk has it soon."""
-        self._pending.insert(0, (operation, settle, False))
+        self._pending.insert(self._firsts, (operation, settle, False))
+        self._firsts += 1
 
     def commit(self) -> None:
         """Commit what waits, now."""
