@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Self
@@ -11,6 +10,7 @@ from typing import Self
 import msgspec
 
 from farhand.gateway.hub import Hub
+from farhand.gateway.repeating import Repeating
 from farhand.store.database import StoreError
 from farhand.store.snapshots import BACKUPS_FOLDER, Snapshots
 
@@ -23,7 +23,7 @@ class BackupSettings(msgspec.Struct, frozen=True):
     keep: int = 24
 
 
-class Backups:
+class Backups(Repeating):
     """Takes a copy now and then; a store in which nothing changed is not copied again. Use as a context manager."""
 
     def __init__(self, hub: Hub, home: Path, settings: BackupSettings) -> None:
@@ -31,23 +31,15 @@ class Backups:
         self._settings = settings
         self._snapshots = Snapshots(home / BACKUPS_FOLDER)
         self._copied_at = -1
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        newest = next((snapshot.taken_at for snapshot in self._snapshots), None)
-        self._hub.backup_at = newest
-        if self._settings.every_seconds > 0:
-            self._task = asyncio.create_task(self._repeat(newest))
-        return self
+        self._hub.backup_at = next((snapshot.taken_at for snapshot in self._snapshots), None)
+        return await super().__aenter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _repeat(self, newest: int | None) -> None:
-        every = self._settings.every_seconds
+    async def _repeat(self) -> None:
+        every, newest = self._settings.every_seconds, self._hub.backup_at
+        if every <= 0:
+            return
         since = every if newest is None else (self._hub.roster.clock() - newest) / 1000
         await asyncio.sleep(min(max(every - since, 0.0), every))
         while True:

@@ -6,13 +6,13 @@ Nothing that is still on its way is ever touched.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final
 
 import apsw
 
+from farhand.gateway.repeating import Repeating
 from farhand.store import cron, hooks, outbox
 from farhand.store.database import Database, StoreError
 
@@ -33,7 +33,7 @@ FORGETTING: Final[tuple[Forget, ...]] = (
 )
 
 
-class Retention:
+class Retention(Repeating):
     """Looks once in an hour what may be forgotten. Use as a context manager."""
 
     def __init__(self, database: Database, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
@@ -41,17 +41,6 @@ class Retention:
         self._database = database
         self._keep_days = keep_days
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._repeat())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def _repeat(self) -> None:
         while True:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import Self
 
 from farhand.gateway.credentials import Credentials
+from farhand.gateway.repeating import Repeating
 from farhand.store.database import Database, StoreError
 from farhand.store.tokens import tokens_used
 
@@ -16,7 +15,7 @@ log = logging.getLogger("farhand.tokens")
 EVERY_SECONDS = 60.0
 
 
-class TokenUses:
+class TokenUses(Repeating):
     """Once a minute, and at the end, writes down which tokens were used. Use as a context manager.
 
     In between a token that was seen is not looked at again, so that a request pays nothing for this.
@@ -26,17 +25,9 @@ class TokenUses:
         self._database = database
         self._credentials = credentials
         self._every = every_seconds
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._repeat())
-        return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await super().__aexit__()
         await self._write()
 
     async def _repeat(self) -> None:
