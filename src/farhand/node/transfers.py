@@ -257,7 +257,8 @@ class _End:
         files.hang_up()
         if self._using is not None:
             await asyncio.wait({self._using})
-            self._using.exception()
+            if not self._using.cancelled():
+                self._using.exception()
         files.close()
 
     def _tell(self, message: Message) -> None:
