@@ -420,6 +420,30 @@ class FilesProxy(Proxy):
         super()._carry(source, sink, counts)
 
 
+class TwoNodes:
+    """A gateway and two nodes, `left` and `right`, each behind a proxy that can cut its link."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.gateway = stack.enter_context(GatewayProcess(folder / "home"))
+        self.proxies = [FilesProxy(self.gateway.port) for _ in range(2)]
+        self.left, self.right = (
+            stack.enter_context(behind(stack.enter_context(proxy), self.gateway, folder / name, name))
+            for name, proxy in zip(("left", "right"), self.proxies, strict=True)
+        )
+
+    def end_of(self, transfer_id: str) -> Any:
+        def over() -> Any:
+            found = self.gateway.get(f"/v1/transfers/{transfer_id}")
+            return found if found["state"] != "running" else None
+
+        return wait_until(over, 90, f"the end of transfer {transfer_id}")
+
+
+def behind(proxy: Proxy, gateway: GatewayProcess, folder: Path, node_id: str) -> NodeProcess:
+    """A node that reaches the gateway through a proxy."""
+    return NodeProcess(gateway, folder, node_id, url=f"http://127.0.0.1:{proxy.port}")
+
+
 def _reset(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -9,32 +9,18 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.harness import FilesProxy, GatewayProcess, NodeProcess, wait_until
+from tests.harness import FilesProxy, GatewayProcess, TwoNodes, behind, wait_until
 
 MIB = 1024 * 1024
 LONG = 12 * MIB
 
 
-class Scene:
-    """A gateway and two nodes, each behind a proxy that knows the files socket."""
-
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.gateway = stack.enter_context(GatewayProcess(folder / "home"))
-        self.proxies = [stack.enter_context(FilesProxy(self.gateway.port)) for _ in range(2)]
-        self.left, self.right = (
-            stack.enter_context(
-                NodeProcess(
-                    self.gateway, folder / name, name, url=proxy.url.replace("ws://", "http://").partition("/v1")[0]
-                )
-            )
-            for name, proxy in zip(("left", "right"), self.proxies, strict=True)
-        )
-
+class Scene(TwoNodes):
     def begin(self, size: int) -> tuple[str, bytes]:
         content = random.Random(size).randbytes(size)
         (self.left.workspace / "source").write_bytes(content)
@@ -42,17 +28,10 @@ class Scene:
         body = {"source": "left:source", "destination": "right:target", "background": True}
         answer = self.gateway.request("POST", "/v1/transfers", body)
         assert answer.status == 202, answer
-        return f"/v1/transfers/{answer.json()['id']}", content
+        return str(answer.json()["id"]), content
 
-    def end_of(self, path: str) -> Any:
-        def over() -> Any:
-            found = self.gateway.get(path)
-            return found if found["state"] != "running" else None
-
-        return wait_until(over, 60, f"the end of {path}")
-
-    def holds(self, path: str, content: bytes) -> None:
-        end = self.end_of(path)
+    def holds(self, transfer_id: str, content: bytes) -> None:
+        end = self.end_of(transfer_id)
         assert end["state"] == "ok", end
         assert (self.right.workspace / "target").read_bytes() == content
         assert not list(self.right.workspace.rglob(".farhand-*"))
@@ -109,10 +88,10 @@ def test_where_an_end_cannot_have_one_the_node_socket_will_do(scene: Scene, refu
 @pytest.mark.parametrize("end", [0, 1])
 def test_one_that_breaks_is_made_good_by_the_node_socket(scene: Scene, end: int) -> None:
     scene.proxies[0].pace = 0.05
-    path, content = scene.begin(3 * LONG)
+    begun, content = scene.begin(3 * LONG)
     wait_until(lambda: scene.proxies[0].moved > 8 * MIB, 30, "some of it is on its way")
     scene.proxies[end].cut_files()
-    scene.holds(path, content)
+    scene.holds(begun, content)
     assert scene.gateway.get("/v1/nodes")["nodes"][0]["online"]
     assert scene.proxies[0].tried == 1, "between these two connections it broke once, and is not tried again"
     assert scene.proxies[0].moved < 3 * LONG
@@ -123,12 +102,14 @@ def test_on_the_node_socket_a_receiver_that_stands_still_holds_up_no_call(scene:
     scene.proxies[0].refusing = True
     content = os.urandom(MIB) * 64
     (scene.left.workspace / "small").write_text("small\n")
-    paths = []
+    begun: list[str] = []
     for name in ("still-1", "still-2"):
         (scene.left.workspace / name).write_bytes(content)
         body = {"source": f"left:{name}", "destination": f"right:{name}", "background": True}
-        paths.append(f"/v1/transfers/{scene.gateway.request('POST', '/v1/transfers', body).json()['id']}")
-    wait_until(lambda: all(scene.gateway.get(path)["bytesTransferred"] for path in paths), 20, "both of them move")
+        begun.append(scene.gateway.request("POST", "/v1/transfers", body).json()["id"])
+    for each in begun:
+        path = f"/v1/transfers/{each}"
+        wait_until(partial(lambda path: scene.gateway.get(path)["bytesTransferred"], path), 20, "it moves")
     assert scene.right.process is not None
     scene.right.process.send_signal(signal.SIGSTOP)
     try:
@@ -136,8 +117,8 @@ def test_on_the_node_socket_a_receiver_that_stands_still_holds_up_no_call(scene:
             assert scene.gateway.invoke("left__Read", {"path": "small"})["ok"]
     finally:
         scene.right.process.send_signal(signal.SIGCONT)
-    for path in paths:
-        assert scene.end_of(path)["state"] == "ok"
+    for each in begun:
+        assert scene.end_of(each)["state"] == "ok"
     for name in ("still-1", "still-2"):
         assert (scene.right.workspace / name).read_bytes() == content
 
@@ -145,9 +126,9 @@ def test_on_the_node_socket_a_receiver_that_stands_still_holds_up_no_call(scene:
 def test_a_cancelled_one_ends_its_connections(scene: Scene) -> None:
     scene.proxies[0].pace = 0.2
     (scene.right.workspace / "target").unlink(missing_ok=True)
-    path, _ = scene.begin(3 * LONG)
+    begun, _ = scene.begin(3 * LONG)
     wait_until(lambda: scene.proxies[0].moved > MIB, 30, "some of it is on its way")
-    assert scene.gateway.request("DELETE", path).json()["state"] == "cancelled"
+    assert scene.gateway.request("DELETE", f"/v1/transfers/{begun}").json()["state"] == "cancelled"
     wait_until(lambda: not list(scene.right.workspace.rglob(".farhand-*")), 20, "nothing left behind")
     assert not (scene.right.workspace / "target").exists()
     sent = scene.proxies[0].moved
@@ -161,12 +142,12 @@ def test_many_at_once_arrive(scene: Scene) -> None:
     contents = {f"many-{number}": os.urandom(5 * MIB + number) for number in range(12)}
     for name, content in contents.items():
         (scene.left.workspace / name).write_bytes(content)
-    paths = []
+    begun: list[str] = []
     for name in contents:
         body = {"source": f"left:{name}", "destination": f"right:{name}", "background": True}
-        paths.append(f"/v1/transfers/{scene.gateway.request('POST', '/v1/transfers', body).json()['id']}")
-    for path in paths:
-        assert scene.end_of(path)["state"] == "ok"
+        begun.append(scene.gateway.request("POST", "/v1/transfers", body).json()["id"])
+    for each in begun:
+        assert scene.end_of(each)["state"] == "ok"
     for name, content in contents.items():
         assert (scene.right.workspace / name).read_bytes() == content
     assert scene.proxies[0].tried == len(contents)
@@ -197,8 +178,7 @@ def test_one_that_carries_nothing_any_more_is_given_up_and_the_transfer_goes_on(
         gateway._command[1:3] = ["-c", hurry]
         stack.enter_context(gateway)
         proxy = stack.enter_context(FilesProxy(gateway.port))
-        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
-        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        node = stack.enter_context(behind(proxy, gateway, tmp_path / "node", "node"))
         (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
         proxy.pace = 0.05
         body = {"source": "node:source", "destination": "node:target", "background": True}
@@ -260,8 +240,7 @@ def test_a_ticket_admits_once(tmp_path: Path) -> None:
         gateway = stack.enter_context(GatewayProcess(tmp_path / "home"))
         proxy = Listening(gateway.port)
         stack.enter_context(proxy)
-        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
-        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        node = stack.enter_context(behind(proxy, gateway, tmp_path / "node", "node"))
         (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
         proxy.pace = 0.05
         body = {"source": "node:source", "destination": "node:target", "background": True}
@@ -280,8 +259,7 @@ def test_a_ticket_is_good_from_where_its_node_is(tmp_path: Path) -> None:
         proxy = Listening(gateway.port)
         stack.enter_context(proxy)
         proxy.refusing, proxy.pace = True, 0.05
-        url = proxy.url.replace("ws://", "http://").partition("/v1")[0]
-        node = stack.enter_context(NodeProcess(gateway, tmp_path / "node", "node", url=url))
+        node = stack.enter_context(behind(proxy, gateway, tmp_path / "node", "node"))
         (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
         body = {"source": "node:source", "destination": "node:target", "background": True}
         begun = gateway.request("POST", "/v1/transfers", body).json()

@@ -39,11 +39,16 @@ def end(kind: Any, folder: Path, role: Any) -> Any:
     return kind(opened, None, Files(folder), Notes(folder / "notes"), asyncio.to_thread, ThreadPoolExecutor())
 
 
-async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(TRANSFER_FRAME_BYTES))
-    sender = end(_Sender, tmp_path, "send")
-    parcel = Parcel(Files(tmp_path), "file", 1, tmp_path / "kept")
+def ready(folder: Path, frames: int) -> tuple[Any, Parcel]:
+    """A sender of a file of so many frames, and the file."""
+    (folder / "file").write_bytes(bytes(frames * TRANSFER_FRAME_BYTES))
+    parcel = Parcel(Files(folder), "file", 1, folder / "kept")
     parcel.begin(0)
+    return end(_Sender, folder, "send"), parcel
+
+
+async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) -> None:
+    sender, parcel = ready(tmp_path, 1)
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"\x01")
@@ -55,10 +60,7 @@ async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) 
 
 
 async def test_without_credit_nothing_is_sent_and_with_it_all_is(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(2 * TRANSFER_FRAME_BYTES))
-    sender = end(_Sender, tmp_path, "send")
-    parcel = Parcel(Files(tmp_path), "file", 1, tmp_path / "kept")
-    parcel.begin(0)
+    sender, parcel = ready(tmp_path, 2)
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"\x01")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import FilesProxy, GatewayProcess, NodeProcess, wait_until
+from tests.harness import TwoNodes, wait_until
 
 LONG = os.environ.get("FARHAND_SIEGE") == "long"
 BREAKS = 500 if LONG else 50
@@ -25,21 +25,7 @@ WINDOW = 8 * MIB
 SIZE = 24 * MIB
 
 
-class Scene:
-    """A gateway and two nodes, each behind a proxy that can cut its link."""
-
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.gateway = stack.enter_context(GatewayProcess(folder / "home"))
-        self.proxies = [stack.enter_context(FilesProxy(self.gateway.port)) for _ in range(2)]
-        self.left, self.right = (
-            stack.enter_context(
-                NodeProcess(
-                    self.gateway, folder / name, name, url=proxy.url.replace("ws://", "http://").partition("/v1")[0]
-                )
-            )
-            for name, proxy in zip(("left", "right"), self.proxies, strict=True)
-        )
-
+class Scene(TwoNodes):
     def begin(self, source: str, destination: str) -> str:
         body = {"source": source, "destination": destination, "background": True}
         answer = self.gateway.request("POST", "/v1/transfers", body)
@@ -48,13 +34,6 @@ class Scene:
 
     def state(self, transfer_id: str) -> Any:
         return self.gateway.get(f"/v1/transfers/{transfer_id}")
-
-    def end_of(self, transfer_id: str) -> Any:
-        def over() -> Any:
-            found = self.state(transfer_id)
-            return found if found["state"] != "running" else None
-
-        return wait_until(over, 90, f"the end of transfer {transfer_id}")
 
     def break_something(self, choice: random.Random) -> str:
         what = choice.choice(("cut left", "cut right", "kill left", "kill right", "kill gateway"))

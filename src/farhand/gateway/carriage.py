@@ -39,7 +39,8 @@ class Carriage:
         self.tickets: dict[Role, str] = {"send": secrets.token_urlsafe(24), "receive": secrets.token_urlsafe(24)}
         self.broke = broke
         self._ends: dict[Role, asyncio.Future[socket.socket]] = {}
-        self._carrying = False
+        self.carrying = False
+        """Bytes are moved, or were."""
         self._closed = False
 
     def expect(self, role: Role) -> Callable[[socket.socket | None], None]:
@@ -75,7 +76,7 @@ class Carriage:
             log.warning("a transfer goes by the node sockets: %s", error)
             self.close()
             return False
-        self._carrying = True
+        self.carrying = True
         return True
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class Carriage:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
                 end.shutdown(socket.SHUT_RDWR)
-            if not self._carrying:
+            if not self.carrying:
                 end.close()
 
     def _arrived(self) -> list[socket.socket]:

@@ -400,7 +400,7 @@ class Transfers:
         self._streams[stream.number] = stream
         for end in opened.own.values():
             end.attach(stream)
-        over = carried = False
+        over = False
         carriage = self._carriage(opened, stream)
         try:
             ticket = self._ticket(carriage, "send", sender)
@@ -416,12 +416,11 @@ class Transfers:
             if not accepted.complete:
                 if carriage is not None and await carriage.start():
                     stream.carried(carriage.broke)
-                    carried = True
                 await self._patiently(stream, stream.done)
             opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
             over = True
         except Timeout as error:
-            if carriage is None or not carried:
+            if carriage is None or not carriage.carrying:
                 raise
             carriage.broke()
             raise Interrupted(f"{error.message}, on a connection of its own") from None
