@@ -67,6 +67,12 @@ def test_a_completed_command_has_every_field_of_the_seed(hands: NodeProcess) -> 
     assert result["workdir"] == str(hands.workspace)
 
 
+def test_a_command_never_runs_before_its_start(hands: NodeProcess) -> None:
+    for _ in range(5):
+        result = hands.ok("Bash", {"command": "date +%s%3N"})
+        assert result["startedAt"] <= int(result["output"])
+
+
 @pytest.mark.parametrize("code", [1, 2, 42, 126, 127, 255])
 def test_a_non_zero_exit_is_a_result_with_status_failed(hands: NodeProcess, code: int) -> None:
     result = hands.ok("Bash", {"command": f"echo said; exit {code}"})

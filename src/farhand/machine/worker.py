@@ -135,10 +135,11 @@ class Worker:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         environment = {**request["env"], COOKIE: request["id"], "PWD": request["workdir"]}
-        spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"])
-        self._leader, self._pipe, self._stdin = spawned
+        # Before it is spawned: it may run for a while before this process does so again, and that time is its own.
         self._started = time.monotonic()
         self._started_at = time.time_ns() // 1_000_000
+        spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"])
+        self._leader, self._pipe, self._stdin = spawned
         self._deadline = self._started + request["timeoutMs"] / 1000 if request["timeoutMs"] else None
         self._started_fact = {
             "event": "started",
