@@ -16,9 +16,8 @@ from farhand.api.http import Problem, Reply, Request
 from farhand.api.router import Handler
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY
 from farhand.gateway.open_call import new_call_id
-from farhand.store.calls import IDEMPOTENCY_MS, claim
 from farhand.store.database import Database, StoreError
-from farhand.store.keys import release
+from farhand.store.keys import IDEMPOTENCY_MS, claim, release
 
 MOST_ANSWERS = 1000
 LONGEST_ANSWER = 64 * 1024

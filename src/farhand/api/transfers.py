@@ -25,7 +25,7 @@ from farhand.gateway.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
 from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
 from farhand.protocol.manifest import Entry, EntryKind
 from farhand.protocol.messages import TransferOffer
-from farhand.store import calls
+from farhand.store import keys
 from farhand.store.database import StoreError
 from farhand.store.transfers import TransferRecord, TransferState
 
@@ -368,7 +368,7 @@ class TransferDoors:
         now = self._hub.roster.clock()
 
         def claim(store: apsw.Connection) -> str:
-            first, first_body = calls.claim(store, request.credential.id, key, body, transfer_id, now)
+            first, first_body = keys.claim(store, request.credential.id, key, body, transfer_id, now)
             if first_body != body:
                 raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
             return first

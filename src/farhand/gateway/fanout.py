@@ -26,7 +26,7 @@ from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.names import SEPARATOR, join_tool
-from farhand.store import calls, fanouts
+from farhand.store import fanouts, keys
 from farhand.store.calls import CallState
 from farhand.store.database import Database, StoreError
 from farhand.store.fanouts import FanOutRecord
@@ -118,7 +118,7 @@ class FanOuts:
 
         def write(store: apsw.Connection) -> tuple[str, list[str]]:
             if key is not None:
-                first, first_digest = calls.claim(store, credential.id, key, digest, record.id, now)
+                first, first_digest = keys.claim(store, credential.id, key, digest, record.id, now)
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
                 if first != record.id:

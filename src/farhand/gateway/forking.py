@@ -15,7 +15,7 @@ from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.sessions import Sessions
 from farhand.llm.messages import Message
 from farhand.protocol.errors import InvalidArgs, NotFound
-from farhand.store import calls, sessions
+from farhand.store import keys, sessions
 from farhand.store.events import append_event
 from farhand.store.sessions import Entry, SessionRecord
 
@@ -64,7 +64,7 @@ class Forks:
 
         def write(store: apsw.Connection) -> Forked:
             if idempotency_key is not None:
-                held = calls.claimed(store, credential.id, idempotency_key, digest, "", now)
+                held = keys.claimed(store, credential.id, idempotency_key, digest, "", now)
                 if held[1] != digest:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
                 if held[0]:
@@ -76,7 +76,7 @@ class Forks:
             if not taken:
                 raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
             if idempotency_key is not None:
-                calls.claim(store, credential.id, idempotency_key, digest, target, now)
+                keys.claim(store, credential.id, idempotency_key, digest, target, now)
             return _write(store, source, target, new_id, taken, left_out, now)
 
         forked: Forked = await self._chats.write(write)

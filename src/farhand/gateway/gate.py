@@ -46,7 +46,7 @@ from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs
 from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
-from farhand.store import calls
+from farhand.store import calls, keys
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
 from farhand.store.measures import Durations
@@ -345,7 +345,7 @@ class Gate:
 
         def claim(store: apsw.Connection) -> tuple[str, bytes]:
             # A call that is refused was never begun, so it does not use the key up: it may be tried again.
-            use = calls.claimed if opened is None else calls.claim
+            use = keys.claimed if opened is None else keys.claim
             first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
             if first == record.id:
                 begin(store, record)

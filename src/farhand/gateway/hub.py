@@ -37,7 +37,7 @@ from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
-from farhand.store import calls
+from farhand.store import calls, keys
 from farhand.store.calls import CallRecord
 from farhand.store.database import Database
 from farhand.store.events import Event, append_event, events_after, last_event
@@ -158,7 +158,7 @@ class Hub:
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
-        await hub._database.write(lambda store: calls.forget_keys(store, hub.roster.clock()))
+        await hub._database.write(lambda store: keys.forget_keys(store, hub.roster.clock()))
         return hub
 
     async def start(self) -> None:

@@ -27,7 +27,7 @@ from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
-from farhand.store import calls, sessions
+from farhand.store import keys, sessions
 from farhand.store.database import Database
 from farhand.store.sessions import Entry, RunRecord, RunState, SessionRecord
 
@@ -154,7 +154,7 @@ class Sessions:
             if idempotency_key is not None:
                 asked = body if options.plain else body + bytes(record.options)
                 digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
-                first, first_digest = calls.claim(store, credential.id, idempotency_key, digest, record.id, now)
+                first, first_digest = keys.claim(store, credential.id, idempotency_key, digest, record.id, now)
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
                 if first != record.id:

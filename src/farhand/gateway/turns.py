@@ -41,7 +41,7 @@ from farhand.llm.replay import RecordingModel, ReplayModel
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.store import sessions as transcript
-from farhand.store.calls import claimed_below
+from farhand.store.keys import claimed_below
 from farhand.store.sessions import Entry, RunState, SessionRecord
 from farhand.tools.tool import Tool
 

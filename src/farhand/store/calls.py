@@ -16,8 +16,6 @@ from farhand.store.chain import packed
 from farhand.store.chats import Words
 from farhand.store.events import append_event
 
-IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
-
 
 class CallState(StrEnum):
     WAITING = "waiting"
@@ -97,44 +95,6 @@ FINISH: Final = """
 ONE: Final = f"{_SELECT} WHERE id = ?"
 _COVERED: Final = f"SELECT {', '.join(_COLUMNS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
-CLAIM: Final = """
-    INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (credential, key) DO UPDATE
-    SET body_hash = excluded.body_hash, call_id = excluded.call_id, created_at = excluded.created_at
-    WHERE created_at < excluded.created_at - ?
-    RETURNING call_id"""
-CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ? AND created_at >= ?"
-CLAIMED_BELOW: Final = """
-    SELECT calls.id, calls.tool FROM idempotency JOIN calls ON calls.id = idempotency.call_id
-    WHERE idempotency.credential = ? AND key >= ? AND key < ?"""
-FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
-
-
-def claim(
-    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
-) -> tuple[str, bytes]:
-    """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
-    won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
-    return (call_id, body_hash) if won else claimed(connection, credential, key, body_hash, call_id, now)
-
-
-def claimed(
-    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
-) -> tuple[str, bytes]:
-    """As `claim`, without claiming."""
-    held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
-    return held[0] if held else (call_id, body_hash)
-
-
-def claimed_below(connection: apsw.Connection, credential: str, beginning: str) -> dict[str, str]:
-    """The calls that a credential made under keys with this beginning: their ids, and the tool of each."""
-    rows: list[Any] = connection.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
-    return dict(rows)
-
-
-def forget_keys(connection: apsw.Connection, now: int) -> None:
-    """Remove the idempotency keys that are older than a day."""
-    connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
 
 
 def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = False) -> None:

@@ -1,14 +1,54 @@
-"""Idempotency keys of requests that are no calls."""
+"""Idempotency keys: for which call, or other request, each of them stands."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
+IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
+
+CLAIM: Final = """
+    INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (credential, key) DO UPDATE
+    SET body_hash = excluded.body_hash, call_id = excluded.call_id, created_at = excluded.created_at
+    WHERE created_at < excluded.created_at - ?
+    RETURNING call_id"""
+CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ? AND created_at >= ?"
+CLAIMED_BELOW: Final = """
+    SELECT calls.id, calls.tool FROM idempotency JOIN calls ON calls.id = idempotency.call_id
+    WHERE idempotency.credential = ? AND key >= ? AND key < ?"""
+FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 RELEASE: Final = "DELETE FROM idempotency WHERE credential = ? AND key = ? AND call_id = ?"
+
+
+def claim(
+    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
+) -> tuple[str, bytes]:
+    """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
+    won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
+    return (call_id, body_hash) if won else claimed(connection, credential, key, body_hash, call_id, now)
+
+
+def claimed(
+    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
+) -> tuple[str, bytes]:
+    """As `claim`, without claiming."""
+    held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
+    return held[0] if held else (call_id, body_hash)
+
+
+def claimed_below(connection: apsw.Connection, credential: str, beginning: str) -> dict[str, str]:
+    """The calls that a credential made under keys with this beginning: their ids, and the tool of each."""
+    rows: list[Any] = connection.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
+    return dict(rows)
 
 
 def release(connection: apsw.Connection, credential: str, key: str, request_id: str) -> None:
     """A request that was refused does not use its key up."""
     connection.execute(RELEASE, (credential, key, request_id))
+
+
+def forget_keys(connection: apsw.Connection, now: int) -> None:
+    """Remove the idempotency keys that are older than a day."""
+    connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
