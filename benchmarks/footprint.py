@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.footprint [--starts N] [--json]
 
 A gateway is started in an empty home, the way its first user starts it, and asked for /readyz until it
-answers; its CPU time is read at that moment. Then a plug-in joins, both rest, and their memory is read. Byte
-code counts as compiled, as it is after an installation: one start that is not counted writes it into a folder
-of its own.
+answers; its CPU time is read at that moment. Then a plug-in and a `farhand node` join, all three rest, and their
+memory is read. Byte code counts as compiled, as it is after an installation: one start that is not counted writes
+it into a folder of its own.
 """
 
 import argparse
@@ -57,7 +57,8 @@ class Goal:
 GOALS = (
     Goal("ready_cpu_s", "gateway, start to ready, CPU", "s", 0.6),
     Goal("gateway_rss_mb", "gateway idle, resident", "MB", 80),
-    Goal("node_rss_mb", "plug-in node idle, resident", "MB", 35),
+    Goal("plugin_rss_mb", "plug-in node idle, resident", "MB", 35),
+    Goal("node_rss_mb", "farhand node idle, resident", "MB", 35),
 )
 
 
@@ -136,7 +137,7 @@ def size_megabytes(folder: Path) -> float:
 
 
 def start_once(folder: Path, environment: dict[str, str], *, rest: bool) -> dict[str, float]:
-    """Figures of one start; with `rest` a plug-in joins and the memory of both is read instead."""
+    """Figures of one start; with `rest` two nodes join and the memory of all is read instead."""
     folder.mkdir()
     port = free_port()
     environment = environment | {"FARHAND_HOME": str(folder / "home"), "SA_NODE_TOKEN": secrets.token_hex(16)}
@@ -148,16 +149,19 @@ def start_once(folder: Path, environment: dict[str, str], *, rest: bool) -> dict
         wait_until_ready(gateway, port, folder / "gateway.log")
         if not rest:
             return {"ready_cpu_s": cpu_seconds(gateway.pid), "ready_wall_s": time.monotonic() - began}
-        node = stack.enter_context(running(node_command(sys.executable, port), folder / "node.log", None, environment))
-        wait_until_joined(port, folder)
+        plugin = node_command(sys.executable, port)
+        plugin = stack.enter_context(running(plugin, folder / "bench.log", None, environment))
+        node = [sys.executable, "-m", "farhand", "node", "--gateway", f"http://127.0.0.1:{port}", "--id", "machine"]
+        node += ["--home", str(folder / "node-home")]
+        node = stack.enter_context(running(node, folder / "machine.log", None, environment))
+        for name in ("bench", "machine"):
+            wait_until_joined(name, port, folder)
         before, began = cpu_seconds(gateway.pid), time.monotonic()
         time.sleep(REST_SECONDS)
-        gateway_memory, node_memory = memory_megabytes(gateway.pid), memory_megabytes(node.pid)
+        resting = {"gateway": gateway, "plugin": plugin, "node": node}
+        memory = {name: memory_megabytes(process.pid) for name, process in resting.items()}
         return {
-            "gateway_rss_mb": gateway_memory["rss"],
-            "gateway_pss_mb": gateway_memory["pss"],
-            "node_rss_mb": node_memory["rss"],
-            "node_pss_mb": node_memory["pss"],
+            **{f"{name}_{kind}_mb": memory[name][kind] for name in memory for kind in ("rss", "pss")},
             "gateway_idle_cpu": (cpu_seconds(gateway.pid) - before) / (time.monotonic() - began),
         }
 
@@ -170,16 +174,16 @@ def wait_until_ready(gateway: subprocess.Popen[bytes], port: int, log: Path) -> 
         time.sleep(0.002)
 
 
-def wait_until_joined(port: int, folder: Path) -> None:
+def wait_until_joined(node_id: str, port: int, folder: Path) -> None:
     token = (folder / "home" / "token").read_text().strip()
     deadline = time.monotonic() + READY_SECONDS
     while True:
         answer = _get(port, "/v1/nodes", token)
         nodes = json.loads(answer)["nodes"] if answer else []
-        if any(node["node_id"] == "bench" and node["online"] for node in nodes):
+        if any(node["node_id"] == node_id and node["online"] for node in nodes):
             return
         if time.monotonic() > deadline:
-            log = (folder / "node.log").read_text(errors="replace")
+            log = (folder / f"{node_id}.log").read_text(errors="replace")
             raise BenchmarkError(f"the node did not join:\n{log[-3000:]}")
         time.sleep(0.05)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from farhand.machine.files import Files
-from farhand.node.receiving import Notes
-from farhand.node.transfers import CREDIT_BYTES, _Receiver
+from farhand.node.ends import CREDIT_BYTES, Receiver
+from farhand.node.notes import Notes
 from farhand.protocol.messages import TransferCredit, TransferOpen, decode
 from farhand.protocol.version import TRANSFER_WINDOW_BYTES
 
@@ -35,7 +35,7 @@ def test_credit_comes_for_a_mebibyte_and_for_a_second(tmp_path: Path, monkeypatc
     async def run() -> None:
         line: Any = Line()
         opened = TransferOpen(1, "0" * 16, "receive", "file")
-        receiver = _Receiver(opened, line, Files(tmp_path), Notes(tmp_path), asyncio.to_thread, ThreadPoolExecutor())
+        receiver = Receiver(opened, line, Files(tmp_path), Notes(tmp_path), asyncio.to_thread, ThreadPoolExecutor())
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now)
         receiver._allow(0)

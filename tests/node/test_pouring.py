@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from farhand.machine.files import Files
+from farhand.node.ends import Receiver, Sender
 from farhand.node.files_socket import FilesSocket
-from farhand.node.receiving import Notes
+from farhand.node.notes import Notes
 from farhand.node.sending import Parcel
-from farhand.node.transfers import _Receiver, _Sender
 from farhand.protocol.messages import TransferCredit, TransferOpen
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 class Moment(threading.Event):
     """Stops the sender just where it has looked whether it is stopped, and has not begun to wait."""
 
-    sender: _Sender | None = None
+    sender: Sender | None = None
 
     def clear(self) -> None:
         sender, self.sender = self.sender, None
@@ -44,7 +44,7 @@ def ready(folder: Path, frames: int) -> tuple[Any, Parcel]:
     (folder / "file").write_bytes(bytes(frames * TRANSFER_FRAME_BYTES))
     parcel = Parcel(Files(folder), "file", 1, folder / "kept")
     parcel.begin(0)
-    return end(_Sender, folder, "send"), parcel
+    return end(Sender, folder, "send"), parcel
 
 
 async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ async def test_without_credit_nothing_is_sent_and_with_it_all_is(tmp_path: Path)
 async def test_a_receiver_whose_disk_is_slow_stops_reading_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farhand.node.transfers.MAX_WAITING_FRAMES", 3)
-    receiver = end(_Receiver, tmp_path, "receive")
+    monkeypatch.setattr("farhand.node.ends.MAX_WAITING_FRAMES", 3)
+    receiver = end(Receiver, tmp_path, "receive")
     near, far = socket.socketpair()
     with near, far:
         sender = FilesSocket(near)

@@ -16,6 +16,7 @@ from typing import Any
 
 from farhand.machine.spawn import Refused
 
+SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
 READ_SIZE = 65536
 LINE_LIMIT = 16 * 1024 * 1024
 

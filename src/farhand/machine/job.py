@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from farhand.machine.tree import Process
-from farhand.machine.worker import COOKIE
+from farhand.machine.tree import COOKIE, Process
 
 
 class Exit(msgspec.Struct, frozen=True):

@@ -22,14 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from farhand.machine import keeper, output, tree
+from farhand.machine import output, tree
 from farhand.machine.apart import apart
-from farhand.machine.conversation import line
+from farhand.machine.conversation import SOCKET, line
 from farhand.machine.job import Ending, Job, processes, read_record
 from farhand.machine.link import Link
 from farhand.machine.output import Chunk
 from farhand.machine.tree import Process
-from farhand.machine.worker import COOKIE
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 GRACE = 0.25  # seconds between SIGTERM and SIGKILL
@@ -348,7 +347,7 @@ class Jobs:
             silent.cancel()
         ended = {process for ending in told for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
-        cookies = [f"{COOKIE}={name}" for name in names]
+        cookies = [f"{tree.COOKIE}={name}" for name in names]
         orphans, survivors = await apart(tree.end_carrying, *cookies) if cookies else ([], [])
         left = {process for ending in told for process in ending.survivors} | set(survivors)
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
@@ -381,7 +380,7 @@ class Jobs:
         give_up = time.monotonic() + 20.0
         while True:
             try:
-                return await self._dial(self.folder / keeper.SOCKET, job)
+                return await self._dial(self.folder / SOCKET, job)
             except _NOBODY:
                 await self._ready_keeper()
             except OSError as error:  # it has more to do than it can take on, or we have no descriptor left
@@ -395,7 +394,7 @@ class Jobs:
             give_up = time.monotonic() + 20.0
             while True:
                 try:
-                    hold = await Link.open(self.folder / keeper.SOCKET, lambda _: None, lambda _: None)
+                    hold = await Link.open(self.folder / SOCKET, lambda _: None, lambda _: None)
                     break
                 except OSError as error:
                     if time.monotonic() > give_up:

@@ -31,9 +31,7 @@ import traceback
 from typing import NoReturn
 
 from farhand.machine import worker
-from farhand.machine.conversation import listen, refuse
-
-SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
+from farhand.machine.conversation import SOCKET, listen, refuse
 
 
 def main(folder: str, linger: float) -> NoReturn:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+COOKIE = "FARHAND_JOB"  # in the environment of everything a command starts
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -28,8 +28,6 @@ from farhand.machine.conversation import READ_SIZE, Conversation, first_line, li
 from farhand.machine.output import OutputWriter
 from farhand.machine.spawn import Refused, open_workdir, spawn
 
-COOKIE = "FARHAND_JOB"  # in the environment of everything a command starts
-
 DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
 SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
 KILL_SECONDS = 5.0  # after that long, what SIGKILL did not end is reported, not waited for
@@ -134,7 +132,7 @@ class Worker:
         os.set_blocking(woken, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        environment = {**request["env"], COOKIE: request["id"], "PWD": request["workdir"]}
+        environment = {**request["env"], tree.COOKIE: request["id"], "PWD": request["workdir"]}
         # Before it is spawned: it may run for a while before this process does so again, and that time is its own.
         self._started = time.monotonic()
         self._started_at = time.time_ns() // 1_000_000

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -33,9 +32,7 @@ calls = logging.getLogger("farhand.node.calls")
 def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets | None = None) -> Iterator[None]:
     """Keep everything this program logs, from `node.start` to `shutdown`."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    handler = RotatingFileHandler(
-        folder / FILE, maxBytes=MAX_BYTES, backupCount=EARLIER_FILES, encoding="utf-8", errors="backslashreplace"
-    )
+    handler = _TurningFile(folder / FILE, encoding="utf-8", errors="backslashreplace")
     (folder / FILE).chmod(0o600)
     handler.setFormatter(_JsonLines(node_id, str(workspace), secrets or KnownSecrets()))
     handler.setLevel(logging.INFO)
@@ -52,6 +49,29 @@ def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets 
         program.removeHandler(handler)
         calls.removeHandler(handler)
         handler.close()
+
+
+class _TurningFile(logging.FileHandler):
+    """A file that makes way for a new one once it is full.
+
+    (`logging.handlers` has one that makes each line twice, and brings half a megabyte of other things along.)
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self.stream is None or self.stream.tell() < MAX_BYTES:
+            return
+        self.stream.close()
+        self.stream = None  # the next line opens a new one
+        try:
+            for number in range(EARLIER_FILES, 0, -1):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(self._file(number - 1)).replace(self._file(number))
+        except OSError:
+            self.handleError(record)
+
+    def _file(self, number: int) -> str:
+        return f"{self.baseFilename}.{number}" if number else self.baseFilename
 
 
 class _JsonLines(logging.Formatter):

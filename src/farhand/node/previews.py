@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from farhand.machine.files import Files
 from farhand.node.family import Limits
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.preview import MachinePreviews, Preview
@@ -20,8 +21,8 @@ class PreviewQuestion(msgspec.Struct):
 class Previews:
     """Answers for one node, within what its owner lends."""
 
-    def __init__(self, previews: MachinePreviews, limits: Limits) -> None:
-        self._previews = previews
+    def __init__(self, files: Files, limits: Limits) -> None:
+        self._previews = MachinePreviews(files)
         self._limits = limits
 
     async def preview(self, params: msgspec.Raw) -> Preview:

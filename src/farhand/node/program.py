@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,6 @@ from farhand.machine.root import Root
 from farhand.node.family import CAPABILITIES, Limits, family
 from farhand.node.key import KEY_FILE, NodeKey
 from farhand.node.log import kept_log
-from farhand.node.previews import Previews
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
 from farhand.protocol.errors import FarhandError
@@ -41,7 +41,6 @@ from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import ShellTools
-from farhand.tools.preview import MachinePreviews
 from farhand.tools.undo import NAME as UNDO
 from farhand.tools.undo import UndoTool
 
@@ -137,6 +136,11 @@ async def _serve(
             limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
             transfers = Transfers(files, folder / "transfers", brake)
 
+            async def preview(params: msgspec.Raw) -> Any:
+                from farhand.node.previews import Previews  # noqa: PLC0415 - much that a node at rest does without
+
+                return await Previews(files, limits).preview(params)
+
             async def end_all() -> tuple[int, str | None]:
                 transfers.stop_all()
                 ending = await jobs.end_all()
@@ -162,7 +166,7 @@ async def _serve(
                 queries={
                     **Questions(jobs, environment, folder / "logs").handlers(),
                     "transfers": transfers.held,
-                    "preview": Previews(MachinePreviews(files), limits).preview,
+                    "preview": preview,
                 },
                 extension=transfers,
                 key=key,

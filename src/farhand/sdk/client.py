@@ -57,6 +57,7 @@ from farhand.sdk.freezing import EndAll, Freezing
 from farhand.sdk.ledger import Ledger
 from farhand.sdk.link import Link, LinkLost
 from farhand.sdk.login import LoginKey, prove
+from farhand.sdk.memory import give_back
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
@@ -312,6 +313,7 @@ class _Connection:
                 f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
             )
         log.info("connected to %s as %s", client.shown_url, client.node_info.id, extra={"event": "connect.ok"})
+        give_back()
 
     @staticmethod
     async def _said(awaited: asyncio.Future[Any], what: str, link: Link, stop: asyncio.Future[Any]) -> bool:

@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from farhand.machine.files import Files
 from farhand.machine.kept import KeptFiles
-from farhand.machine.undo import undo
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters
@@ -33,6 +32,8 @@ class UndoTool:
         """Give the files that a call changed their old content back, unless they were changed since."""
         if not call:
             raise InvalidArgs("parameter 'call': must name a call")
+        from farhand.machine.undo import undo  # noqa: PLC0415 - a node at rest does without it
+
         return undo(self._files, self._kept, call, dry_run=dryRun)
 
 
