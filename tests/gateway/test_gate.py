@@ -14,7 +14,7 @@ from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.gate import Gate
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.roster import Connection, Roster
-from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.calls import ToolCall, ToolFailure, ToolSpec
 from farhand.protocol.messages import (
     FEATURES,
     NodeExtras,
@@ -29,6 +29,7 @@ from farhand.protocol.messages import (
 from farhand.store import calls
 from farhand.store.calls import CallState
 from farhand.store.database import Database
+from farhand.store.events import events_after
 
 SPECS = [ToolSpec("Look", read_only=True, capability="x.look"), ToolSpec("Act", capability="x.act")]
 
@@ -254,3 +255,83 @@ async def test_counters_go_back_to_nothing(bench: Bench) -> None:
     for each in opened:
         await bench.gate.wait(each)
     assert node.running == 0 and bench.gate.open_records() == []
+
+
+async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any]:
+    """A call whose node leaves after it was examined, and before it is sent."""
+    beginning = asyncio.create_task(bench.begin(idempotency_key=key))
+    await asyncio.sleep(0)  # it is examined, and the disk is about to be asked
+    assert bench.gate.open_count == 1 and first.requests() == []
+    bench.roster.leave(first.connection)
+    bench.gate.node_left(first.connection)
+    return beginning
+
+
+@on_bench
+async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Bench) -> None:
+    for boot in ("life", "another life"):  # nothing of the call has left, so any life of the node may have it
+        beginning = await left_behind(bench, bench.join(), boot)
+        opened = await beginning
+        assert not opened.over
+        second = bench.join(boot)
+        assert second.requests() == [opened.record.id]
+        third = bench.join(boot)
+        assert third.requests() == [opened.record.id], "it may not have arrived, and runs once by its id"
+        answer(third, bench.gate, opened.record.id)
+        assert (await bench.gate.wait(opened)).record.state is CallState.OK
+        await until(lambda call_id=opened.record.id: bench.recorded(call_id) is not None)
+        bench.roster.leave(third.connection)
+
+
+@on_bench
+async def test_a_plain_node_that_leaves_before_a_call_is_sent_is_not_waited_for(bench: Bench) -> None:
+    beginning = await left_behind(bench, bench.join(None), "again")
+    record = (await bench.gate.wait(await beginning)).record
+    assert record.state is CallState.ERROR and (record.error_message or "").endswith("it did not run")
+    end = bench.join(None)
+    again = await bench.begin(idempotency_key="again")
+    assert end.requests() == [again.record.id], "the first did not run, so its key is free"
+
+
+@on_bench
+async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> None:
+    busy = ToolFailure("failed", "busy: 1 calls are running and 64 waiting; it did not run, try again later")
+    for boot, key in (("life", "a"), (None, "b")):
+        end = bench.join(boot)
+        opened = await bench.begin(idempotency_key=key)
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, False, error=busy))
+        assert (await bench.gate.wait(opened)).record.error_message == busy.message
+        again = await bench.begin(idempotency_key=key)
+        assert end.requests() == [opened.record.id, again.record.id]
+        answer(end, bench.gate, again.record.id)
+        done = (await bench.gate.wait(again)).record
+        assert done.state is CallState.OK
+        assert (await bench.begin(idempotency_key=key)).record == done, "now it is used up"
+        bench.roster.leave(end.connection)
+
+
+@on_bench
+async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None:
+    def told() -> list[Any]:
+        told = bench.database.query(lambda store: events_after(store, 0, 100))
+        return [event for event in told if event.kind == "call.late"]
+
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    bench.gate._expire(opened)
+    assert (await bench.gate.wait(opened)).record.state is CallState.UNKNOWN
+    await until(lambda: bench.recorded(opened.record.id) is not None)
+    end = bench.join(finished=[opened.record.id])
+    answer(end, bench.gate, opened.record.id)
+    await until(lambda: end.acknowledged() == [opened.record.id])
+    assert [(event.subject, msgspec.json.decode(event.data)) for event in told()] == [
+        (opened.record.id, {"tool": "far__Act", "node_id": "far", "ok": True, "result": "done"})
+    ]
+    assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "nobody's answer is rewritten"
+    done = await bench.begin()
+    for _ in range(2):
+        answer(end, bench.gate, done.record.id)
+        await until(lambda: bench.recorded(done.record.id) is not None)
+    await until(lambda: end.acknowledged().count(done.record.id) == 2)
+    assert len(told()) == 1, "what was waited for is not late"

@@ -33,6 +33,7 @@ from farhand.gateway.open_call import (
     Saying,
     ended,
     failed,
+    refused_by_node,
     stopped,
     unknown,
 )
@@ -430,11 +431,8 @@ class Gate:
             return True
         return False
 
-    def start(self, opened: OpenCall, record: CallRecord, target: Target, timeout_ms: int, *, patient: bool) -> None:
-        """Send a call that waited, and of which the record says now that it runs.
-
-        `patient`: should its node have left just now, the call is sent when the same life of it is back.
-        """
+    def start(self, opened: OpenCall, record: CallRecord, target: Target, timeout_ms: int) -> None:
+        """Send a call that waited, and of which the record says now that it runs."""
         opened.record = record
         opened.parked = None
         opened.started = time.perf_counter()
@@ -443,10 +441,7 @@ class Gate:
             call = ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id)
             opened.request = request_frame(call, target, target.node, timeout_ms)
         self._admit(opened, timeout_ms / 1000)
-        if patient and target.node is not None and target.node.connection is None:
-            opened.sent = True
-        else:
-            self._send(opened)
+        self._send(opened)
 
     def end(self, opened: OpenCall, state: CallState, result: ToolResult) -> None:
         """A call that waited ends, and has not run."""
@@ -469,9 +464,8 @@ class Gate:
                     self._set_deadline(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
                 opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
-        connection = opened.node.connection if opened.node else None
-        if connection is None or connection.boot != opened.record.node_boot:
-            self._end(opened, CallState.ERROR, failed("the node left before the call was sent; it did not run"))
+        connection = self._way_to(opened)
+        if connection is None:
             return
         if len(opened.request) > connection.max_request_bytes:
             self._end(
@@ -488,6 +482,20 @@ class Gate:
         connection.link.send(opened.request)
         if self._running == 1:
             self._before_answer.begin()
+
+    def _way_to(self, opened: OpenCall) -> Connection | None:
+        """The connection for a call that has not left yet. Its node may have gone, or begun a new life, since the call
+        was examined: one that can resume is waited for, any other is not."""
+        connection = opened.node.connection if opened.node else None
+        if connection is not None and connection.boot == opened.record.node_boot:
+            return connection
+        if opened.record.node_boot is None or (connection is not None and connection.boot is None):
+            self._end(opened, CallState.ERROR, failed("the node left before the call was sent; it did not run"))
+            return None
+        opened.stranded = connection is None
+        if connection is not None:
+            opened.record = msgspec.structs.replace(opened.record, node_boot=connection.boot)
+        return connection
 
     def _ran_at_once(self, opened: OpenCall, saying: Saying | None = None) -> bool:
         if opened.own is None or opened.own.at_once is None or not opened.read_only or self.frozen is not None:
@@ -548,9 +556,7 @@ class Gate:
         self._before_answer.over()
         opened = self._open.get(response.request_id)
         if opened is None:
-            self._keeper.acknowledge(
-                connection, response.request_id
-            )  # in the record since long; let the node forget it
+            self._keeper.late(connection, response, self._roster.clock())
             return
         if opened.over:
             return  # being written down; the node keeps it until that is done
@@ -564,6 +570,7 @@ class Gate:
             self._end(opened, CallState.OK, ToolResult(ok=True, result=result), connection)
             return
         error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)
+        opened.unrun = refused_by_node(error)
         if opened.stopping is not None and error.kind == ErrorKind.CANCELLED:
             state, reason = opened.stopping
             said = "" if error.message in ("", reason) else f"; node: {error.message}"
@@ -630,6 +637,10 @@ class Gate:
         known = {*resume.running, *resume.finished} if resume else set()
         earlier = set(resume.earlier) if resume else set()
         for opened in self._of(connection.node_id):
+            if opened.stranded and not opened.over:
+                opened.stranded = False
+                self._send(opened)
+                continue
             if not opened.sent or opened.over:
                 continue  # still being written down; it is sent after that
             if opened.record.id in known:
@@ -710,7 +721,7 @@ class Gate:
                 opened.task.cancel(LEAVING)
             if not opened.over:
                 left = unknown("the gateway stopped before the call ended; ask for it again by its id")
-                opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), 0.0))
+                opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), opened.lasted))
         self.parking.close()
 
     def _of(self, node_id: str) -> list[OpenCall]:
@@ -726,7 +737,9 @@ class Gate:
             return
         opened.over = True
         self._running -= opened.record.id in self._open
-        duration = (time.perf_counter() - opened.started) * 1000
+        duration = opened.lasted
+        if not opened.sent and opened.parked is None and state in (CallState.ERROR, CallState.TIMEOUT):
+            opened.unrun = True
         self.ended[opened.record.route, state].add(duration)
         if opened.deadline is not None:
             opened.deadline.cancel()

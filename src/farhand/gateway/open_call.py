@@ -14,7 +14,7 @@ import msgspec
 
 from farhand.gateway.credentials import Credential
 from farhand.gateway.roster import Node
-from farhand.protocol.calls import NULL, ToolResult
+from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.chats import Words
@@ -97,8 +97,10 @@ class OpenCall:
         "sent",
         "started",
         "stopping",
+        "stranded",
         "task",
         "told",
+        "unrun",
         "waiter",
         "waiters",
         "words",
@@ -131,6 +133,10 @@ class OpenCall:
         self.lost: Callable[[Exception], None] | None = None
         """Is told that it could not be written down, and did not run."""
         self.sent = False
+        self.stranded = False
+        """Its node left before it was sent, and is waited for."""
+        self.unrun = False
+        """It ended without having run, and nobody wanted that: its idempotency key may be used again."""
         self.over = False
         """It has ended; its record says so once that is written down."""
         self.started = time.perf_counter()
@@ -164,6 +170,11 @@ class OpenCall:
             listener(record)
 
     @property
+    def lasted(self) -> float:
+        """Milliseconds, so far."""
+        return (time.perf_counter() - self.started) * 1000
+
+    @property
     def wanted(self) -> bool:
         """Somebody waits for it, or was promised it."""
         return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None or self.promised
@@ -179,6 +190,11 @@ def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, du
         error_kind=result.error.kind if result.error else None,
         error_message=result.error.message if result.error else None,
     )
+
+
+def refused_by_node(error: ToolFailure) -> bool:
+    """A node that has enough to do sends a call back before anything of it ran."""
+    return error.message.startswith("busy:") and "did not run" in error.message
 
 
 def failed(message: str) -> ToolResult:

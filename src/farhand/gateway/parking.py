@@ -56,9 +56,7 @@ class Sender(Protocol):
 
     def busy(self, node: Node | None) -> bool: ...
 
-    def start(
-        self, opened: OpenCall, record: CallRecord, target: Target, timeout_ms: int, *, patient: bool
-    ) -> None: ...
+    def start(self, opened: OpenCall, record: CallRecord, target: Target, timeout_ms: int) -> None: ...
 
     def end(self, opened: OpenCall, state: CallState, result: ToolResult) -> None: ...
 
@@ -375,7 +373,7 @@ class Parking:
         if opened.deadline is not None:
             opened.deadline.cancel()
         self.waiting.pop(record.id, None)
-        self._gate.start(opened, record, target, parked.timeout_ms, patient=parked.before is not None)
+        self._gate.start(opened, record, target, parked.timeout_ms)
 
     def _refuse(self, opened: OpenCall, error: ToolError) -> None:
         state = CallState.DENIED if isinstance(error, Denied | SwitchedOff) else CallState.ERROR

@@ -12,8 +12,8 @@ import msgspec
 
 from farhand.gateway.open_call import OpenCall, ended, unknown
 from farhand.gateway.roster import Connection
-from farhand.protocol.messages import ToolAck, encode
-from farhand.store import calls, chats
+from farhand.protocol.messages import ToolAck, ToolResponse, encode
+from farhand.store import calls, chats, keys
 from farhand.store.calls import CallRecord, CallState, intent_of
 from farhand.store.chats import Words
 from farhand.store.database import Database
@@ -91,6 +91,8 @@ class RecordKeeper:
                     new.append((item.record, not opened.read_only))
                     if opened.words is not None:
                         spoken.append((item.record.id, opened.words))
+                if opened.unrun and (key := item.record.idempotency_key) is not None:
+                    keys.release(store, item.record.credential, key, item.record.id)
             elif not item.over:
                 new.append((item.record, False))
                 item.written = True
@@ -123,6 +125,18 @@ class RecordKeeper:
             if not self._gate.closing:
                 self._database.loop.call_later(WRITE_AGAIN_SECONDS, partial(self._write, end))
         end.opened.tell(told)
+
+    def late(self, connection: Connection, response: ToolResponse, now: int) -> None:
+        """A node answers a call that is over; it may forget it then. Where the record does not know how the call went,
+        the journal gets to know it."""
+
+        def written(_: object, error: Exception | None) -> None:
+            if error is None:
+                self.acknowledge(connection, response.request_id)
+
+        self._database.write_then(
+            lambda store: calls.tell_late(store, connection.node_id, response, now), written, durable=False
+        )
 
     # -- acknowledging ----------------------------------------------------------------------------------
 

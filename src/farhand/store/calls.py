@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from farhand.protocol.calls import NULL
+from farhand.protocol.messages import ToolResponse
 from farhand.store import chats
 from farhand.store.chain import packed
 from farhand.store.chats import Words
@@ -95,6 +96,9 @@ FINISH: Final = """
 ONE: Final = f"{_SELECT} WHERE id = ?"
 _COVERED: Final = f"SELECT {', '.join(_COLUMNS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
+_NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
+MOST_LATE_BYTES: Final = 256 * 1024
+"""Of a result that came late; of a longer one only its length is kept."""
 
 
 def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = False) -> None:
@@ -251,6 +255,20 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
     )
 
 
+def tell_late(connection: apsw.Connection, node_id: str, response: ToolResponse, now: int) -> None:
+    """Have the journal tell what its node says of a call, where that was not waited for when the call ended."""
+    record = find(connection, response.request_id)
+    if record is None or record.node_id != node_id or record.state not in _NOT_WAITED_FOR:
+        return
+    data: dict[str, Any] = {"tool": record.tool, "node_id": node_id, "ok": response.ok}
+    if response.ok:
+        result = response.result or NULL
+        data |= {"result": result} if len(bytes(result)) <= MOST_LATE_BYTES else {"result_bytes": len(bytes(result))}
+    else:
+        data["error"] = response.error or None
+    append_event(connection, now, "call.late", record.id, data)
+
+
 def take_up(connection: apsw.Connection, intent: bytes) -> None:
     """Write down what an intent says, as far as the tables do not have it."""
     said = _decode_intent(intent)
@@ -270,9 +288,10 @@ def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
 
 
 def made_by(connection: apsw.Connection, beginning: str) -> dict[str, CallRecord]:
-    """The calls made under idempotency keys with this beginning, by key; however long ago."""
+    """The calls made under idempotency keys with this beginning, by key, the newest of each; however long ago."""
     rows = connection.execute(
-        f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ?", (beginning, beginning + "\U0010ffff")
+        f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ? ORDER BY seq",
+        (beginning, beginning + "\U0010ffff"),
     )
     return {record.idempotency_key or "": record for record in map(_record, rows)}
 
