@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
-from tests.harness import GatewayProcess, NodeProcess, PlainNode, wait_until
+from farhand.protocol.frames import BinaryFrame, FrameKind, encode_frame, part_end
+from tests.harness import GatewayProcess, NodeProcess, PlainNode, hello_frame, wait_until
 
 MIB = 1024 * 1024
 
@@ -231,7 +237,10 @@ def test_the_nodes_secrets_stay(shared_gateway: GatewayProcess, pair: Pair, tmp_
     with NodeProcess(shared_gateway, tmp_path / "keeper", "keeper") as node:
         (node.state / "token").write_text("secret")
         (node.state / "other").write_text("other")
-        pair.fails(f"keeper:{node.state}/token", "left:stolen", "not_allowed")
+        (pair.left.workspace / "r").write_text("r")
+        for name in ("token", "farhand.db-promises", "farhand.db-tidings", "memory.db", "lock", "nodes", "jobs/x"):
+            pair.fails(f"keeper:{node.state}/{name}", "left:stolen", "not_allowed")
+            pair.fails("left:r", f"keeper:{node.state}/{name}", "not_allowed")
         pair.fails("left:r", f"keeper:{node.state}/farhand.db", "not_allowed")
         pair.move(f"keeper:{node.state}", "left:state")
     assert (pair.left.workspace / "state" / "other").exists()
@@ -299,7 +308,134 @@ def test_a_transfer_that_takes_too_long_ends_in_time(pair: Pair) -> None:
     assert not (pair.right.workspace / "late").exists()
 
 
+@pytest.mark.parametrize("to", ["type:right:raced", "gsv:raced"])
+def test_whatever_a_cancelled_transfer_says_of_its_destination_is_so(pair: Pair, to: str) -> None:
+    """Cancelled at every moment of its life, the last ones above all."""
+    old, new = b"as it was", os.urandom(3 * MIB)
+    (pair.left.workspace / "raced").write_bytes(new)
+    (pair.left.workspace / "before").write_bytes(old)
+    began = time.monotonic()
+    pair.move("left:raced", to)
+    undisturbed = time.monotonic() - began
+    for attempt in range(60):
+        pair.move("left:before", to)
+        body = {"source": "left:raced", "destination": to, "background": True}
+        transfer = pair.gateway.request("POST", "/v1/transfers", body).json()["id"]
+        time.sleep(undisturbed * attempt / 50)
+        ended = pair.gateway.request("DELETE", f"/v1/transfers/{transfer}").json()
+        if to.startswith("gsv"):
+            there = pair.gateway.request("GET", "/v1/workspace/main/raced").body
+        else:
+            there = (pair.right.workspace / "raced").read_bytes()
+        if ended["state"] == "cancelled":
+            assert ended["error"]["message"] == "cancelled on request; the destination is as it was"
+            assert there == old
+        else:
+            assert ended["state"] == "ok" and ended["bytesTransferred"] == len(new) and there == new
+
+
+@contextlib.contextmanager
+def stopped_midway(pair: Pair, name: str, destination: str) -> Iterator[str]:
+    """A transfer whose sender stands still, and goes on afterwards; the path of its record."""
+    with (pair.left.workspace / name).open("wb") as file:
+        file.truncate(512 * MIB)
+    body = {"source": f"left:{name}", "destination": f"type:right:{destination}", "background": True}
+    path = f"/v1/transfers/{pair.gateway.request('POST', '/v1/transfers', body).json()['id']}"
+    wait_until(lambda: pair.gateway.get(path)["bytesTransferred"], 20, "it moves")
+    assert pair.left.process is not None
+    pair.left.process.send_signal(signal.SIGSTOP)
+    try:
+        assert pair.gateway.get(path)["state"] == "running", "it was too quick"
+        yield path
+    finally:
+        pair.left.process.send_signal(signal.SIGCONT)
+
+
+def test_what_somebody_takes_away_meanwhile_is_not_said_to_have_arrived(pair: Pair) -> None:
+    (pair.right.workspace / "taken").write_text("as it was")
+    with stopped_midway(pair, "taken", "taken") as path:
+        for part in left_behind(pair.right.workspace):
+            Path(part).unlink()
+    wait_until(lambda: pair.gateway.get(path)["state"] != "running", 60, "its end")
+    ended = pair.gateway.get(path)
+    assert ended["state"] == "error" and "removed by somebody else" in ended["error"]["message"], ended
+    assert (pair.right.workspace / "taken").read_text() == "as it was"
+
+
+def test_a_folder_that_is_moved_meanwhile_gets_no_file(pair: Pair) -> None:
+    (pair.right.workspace / "here").mkdir()
+    with stopped_midway(pair, "moved", "here/moved") as path:
+        (pair.right.workspace / "here").rename(pair.right.workspace / "elsewhere")
+    wait_until(lambda: pair.gateway.get(path)["state"] != "running", 60, "its end")
+    ended = pair.gateway.get(path)
+    assert ended["state"] == "error" and "Failed to write" in ended["error"]["message"], ended
+    assert not (pair.right.workspace / "elsewhere" / "moved").exists()
+
+
+def test_a_node_that_does_nothing_holds_up_only_itself(pair: Pair) -> None:
+    async def run() -> None:
+        features = {"features": ["transfer", "resume"], "resume": {"boot": "idle"}}
+        async with PlainNode.connect(pair.gateway, "idle", hello=False) as node:
+            await node.send(hello_frame("idle", ["test"], farhand=features))
+            await node.receive("gateway_welcome")
+            ids = []
+            for number in range(8):
+                body = {"source": f"idle:{number}", "destination": "left:x", "background": True}
+                answer = await asyncio.to_thread(pair.gateway.request, "POST", "/v1/transfers", body)
+                ids.append(answer.json()["id"])
+            await node.receive("transfer_open")
+            (pair.right.workspace / "quick").write_text("quick")
+            await asyncio.to_thread(pair.move, "type:right:quick", "gsv:quick")
+            for transfer in ids:
+                ended = await asyncio.to_thread(pair.gateway.request, "DELETE", f"/v1/transfers/{transfer}")
+                assert ended.json()["state"] == "cancelled"
+
+    asyncio.run(run())
+
+
 # -- over HTTP ----------------------------------------------------------------------------------------------
+
+
+def test_a_download_nobody_reads_to_its_end_is_not_ok(pair: Pair) -> None:
+    (pair.left.workspace / "unread").write_bytes(bytes(64 * MIB))
+    with socket.create_connection(("127.0.0.1", pair.gateway.port), timeout=20) as client:
+        client.sendall(
+            f"GET /v1/transfers/content?source=left:unread HTTP/1.1\r\nHost: 127.0.0.1:{pair.gateway.port}\r\n"
+            f"Authorization: Bearer {pair.gateway.token}\r\n\r\n".encode()
+        )
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+    def ended() -> Any:
+        newest = pair.gateway.get("/v1/transfers?limit=1")["transfers"][0]
+        return newest["state"] != "running" and newest
+
+    record = wait_until(ended, 20, "its end")
+    assert record["source"] == "left:unread" and record["state"] == "cancelled", record
+    assert record["bytesTransferred"] < 64 * MIB
+
+
+def test_a_list_that_cannot_be_read_is_an_error_at_once(pair: Pair) -> None:
+    async def run() -> None:
+        manifest = b'[["../esc.txt","file",3,false,0,""]]'
+        features = {"features": ["transfer", "resume"], "resume": {"boot": "evil"}}
+        async with PlainNode.connect(pair.gateway, "evil", hello=False) as node:
+            await node.send(hello_frame("evil", ["test"], farhand=features))
+            await node.receive("gateway_welcome")
+            path = "/v1/transfers/manifest?source=evil:/d"
+            asking = asyncio.create_task(asyncio.to_thread(pair.gateway.request, "GET", path))
+            stream = (await node.receive("transfer_open"))["stream"]
+            offer = {"name": "d", "folder": True, "files": 1, "size": 3, "manifest_bytes": len(manifest)}
+            offer["manifest_digest"] = blake3(manifest).hexdigest()
+            await node.send({"type": "transfer_ready", "stream": stream, "offer": offer})
+            await node.receive("transfer_credit")
+            await node.send(encode_frame(BinaryFrame(FrameKind.DATA, stream, 0, manifest)))
+            await node.send(part_end(stream, len(manifest), 0, blake3(manifest).digest()))
+            answer = await asking
+            assert answer.status == 502 and "not a manifest" in answer.json()["error"]["message"]
+            newest = pair.gateway.get("/v1/transfers?limit=1")["transfers"][0]
+            assert newest["state"] == "error"
+
+    asyncio.run(run())
 
 
 def test_the_route_answers_as_the_tool_does(pair: Pair) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.frames import decode_frame, part_end, read_part_end
-from farhand.protocol.manifest import Entry, EntryKind, Manifest, stays_beneath
+from farhand.protocol.manifest import Entry, EntryKind, Manifest, leads_out
 
 FILE, FOLDER, LINK = EntryKind.FILE, EntryKind.FOLDER, EntryKind.LINK
 
@@ -64,7 +64,16 @@ def test_what_is_no_manifest(data: Any) -> None:
     [("l", "a", True), ("d/l", "../a", True), ("l", "..", False), ("d/l", "../../a", False), ("l", "", False)],
 )
 def test_links(path: str, target: str, beneath: bool) -> None:
-    assert stays_beneath(path, target) is beneath
+    entries = [Entry("d", EntryKind.FOLDER), Entry(path, EntryKind.LINK, target=target)]
+    assert leads_out(entries) == (None if beneath else entries[1])
+
+
+def test_a_link_does_not_climb_out_of_another() -> None:
+    deep = [Entry(path, EntryKind.FOLDER) for path in ("a", "a/b", "e")]
+    up = Entry("a/b/up", EntryKind.LINK, target="../../e")
+    assert leads_out([*deep, up, Entry("a/b/in", EntryKind.LINK, target="up/x")]) is None
+    out = Entry("a/b/out", EntryKind.LINK, target="up/../../x")
+    assert leads_out([*deep, up, out]) == out
 
 
 def test_the_end_of_a_part() -> None:

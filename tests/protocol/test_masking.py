@@ -50,6 +50,11 @@ def test_names_of_other_things(name: str) -> None:
         ),
         ({"hooks": [{"id": "a", "secret": "s"}]}, {"hooks": [{"id": "a", "secret": "***"}]}),
         ({"tokens": ["a", ""]}, {"tokens": ["***", ""]}),
+        ({"base_url": "https://s3cret@host/v1"}, {"base_url": "https://***@host/v1"}),
+        ({"url": "https://host/v1?model=a&api-key=x#y"}, {"url": "https://host/v1?model=a&api-key=***#y"}),
+        ({"url": "https://hooks.slack.com/services/T0/B0/xyz"}, {"url": "https://hooks.slack.com/services/***"}),
+        ({"headers": {"X-Auth": "x", "Accept": "y"}}, {"headers": {"X-Auth": "***", "Accept": "***"}}),
+        ({"url": "https://host:8080/v1?keys=2"}, {"url": "https://host:8080/v1?keys=2"}),
         (
             {"context_tokens": 128000, "token": None, "password": ""},
             {"context_tokens": 128000, "token": None, "password": ""},

@@ -83,6 +83,7 @@ class DownloadReceiver(OwnReceiver):
         self.offered: asyncio.Future[TransferOffer] = loop.create_future()
         self.entries: asyncio.Future[list[Entry]] = loop.create_future()
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(2)
+        self._unread = False
 
     async def accept(self, offer: TransferOffer) -> None:
         if self.offered.done():
@@ -94,17 +95,25 @@ class DownloadReceiver(OwnReceiver):
             self.entries.set_result(self._manifest.entries)
 
     async def take(self, data: bytes) -> None:
-        await self.pieces.put(data)
+        await self._give(data)
 
     async def finish(self) -> None:
         if not self.entries.done() and self._manifest is not None:
             self.entries.set_result(self._manifest.entries)
-        await self.pieces.put(None)
+        await self._give(None)
+
+    async def _give(self, piece: bytes | None) -> None:
+        await self.pieces.put(piece)
+        if self._unread:
+            raise Cancelled("nobody reads it any more")
+
+    def let_go(self) -> None:
+        self._unread = True
+        while not self.pieces.empty():  # whoever waits to put another one in is let go
+            self.pieces.get_nowait()
 
     async def discard(self) -> None:
         self.entries.cancel()
-        while not self.pieces.empty():  # whoever waits to put another one in is let go
-            self.pieces.get_nowait()
 
 
 _decoder = msgspec.json.Decoder(TransferRequest)
@@ -273,7 +282,7 @@ class TransferDoors:
         return Reply(
             content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
             headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
-            pieces=self._pieces(begun, receiver),
+            pieces=self._pieces(request, begun, receiver),
             bare=True,
         )
 
@@ -328,20 +337,24 @@ class TransferDoors:
             ended.cancel()
             return answer.result()
         try:
-            transferred(ended.result())
+            transferred(await ended)
         except ToolError as error:
             raise problem(error) from None
         raise Problem(502, "failed", "the transfer ended before it began")
 
-    async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
+    async def _pieces(self, request: Request, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
         """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
         ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        gone = asyncio.ensure_future(request.gone())
         held: bytes | None = None
         try:
             while True:
                 following = asyncio.ensure_future(receiver.pieces.get())
-                waits: set[asyncio.Future[Any]] = {following, ended}
+                waits: set[asyncio.Future[Any]] = {following, ended, gone}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    following.cancel()
+                    return
                 if following.done():
                     piece = following.result()
                 elif receiver.pieces.empty():
@@ -361,6 +374,7 @@ class TransferDoors:
             raise problem(error) from None
         finally:
             ended.cancel()
+            gone.cancel()
             await self._hub.transfers.cancel(begun.record.id, "the caller hung up")
 
     def _claim(self, request: Request, wanted: TransferRequest, transfer_id: str, key: str) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from farhand.gateway.transfers import Transfers
+from farhand.gateway.transfers import AS_IT_WAS, Transfers
 from farhand.protocol.errors import Cancelled, Failed, ToolError
 from farhand.store.transfers import TransferRecord, TransferState
 from farhand.tools.tool import CallContext, Tool, tool
 
 TIMEOUT_MS = 24 * 60 * 60 * 1000
 """A transfer that moves is not cut off; one that stands still ends by itself."""
+STOPPED = "its call was stopped"
 
 
 def transfer_tool(transfers: Transfers) -> Tool:
@@ -30,10 +31,12 @@ def transfer_tool(transfers: Transfers) -> Tool:
         except asyncio.CancelledError:
             if transfers.closing:
                 raise
-            record = await transfers.cancel(context.call_id)
-            if record is not None and record.state is TransferState.OK:
+            record = await transfers.cancel(context.call_id, STOPPED)
+            if record is None:
+                raise Cancelled(AS_IT_WAS) from None
+            if record.state is TransferState.OK:
                 return transferred(record)
-            raise Cancelled("the destination is as it was") from None
+            raise Cancelled((record.error_message or "").removeprefix(f"{STOPPED}; ")) from None
 
     return tool(transfer, name="gsv__Transfer", timeout_ms=TIMEOUT_MS, capability="filesystem.write", continues=True)
 

@@ -36,6 +36,9 @@ log = logging.getLogger("farhand.transfers")
 
 
 class _OwnEnd:
+    complete = False
+    """Everything has come, and is in its place."""
+
     def __init__(self) -> None:
         self._stream: Stream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +184,8 @@ class OwnReceiver(_OwnEnd):
         self._left = 0
         self._digest = blake3()
         self._offset = 0
-        self._complete = False
+        self._keeping: asyncio.Future[None] | None = None
+        """What is not to be stopped half-way."""
 
     async def accept(self, offer: TransferOffer) -> None:
         """Look whether it can be taken. Raises ToolError."""
@@ -203,6 +207,9 @@ class OwnReceiver(_OwnEnd):
         """Throw away what came."""
         raise NotImplementedError
 
+    def let_go(self) -> None:
+        """Nobody takes what comes any more: `take` and `finish` are not to wait for that."""
+
     def tell(self, message: Message) -> None:
         match message:
             case TransferOpen(offer=TransferOffer() as offer):
@@ -217,11 +224,27 @@ class OwnReceiver(_OwnEnd):
         self._wake.set()
 
     async def close(self) -> None:
+        """Afterwards it is `complete`, or nothing of it is left."""
+        if not self.complete:
+            self.let_go()
         await super().close()
-        if not self._complete:
+        await self._kept()
+        if not self.complete:
             await self.discard()
 
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Not to be stopped between the bytes and the note of them, nor while they are put in their place."""
+        self._keeping = asyncio.ensure_future(work)
+        await asyncio.shield(self._keeping)
+
+    async def _kept(self) -> None:
+        if self._keeping is not None:
+            await asyncio.wait({self._keeping})
+            if not self._keeping.cancelled():
+                self._keeping.exception()
+
     async def _receive(self, number: int, offer: TransferOffer) -> None:
+        await self._kept()
         if self._offer is None or self._offer.manifest_digest != offer.manifest_digest:
             if self._offer is not None:
                 await self.discard()
@@ -231,9 +254,9 @@ class OwnReceiver(_OwnEnd):
             self._digest = blake3()
             self._arriving.clear()
         stream = self.stream
-        stream.heard("receive", TransferReady(number, offset=self._offset, complete=self._complete))
+        stream.heard("receive", TransferReady(number, offset=self._offset, complete=self.complete))
         self._allow(stream, number)
-        while not self._complete:
+        while not self.complete:
             await self._woken()
             frames, self._frames = self._frames, []
             for frame in frames:
@@ -250,8 +273,7 @@ class OwnReceiver(_OwnEnd):
             data = frame[HEADER_BYTES:]
             if offset != self._offset or len(data) > self._left:
                 raise Failed(f"bytes came for {offset} of the transfer, and {self._offset} was next")
-            # Not to be stopped between the bytes and the note of them.
-            await asyncio.shield(self._keep(data))
+            await self._whole(self._keep(data))
             return
         part, digest = read_part_end(frame[HEADER_BYTES:])
         if part < self._part:
@@ -260,7 +282,7 @@ class OwnReceiver(_OwnEnd):
             raise Failed(f"part {part} of the transfer ended, and part {self._part} was not over")
         if self._digest.digest() != digest:
             raise Failed("the digest of what arrived is not the sender's; nothing of it is kept")
-        await asyncio.shield(self._next_part())
+        await self._whole(self._next_part())
 
     async def _keep(self, data: bytes) -> None:
         if self._part == 0:
@@ -279,7 +301,7 @@ class OwnReceiver(_OwnEnd):
         assert manifest is not None
         if self._part == len(manifest.entries):
             await self.finish()
-            self._complete = True
+            self.complete = True
             return
         self._part += 1
         entry = manifest.entries[self._part - 1]

@@ -71,31 +71,37 @@ class Stream:
         self._moved = moved
         self._next = 0
         self._until = 0
+        self._written = 0
+        """How far the receiver has come."""
         self._parts = 0
         self._total = 0
         self._stray: Callable[[], None] | None = None
 
     def heard(self, role: Role, message: Message) -> None:
-        """An end says something."""
-        self.heard_at = time.monotonic()
+        """An end says something. Only what brings the transfer on counts as a sign of life."""
         match message:
             case TransferReady(offer=TransferOffer() as offer) if role == "send" and not self.offered.done():
                 if not (0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES and 0 <= offer.size <= MAX_SIZE):
                     self.fail(Failed("the sender made an offer that cannot be meant"))
                     return
                 self._total = offer.manifest_bytes + offer.size
+                self.heard_at = time.monotonic()
                 self.offered.set_result(offer)
             case TransferReady() if role == "receive" and self.offered.done() and not self.accepted.done():
                 if not 0 <= message.offset <= self._total:
                     self.fail(Failed("the receiver wants to begin beyond the end"))
                     return
-                self._next = self._until = message.offset
+                self._next = self._until = self._written = message.offset
+                self.heard_at = time.monotonic()
                 self.accepted.set_result(message)
             case TransferCredit(_, offset, until) if role == "receive" and self.accepted.done():
                 if not 0 <= offset <= self._next:
                     self.fail(Failed("the receiver claims more than was sent"))
                     return
                 self._until = max(self._until, min(until, offset + TRANSFER_WINDOW_BYTES))
+                if offset > self._written:
+                    self._written = offset
+                    self.heard_at = time.monotonic()
                 self._moved(offset)
                 self.sender.tell(TransferCredit(self.number, offset, self._until))
             case TransferDone(_, None) if role == "receive" and self.accepted.done():

@@ -7,11 +7,13 @@ not sent again. One that was open when the gateway stopped is taken up after the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -60,6 +62,8 @@ log = logging.getLogger("farhand.transfers")
 
 MAX_ACTIVE = 8
 """Transfers that move at once; the others wait. Each may have a window of bytes in the gateway's memory."""
+MAX_ACTIVE_OF_ONE = 5
+"""Of them with one node at either end."""
 MAX_OPEN = 1000
 AWAY_SECONDS = 60.0
 """How long an end may be away before the transfer fails."""
@@ -68,6 +72,9 @@ IDLE_SECONDS = 120.0
 PROGRESS_SECONDS = 1.0
 STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
+TRUTH_SECONDS = 2.5
+AS_IT_WAS = "the destination is as it was"
+NOT_KNOWN = "whether the destination had been replaced before is not known: its node does not say"
 UPLOAD = "(upload)"
 DOWNLOAD = "(download)"
 """What stands in the record for an end that is a request."""
@@ -75,6 +82,9 @@ DOWNLOAD = "(download)"
 
 class OwnEnd(Protocol):
     """An end of the gateway's own. `attach` is called for every try; `close` once, when the transfer is over."""
+
+    complete: bool
+    """Whether a receiver has put everything in its place; final once it is closed."""
 
     def attach(self, stream: Stream) -> None: ...
 
@@ -100,6 +110,10 @@ class OpenTransfer:
         self.task: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
         self.cancelled: str | None = None
+        self.offered = False
+        """A receiver was told of it: it may put it in its place."""
+        self.settling = False
+        """It moves no more, and is about to be written down as over."""
         self.manifest_bytes = 0
         self.uncarried: tuple[Connection, Connection] | None = None
         """The ends between which the files socket broke: they use the node sockets from then on."""
@@ -120,6 +134,7 @@ class Transfers:
         """Of which try, for which end, and from where it may come."""
         self._numbers = itertools.count(1)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
+        self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MAX_ACTIVE_OF_ONE))
         self._arrivals = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -232,7 +247,7 @@ class Transfers:
             return await self.find(transfer_id)
         if opened.cancelled is None:
             opened.cancelled = reason
-            if opened.task is not None:
+            if opened.task is not None and not opened.settling:
                 opened.task.cancel()
         return await asyncio.shield(opened.ended)
 
@@ -262,8 +277,8 @@ class Transfers:
     async def close(self) -> None:
         """Stop moving. What is open stays so in the record and is taken up after the next start."""
         self._closing = True
-        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
-        for task in (*tasks, *self._asking):
+        tasks = {opened.task: opened.settling for opened in self._open.values() if opened.task is not None}
+        for task in (*(task for task, settling in tasks.items() if not settling), *self._asking):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=5)
@@ -336,24 +351,65 @@ class Transfers:
 
     async def _run(self, opened: OpenTransfer) -> None:
         failure: ToolError | None = None
+        leaving = False
         try:
             if opened.cancelled is not None:
                 raise Cancelled(opened.cancelled)
-            async with self._slots:
+            async with self._slot(opened):
                 await self._move(opened)
         except asyncio.CancelledError:
             if opened.cancelled is None:
-                return  # the gateway stops
-            failure = Cancelled(opened.cancelled)
+                leaving = True
+            else:
+                failure = Cancelled(opened.cancelled)
         except ToolError as error:
             failure = error
         except Exception as error:
             log.exception("transfer %s failed", opened.record.id)
             failure = Failed(f"{type(error).__name__}: {error}")
-        finally:
-            for end in opened.own.values():
-                await end.close()
+        opened.settling = True
+        for end in opened.own.values():
+            await end.close()
+        if leaving:
+            return  # it stays open in the record
+        if opened.cancelled is not None and failure is not None:
+            failure = await self._truth(opened, opened.cancelled)
         await self._end(opened, failure)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, opened: OpenTransfer) -> AsyncIterator[None]:
+        """A place among those that move, of which a single node has a share: one that does nothing holds up itself."""
+        nodes = {end.node_id for end in (opened.source, opened.destination) if end.node_id and not end.in_workspace}
+        async with contextlib.AsyncExitStack() as places:
+            for node_id in sorted(nodes):
+                await places.enter_async_context(self._shares[node_id])
+            await places.enter_async_context(self._slots)
+            yield
+
+    async def _truth(self, opened: OpenTransfer, reason: str) -> ToolError | None:
+        """What became of a transfer that was cancelled: None when everything had been put in its place before."""
+        placed = await self._placed(opened)
+        if placed:
+            opened.record = msgspec.structs.replace(opened.record, bytes_done=opened.record.bytes_total or 0)
+            return None
+        if opened.record.destination == DOWNLOAD:
+            return Cancelled(reason)
+        return Cancelled(f"{reason}; {AS_IT_WAS if placed is False else NOT_KNOWN}")
+
+    async def _placed(self, opened: OpenTransfer) -> bool | None:
+        """Whether the receiver has put everything in its place; None where it cannot be asked."""
+        if (own := opened.own.get("receive")) is not None:
+            return own.complete
+        if not opened.offered:
+            return False
+        question = {"transfer_id": opened.record.id}
+        try:
+            answer = await self._queries.ask(opened.destination.node_id, "transfers", question, TRUTH_SECONDS)
+            placed = msgspec.json.decode(answer, type=dict[str, Any]).get("placed")
+        except (ToolError, msgspec.MsgspecError) as error:
+            log.warning("transfer %s: its receiver did not tell what became of it: %s", opened.record.id, error)
+            return None
+        return placed if isinstance(placed, bool) else None
 
     async def _move(self, opened: OpenTransfer) -> None:
         again = 0
@@ -409,6 +465,7 @@ class Transfers:
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
             ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None
+            opened.offered = True
             receiver.tell(
                 TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
             )

@@ -53,13 +53,19 @@ SECRET_FILES = (
     "farhand.db",
     "farhand.db-wal",
     "farhand.db-shm",
+    "farhand.db-promises",
+    "farhand.db-tidings",
+    "memory.db",
+    "memory.db-wal",
+    "memory.db-shm",
+    "lock",
     "farhand.toml",
     "node-token.json",
     FREEZE_FILE,
     "journal.key",
     "journal.head",
 )
-SECRET_FOLDERS = ("backups", "damaged", "replaced", UNDO_FOLDER)
+SECRET_FOLDERS = ("backups", "damaged", "replaced", "jobs", "nodes", UNDO_FOLDER)
 
 
 ANOTHER_SECONDS = 5.0

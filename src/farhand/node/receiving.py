@@ -80,7 +80,7 @@ class Arrival:
             self._folder = place.root.open_folder(parent, make=True)
         if note is not None and note.phase is Phase.PLACING:
             self._manifest = self._kept_manifest(note)
-            self._put_in_place()
+            self._put_in_place(again=True)
             return
         with told("write", place.path, missing=Failed):
             self._check_target()
@@ -284,12 +284,14 @@ class Arrival:
         self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.PLACING))
         self._put_in_place()
 
-    def _put_in_place(self) -> None:
-        """Also after a crash in the middle of it: what has been moved is no longer beside."""
-        with told("write", self._place.path):
+    def _put_in_place(self, *, again: bool = False) -> None:
+        """`again`: after a crash in the middle of it, when what has been moved is no longer beside."""
+        with told("write", self._place.path, missing=Failed):
             try:
+                self._check_folder()
                 if not _exists(self._folder, self._partial):
-                    pass
+                    if not again:
+                        raise OSError(errno.EIO, "what had arrived was removed by somebody else")
                 elif not self._offer.folder or not _exists(self._folder, self._name):
                     with self._keeping():
                         os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -303,6 +305,15 @@ class Arrival:
         self._notes.path(self._id, "manifest").unlink(missing_ok=True)
         self.complete = True
         self.close()
+
+    def _check_folder(self) -> None:
+        """The folder it goes to is still the one at that path."""
+        there = self._place.root.open_folder(os.path.dirname(self._place.real))  # noqa: PTH120
+        try:
+            if not os.path.sameopenfile(there, self._folder):
+                raise OSError(errno.EIO, "its folder was replaced by another one meanwhile")
+        finally:
+            os.close(there)
 
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from farhand.machine.files import Files, folder_of, open_regular, shown, told
 from farhand.machine.sniff import HEAD, mime_type
 from farhand.protocol.errors import Failed, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, part_end, put_header
-from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest, stays_beneath
+from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest, leads_out
 from farhand.protocol.messages import TransferOffer
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.link import FRAME_RESERVE
@@ -206,6 +206,12 @@ class Parcel:
                 self._list(descriptor, "", entries)
             finally:
                 os.close(descriptor)
+        odd = (entry for entry in entries if not entry.target.isprintable())
+        if (link := leads_out(entries) or next(odd, None)) is not None:
+            raise Failed(
+                f"'{shown(self._place.path)}' holds the link '{shown(link.path)}', which leads out of it to "
+                f"'{shown(link.target)}'; transfer what it leads to by itself, or remove the link"
+            )
         manifest = Manifest(entries)
         if len(manifest.encoded) > MAX_MANIFEST_BYTES:
             raise Failed(f"Failed to read '{shown(self._place.path)}': its list of files is too long to be transferred")
@@ -237,13 +243,7 @@ class Parcel:
             elif stat.S_ISREG(status.st_mode):
                 entries.append(_file_entry(path, status))
             elif stat.S_ISLNK(status.st_mode):
-                target = os.readlink(each.name, dir_fd=descriptor)
-                if not stays_beneath(path, target) or not target.isprintable():
-                    raise Failed(
-                        f"'{shown(self._place.path)}' holds the link '{shown(path)}', which leads out of it to "
-                        f"'{shown(target)}'; transfer what it leads to by itself, or remove the link"
-                    )
-                entries.append(Entry(path, EntryKind.LINK, target=target))
+                entries.append(Entry(path, EntryKind.LINK, target=os.readlink(each.name, dir_fd=descriptor)))
             # Sockets, pipes and devices have no content to send.
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from farhand.machine.files import Files
 from farhand.machine.priority import step_back
-from farhand.node.notes import Notes
+from farhand.node.notes import Notes, Phase
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import ProtocolError, ToolError
 from farhand.protocol.frames import read_header
@@ -38,6 +38,10 @@ log = logging.getLogger("farhand.node.transfers")
 T = TypeVar("T")
 MAX_ENDS = 32
 THREADS = 8
+
+
+class TransferQuestion(msgspec.Struct):
+    transfer_id: str
 
 
 class Transfers:
@@ -82,9 +86,15 @@ class Transfers:
         self._senders.clear()
         self._receivers.clear()
 
-    async def held(self, _params: msgspec.Raw) -> dict[str, Any]:
-        """The transfers this node still keeps something of."""
-        return {"held": await self._in_thread(self._notes.held)}
+    async def held(self, params: msgspec.Raw) -> dict[str, Any]:
+        """The transfers this node still keeps something of; of one that was stopped, whether it was put in place."""
+        asked = msgspec.json.decode(params, type=TransferQuestion | None)
+        if asked is None:
+            return {"held": await self._in_thread(self._notes.held)}
+        if (stopping := self._tasks.get(f"{asked.transfer_id} receive")) is not None:
+            await asyncio.wait({stopping})
+        note = await self._in_thread(self._notes.read, asked.transfer_id)
+        return {"placed": note is not None and note.phase is Phase.DONE}
 
     def on_message(self, message: Message) -> None:
         match message:

@@ -97,22 +97,30 @@ def _check(entries: list[Entry]) -> None:
         seen.add(entry.path)
         if entry.kind is EntryKind.FOLDER:
             folders.add(entry.path)
-        elif entry.kind is EntryKind.LINK and not stays_beneath(entry.path, entry.target):
-            raise ProtocolError(f"not a manifest: the link {entry.path!r} leads out of the folder")
+    if (link := leads_out(entries)) is not None:
+        raise ProtocolError(f"not a manifest: the link {link.path!r} leads out of the folder")
 
 
-def stays_beneath(path: str, target: str) -> bool:
-    """Whether a link at `path` leads, by its text, to something beneath the folder that is sent."""
+def leads_out(entries: list[Entry]) -> Entry | None:
+    """The first link that leads, or may lead, out of the folder that is sent."""
+    folders = {"", *(entry.path for entry in entries if entry.kind is EntryKind.FOLDER)}
+    links = (entry for entry in entries if entry.kind is EntryKind.LINK)
+    return next((link for link in links if not _stays_beneath(link.path, link.target, folders)), None)
+
+
+def _stays_beneath(path: str, target: str, folders: set[str]) -> bool:
+    """Whether a link at `path` leads, by its text, to something beneath. Where it climbs, what it climbs out of must be
+    a folder that is sent: out of another link, `..` leads to wherever that one is."""
     if not target or target.startswith("/") or "\0" in target:
         return False
-    depth = path.count("/")
+    here = path.split("/")[:-1]
     for part in target.split("/"):
         if part == "..":
-            depth -= 1
+            if not here or "/".join(here) not in folders:
+                return False
+            here.pop()
         elif part not in ("", "."):
-            depth += 1
-        if depth < 0:
-            return False
+            here.append(part)
     return True
 
 

@@ -21,6 +21,14 @@ _IN_TEXT: Final = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _IN_URL: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(@)", re.IGNORECASE)
+_IN_SETTING: Final = re.compile(
+    r"""
+    ( \b[a-z][a-z0-9+.-]*:// ) [^\s/:@?#]+ (?=@)                                  # whoever asks, in a URL
+    | ( [?&][\w.-]*(?:key|sig|signature|code|auth|pass|token|secret)= ) [^\s&#]+   # what it asks with
+    | ( ://hooks\.slack\.com/\w+/ | /api/webhooks/ ) \S+                          # a place whoever knows may write to
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _SECRET_NAME: Final = re.compile(
     r"(?:^|_)(?:tokens?|secrets?|passwords?|passwd|passphrase|(?:api|access|private|secret|signing|encryption|auth|subscription|account|shared|master)_?keys?"
     r"|apikeys?|credentials?|authorization|cookies?|dsn|webhook_url)$|^key$"
@@ -39,12 +47,21 @@ def masked(value: Any, *, secret: bool = False) -> Any:
     Numbers and switches stay: `context_tokens = 128000` tells nobody anything. So does an empty text: not set.
     """
     if isinstance(value, Mapping):
-        return {name: masked(inner, secret=secret or names_a_secret(str(name))) for name, inner in value.items()}
+        return {name: masked(inner, secret=secret or _holds_secrets(str(name))) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner, secret=secret) for inner in value]
     if isinstance(value, str):
-        return MASK if secret and value else masked_text(value)
+        return MASK if secret and value else _IN_SETTING.sub(_shown, masked_text(value))
     return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    return f"{next(filter(None, found.groups()))}{MASK}"
+
+
+def _holds_secrets(name: str) -> bool:
+    """Headers are sent to prove something, whatever they are called."""
+    return names_a_secret(name) or snake_case(name) == "headers"
 
 
 def names_a_secret(name: str) -> bool:
