@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import sys
 import threading
 import time
 from typing import Any
@@ -30,7 +31,7 @@ from farhand.sdk import (
     ToolContext,
     ToolRegistry,
 )
-from tests.sdk.wire import AT_ONCE, PLAIN, FakeGateway, RawGateway, Served, asynchronous, serving, ws_frame
+from tests.sdk.wire import AT_ONCE, PLAIN, RESUMING, FakeGateway, RawGateway, Served, asynchronous, serving, ws_frame
 
 SLOW = ReconnectBackoff(initial_delay=20, max_delay=20)
 """Longer than any test: whoever reconnects within it did not wait."""
@@ -447,6 +448,85 @@ async def test_a_plain_function_runs_in_a_thread_and_does_not_hold_up_the_link()
         await peer.round_trip()  # the loop is free while the function blocks
         release.set()
         assert (await peer.receive("tool_response"))["result"] != threading.get_ident()
+
+
+@asynchronous
+async def test_as_many_plain_functions_run_at_once_as_the_client_takes() -> None:
+    registry = ToolRegistry()
+    all_there = threading.Barrier(16)
+
+    @registry.tool("test.meet")
+    def meet(ctx: ToolContext) -> str:
+        all_there.wait(8)
+        return "met"
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept()
+        for number in range(16):
+            await peer.request(f"r{number}", "test.meet")
+        assert [(await peer.receive("tool_response")).get("result") for _ in range(16)] == ["met"] * 16
+
+
+@asynchronous
+async def test_plain_functions_that_do_not_stop_hold_up_no_other() -> None:
+    registry = ToolRegistry()
+    release = threading.Event()
+
+    @registry.tool("test.block")
+    def block(ctx: ToolContext) -> None:
+        release.wait(20)
+
+    @registry.tool("test.quick")
+    def quick(ctx: ToolContext) -> str:
+        return "quick"
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept(RESUMING)
+        for number in range(16):
+            await peer.request(f"r{number}", "test.block")
+        for number in range(16):
+            await peer.send({"type": "tool_cancel", "request_id": f"r{number}"})
+        for _ in range(16):
+            assert (await peer.receive("tool_response"))["error"]["kind"] == "cancelled"
+        assert (await peer.call("test.quick", request_id="after"))["result"] == "quick"
+        release.set()
+
+
+PLUG_IN = """
+import asyncio, contextlib, signal, sys, threading
+from farhand.sdk import NodeClient, Shutdown, ToolContext, ToolRegistry
+
+registry = ToolRegistry()
+
+@registry.tool("test.block")
+def block(ctx: ToolContext) -> None:
+    threading.Event().wait()
+
+async def main() -> None:
+    shutdown = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shutdown.set)
+    with contextlib.suppress(Shutdown):
+        await NodeClient(sys.argv[1]).run(registry, shutdown)
+
+asyncio.run(main())
+"""
+
+
+@asynchronous
+async def test_the_program_ends_though_a_plain_function_does_not() -> None:
+    async with FakeGateway() as gateway:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PLUG_IN, gateway.url)
+        try:
+            peer = await gateway.accept()
+            await peer.request("r", "test.block")
+            await peer.round_trip()
+            process.terminate()
+            assert (await peer.receive("tool_response"))["error"]["kind"] == "cancelled"
+            assert await asyncio.wait_for(process.wait(), 15) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 # -- how many at once -------------------------------------------------------------------------------------
