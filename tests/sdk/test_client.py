@@ -343,6 +343,10 @@ async def test_each_tool_error_becomes_its_kind(error: Exception, kind: str) -> 
         assert (await peer.call("test.fail"))["error"] == {"kind": kind, "message": "m ü"}
 
 
+class Panic(BaseException):
+    """As an extension in Rust raises it: not an Exception."""
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("cannot be shown")
@@ -359,6 +363,7 @@ class Unprintable(Exception):
         asyncio.CancelledError(),
         TimeoutError(),
         SystemExit(3),
+        Panic("called `Option::unwrap()` on a `None` value"),
         Unprintable(),
         OSError(2, "no such file", "caf\udce9.txt"),
         Failed("caf\udce9.txt"),
@@ -383,7 +388,24 @@ def test_whatever_a_tool_raises_is_answered_and_the_node_lives_on(error: BaseExc
     run()
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), KeyError("x"), asyncio.CancelledError()], ids=repr)
+def test_ctrl_c_in_a_tool_ends_the_program() -> None:
+    async def interrupt(ctx: ToolContext, args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.interrupt", interrupt)):
+            peer = await gateway.accept()
+            await peer.call("test.interrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), StopIteration(), KeyError("x"), asyncio.CancelledError(), Panic("x")],
+    ids=repr,
+)
 def test_whatever_a_plain_function_raises_is_answered(error: BaseException) -> None:
     registry = echo_registry()
 

@@ -199,9 +199,8 @@ class Dispatcher:
         request_id = request.request_id
         try:
             response = await self._outcome(request, tool, token)
-        except asyncio.CancelledError:
-            response = _failure(request_id, Cancelled(token.reason or "cancelled"))
-        del self._running[request_id]
+        finally:
+            del self._running[request_id]
         if request_id in self._orphans:
             self._orphans.discard(request_id)  # its gateway gave the call up with the link
         else:
@@ -222,7 +221,11 @@ class Dispatcher:
             result = msgspec.json.encode(value)
         except ToolError as error:
             return _failure(request.request_id, error)
-        except (Exception, SystemExit) as error:
+        except asyncio.CancelledError:
+            return _failure(request.request_id, Cancelled(token.reason or "cancelled"))
+        except (KeyboardInterrupt, GeneratorExit):  # the program ends, or its loop is gone
+            raise
+        except BaseException as error:  # whatever it is: a Rust extension's panic is not even an Exception
             log.exception("tool %s failed on call %s", request.tool, request.request_id)
             return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
         return ToolResponse(request.request_id, True, result=Raw(self._fitted(request.request_id, result)))
