@@ -22,6 +22,13 @@ def test_the_context_is_carried_over() -> None:
     assert asyncio.run(main()) == "here"
 
 
+def test_its_parameters_may_have_any_name() -> None:
+    def known_by(function: str, loop: str) -> str:
+        return function + loop
+
+    assert asyncio.run(in_thread(known_by, function="a", loop="b")) == "ab"
+
+
 def test_what_it_raises_is_raised() -> None:
     def fail(reason: str, *, times: int) -> None:
         raise KeyError(reason * times)

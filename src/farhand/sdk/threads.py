@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """What `function` returns or raises, from a thread of its own.
 
     Not from a pool: there, whoever is cancelled and does not listen keeps the next one waiting. Cancelled, it goes on
