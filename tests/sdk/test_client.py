@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import sys
 import threading
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farhand.sdk import (
+    MAX_TOOL_RESPONSE_BYTES,
     Cancelled,
     Failed,
     InvalidArgs,
@@ -30,7 +32,7 @@ from farhand.sdk import (
     ToolContext,
     ToolRegistry,
 )
-from tests.sdk.wire import AT_ONCE, PLAIN, FakeGateway, RawGateway, Served, asynchronous, serving, ws_frame
+from tests.sdk.wire import AT_ONCE, PLAIN, RESUMING, FakeGateway, RawGateway, Served, asynchronous, serving, ws_frame
 
 SLOW = ReconnectBackoff(initial_delay=20, max_delay=20)
 """Longer than any test: whoever reconnects within it did not wait."""
@@ -277,9 +279,9 @@ async def test_handshake_and_round_trip() -> None:
             "ok": True,
             "result": {"x": 1},
         }
-        assert await peer.call("test.nothing") == {
+        assert await peer.call("test.nothing", request_id="r2") == {
             "type": "tool_response",
-            "request_id": "r",
+            "request_id": "r2",
             "ok": False,
             "error": {"kind": "not_found", "message": "unknown tool: test.nothing"},
         }
@@ -342,6 +344,10 @@ async def test_each_tool_error_becomes_its_kind(error: Exception, kind: str) -> 
         assert (await peer.call("test.fail"))["error"] == {"kind": kind, "message": "m ü"}
 
 
+class Panic(BaseException):
+    """As an extension in Rust raises it: not an Exception."""
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("cannot be shown")
@@ -358,6 +364,7 @@ class Unprintable(Exception):
         asyncio.CancelledError(),
         TimeoutError(),
         SystemExit(3),
+        Panic("called `Option::unwrap()` on a `None` value"),
         Unprintable(),
         OSError(2, "no such file", "caf\udce9.txt"),
         Failed("caf\udce9.txt"),
@@ -382,7 +389,24 @@ def test_whatever_a_tool_raises_is_answered_and_the_node_lives_on(error: BaseExc
     run()
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), KeyError("x"), asyncio.CancelledError()], ids=repr)
+def test_ctrl_c_in_a_tool_ends_the_program() -> None:
+    async def interrupt(ctx: ToolContext, args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.interrupt", interrupt)):
+            peer = await gateway.accept()
+            await peer.call("test.interrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), StopIteration(), KeyError("x"), asyncio.CancelledError(), Panic("x")],
+    ids=repr,
+)
 def test_whatever_a_plain_function_raises_is_answered(error: BaseException) -> None:
     registry = echo_registry()
 
@@ -447,6 +471,85 @@ async def test_a_plain_function_runs_in_a_thread_and_does_not_hold_up_the_link()
         await peer.round_trip()  # the loop is free while the function blocks
         release.set()
         assert (await peer.receive("tool_response"))["result"] != threading.get_ident()
+
+
+@asynchronous
+async def test_as_many_plain_functions_run_at_once_as_the_client_takes() -> None:
+    registry = ToolRegistry()
+    all_there = threading.Barrier(16)
+
+    @registry.tool("test.meet")
+    def meet(ctx: ToolContext) -> str:
+        all_there.wait(8)
+        return "met"
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept()
+        for number in range(16):
+            await peer.request(f"r{number}", "test.meet")
+        assert [(await peer.receive("tool_response")).get("result") for _ in range(16)] == ["met"] * 16
+
+
+@asynchronous
+async def test_plain_functions_that_do_not_stop_hold_up_no_other() -> None:
+    registry = ToolRegistry()
+    release = threading.Event()
+
+    @registry.tool("test.block")
+    def block(ctx: ToolContext) -> None:
+        release.wait(20)
+
+    @registry.tool("test.quick")
+    def quick(ctx: ToolContext) -> str:
+        return "quick"
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept(RESUMING)
+        for number in range(16):
+            await peer.request(f"r{number}", "test.block")
+        for number in range(16):
+            await peer.send({"type": "tool_cancel", "request_id": f"r{number}"})
+        for _ in range(16):
+            assert (await peer.receive("tool_response"))["error"]["kind"] == "cancelled"
+        assert (await peer.call("test.quick", request_id="after"))["result"] == "quick"
+        release.set()
+
+
+PLUG_IN = """
+import asyncio, contextlib, signal, sys, threading
+from farhand.sdk import NodeClient, Shutdown, ToolContext, ToolRegistry
+
+registry = ToolRegistry()
+
+@registry.tool("test.block")
+def block(ctx: ToolContext) -> None:
+    threading.Event().wait()
+
+async def main() -> None:
+    shutdown = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shutdown.set)
+    with contextlib.suppress(Shutdown):
+        await NodeClient(sys.argv[1]).run(registry, shutdown)
+
+asyncio.run(main())
+"""
+
+
+@asynchronous
+async def test_the_program_ends_though_a_plain_function_does_not() -> None:
+    async with FakeGateway() as gateway:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PLUG_IN, gateway.url)
+        try:
+            peer = await gateway.accept()
+            await peer.request("r", "test.block")
+            await peer.round_trip()
+            process.terminate()
+            assert (await peer.receive("tool_response"))["error"]["kind"] == "cancelled"
+            assert await asyncio.wait_for(process.wait(), 15) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 # -- how many at once -------------------------------------------------------------------------------------
@@ -543,6 +646,49 @@ async def test_the_default_limit_of_a_result_is_1_mib() -> None:
         assert cut["ok"] is True
         assert cut["result"]["_truncated"] is True
         assert cut["result"]["_original_bytes"] == 1024 * 1024 + 1
+
+
+@asynchronous
+async def test_a_plain_gateway_gets_results_of_4_mib_at_most() -> None:
+    """The guide's limit holds where the gateway has announced no other."""
+
+    async def letters(ctx: ToolContext, args: Any) -> Any:
+        return "x" * args
+
+    registry = ToolRegistry().register("test.letters", letters)
+    async with FakeGateway() as gateway, serving(gateway.url, registry, max_response_bytes=64 * 1024 * 1024):
+        peer = await gateway.accept()
+        whole = await peer.call("test.letters", MAX_TOOL_RESPONSE_BYTES - 2)
+        assert whole["result"] == "x" * (MAX_TOOL_RESPONSE_BYTES - 2)
+        cut = await peer.call("test.letters", MAX_TOOL_RESPONSE_BYTES - 1, "s")
+        assert cut["result"]["_original_bytes"] == MAX_TOOL_RESPONSE_BYTES + 1
+        assert len(compact(cut)) <= MAX_TOOL_RESPONSE_BYTES
+
+
+@asynchronous
+async def test_no_response_is_longer_than_the_gateway_takes() -> None:
+    async def give(ctx: ToolContext, args: Any) -> Any:
+        return "x" * args
+
+    async def fail(ctx: ToolContext, args: Any) -> Any:
+        raise Failed("x" * args)
+
+    registry = ToolRegistry().register("test.give", give).register("test.fail", fail)
+    welcome = {**PLAIN, "farhand": {"features": [], "max_response_bytes": LIMIT}}
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept(welcome)
+        spare = LIMIT - len(compact({"type": "tool_response", "request_id": "r1", "ok": True, "result": ""}))
+        assert (await peer.call("test.give", spare, "r1"))["result"] == "x" * spare
+        for request_id, tool, size in [
+            ("r2", "test.give", spare + 1),
+            ("r3", "test.give", 9000),
+            ("r4", "test.fail", 9000),
+        ]:
+            answer = await peer.call(tool, size, request_id)
+            assert len(compact(answer)) <= LIMIT
+            if tool == "test.give":
+                assert answer["result"]["_truncated"] is True
+                assert answer["result"]["_original_bytes"] == size + 2
 
 
 LIMIT = 400
@@ -1022,6 +1168,83 @@ async def test_a_tool_deaf_to_its_token_is_cancelled_after_the_grace() -> None:
         async with asyncio.timeout(10):
             await ended.wait()
         assert await again.quiet() == [], "its answer belongs to a connection that is gone"
+
+
+# -- a request that comes twice ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["running", "waiting", "finished", "on the next link"])
+@asynchronous
+async def test_a_duplicate_request_of_a_plain_gateway_never_runs_twice(when: str) -> None:
+    gate = Gate()
+    registry = ToolRegistry().register("test.gate", gate)
+    async with FakeGateway() as gateway, serving(gateway.url, registry, max_concurrent_tools=1):
+        peer = await gateway.accept()
+        if when == "waiting":
+            await peer.request("before", "test.gate")
+        await peer.request("r", "test.gate", 1)
+        if when in ("finished", "on the next link"):
+            gate.go.set()
+            first = await peer.receive("tool_response")
+            if when == "on the next link":
+                peer.cut()
+                peer = await gateway.accept()
+        await peer.request("r", "test.gate", "something else")
+        if when in ("running", "waiting"):
+            assert await peer.quiet() == []
+            gate.go.set()
+            answers = [await peer.receive("tool_response") for _ in range(1 if when == "running" else 2)]
+            assert answers[-1]["result"] == 1
+        else:
+            assert await peer.receive("tool_response") == first, "the same answer again"
+        assert await peer.quiet() == []
+        assert gate.started.count("r") == 1
+
+
+@asynchronous
+async def test_a_call_that_ended_with_its_link_is_told_of_and_not_run_again() -> None:
+    gate = Gate()
+    async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.gate", gate)):
+        peer = await gateway.accept()
+        await peer.request("r", "test.gate")
+        await gate.arrived.wait()
+        peer.cut()
+        again = await gateway.accept()
+        answer = await again.call("test.gate")
+        assert answer["error"]["kind"] == "cancelled"
+        assert "link" in answer["error"]["message"]
+        assert gate.started == ["r"]
+
+
+@asynchronous
+async def test_a_duplicate_whose_answer_is_no_longer_kept_fails_and_does_not_run() -> None:
+    ran: list[str] = []
+
+    async def letters(ctx: ToolContext, args: Any) -> Any:
+        ran.append(ctx.request_id)
+        return "x" * args
+
+    async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.letters", letters)):
+        peer = await gateway.accept()
+        ids = [f"r{number}" for number in range(6)]
+        for request_id in ids:
+            await peer.call("test.letters", 1_000_000, request_id)
+        assert (await peer.call("test.letters", 1, "r5"))["result"] == "x" * 1_000_000
+        assert (await peer.call("test.letters", 1, "r0"))["error"] == {
+            "kind": "failed",
+            "message": "call r0 was run before; its result is no longer kept",
+        }
+        assert ran == ids
+
+
+@asynchronous
+async def test_a_call_that_was_refused_may_be_asked_for_again() -> None:
+    registry = ToolRegistry()
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept()
+        assert (await peer.call("test.echo", 1))["error"]["kind"] == "not_found"
+        registry.register("test.echo", echo)
+        assert (await peer.call("test.echo", 1))["result"] == 1
 
 
 # -- the end ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from typing import Any
 
@@ -209,6 +210,67 @@ def test_a_plain_function_runs_in_a_thread() -> None:
         return threading.get_ident()
 
     assert run(registry, "a.where") != threading.get_ident()
+
+
+class Callable:
+    """A tool that is called itself."""
+
+    async def __call__(self, ctx: ToolContext, args: dict[str, int]) -> Any:
+        return args
+
+    async def method(self, ctx: ToolContext, args: Any) -> Any:
+        return args
+
+
+class PlainTool:
+    def call(self, ctx: ToolContext, args: Any) -> Any:
+        return args
+
+
+def plain(ctx: ToolContext, args: Any) -> Any:
+    return args
+
+
+def indirect(ctx: ToolContext, args: Any) -> Any:
+    return echo(ctx, args)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        plain,
+        indirect,
+        Callable(),
+        Callable().method,
+        functools.partial(echo),
+        functools.partial(Callable()),
+        functools.partial(functools.partial(plain)),
+        PlainTool(),
+    ],
+    ids=[
+        "plain",
+        "returns an awaitable",
+        "object",
+        "method",
+        "partial",
+        "partial of an object",
+        "partial of a partial",
+        "call",
+    ],
+)
+def test_whatever_can_be_called_is_a_handler(handler: Any) -> None:
+    registry = ToolRegistry().register("a.registered", handler)
+    assert run(registry, "a.registered", '{"x":1}') == {"x": 1}
+    if not isinstance(handler, PlainTool):
+        registry.tool("a.typed")(handler)
+        assert run(registry, "a.typed", '{"args":{"x":1}}') == {"x": 1}
+
+
+def test_a_plain_handler_runs_in_a_thread() -> None:
+    def where(ctx: ToolContext, args: Any) -> int:
+        return threading.get_ident()
+
+    assert run(ToolRegistry().register("a.where", where), "a.where") != threading.get_ident()
 
 
 def test_a_signature_without_a_context_is_refused_at_registration() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,28 @@ async def test_unacknowledged_results_are_sent_again_until_acknowledged() -> Non
         peer = await gateway.accept(RESUMING)
         assert known(peer) == {}
         assert await peer.quiet() == []
+
+
+@asynchronous
+async def test_a_result_made_for_a_gateway_that_takes_more_is_cut_for_one_that_takes_less() -> None:
+    async def give(ctx: ToolContext, args: Any) -> Any:
+        return "x" * 5000
+
+    def taking(limit: int) -> dict[str, Any]:
+        return {**RESUMING, "farhand": {**RESUMING["farhand"], "max_response_bytes": limit}}
+
+    async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.give", give)):
+        peer = await gateway.accept(taking(10_000))
+        assert (await peer.call("test.give", None, "r1"))["result"] == "x" * 5000
+        peer.cut()
+        peer = await gateway.accept(taking(1000))
+        cut = await peer.receive("tool_response")
+        assert len(json.dumps(cut, separators=(",", ":"))) <= 1000
+        assert cut["request_id"] == "r1"
+        assert cut["result"]["_original_bytes"] == 5002
+        assert cut["result"]["partial"].startswith('"xxx')
+        assert await peer.call("test.give", None, "r1") == cut
+        await ack(peer, "r1")
 
 
 @asynchronous

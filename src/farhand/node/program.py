@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ from farhand.tools.undo import UndoTool
 
 MAX_BYTES = 32 * MIB
 """A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
+
+CALLS_AT_ONCE = 16
+THREADS = CALLS_AT_ONCE + 16
+"""One for every call, the rest for questions and housekeeping. Each is started when it is first needed."""
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
 SECRET_FILES = (
@@ -95,6 +100,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
     """Serve until `shutdown`. Raises FarhandError when this node cannot be, or is refused for good."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "farhand-node"))
     try:
         validate_node_id(options.node_id)
         _refuse_unknown_tools(options)
@@ -160,6 +166,7 @@ async def _serve(
                 options.gateway_ws_url,
                 options.token,
                 node_info=NodeInfo(options.node_id, options.node_id, host_os(), __version__, list(options.tags)),
+                max_concurrent_tools=CALLS_AT_ONCE,
                 max_request_bytes=MAX_BYTES,
                 max_response_bytes=MAX_BYTES,
                 reconnect_backoff=ReconnectBackoff(initial_delay=0.5, max_delay=30.0),

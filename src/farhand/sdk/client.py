@@ -334,7 +334,11 @@ class _Connection:
             if welcome.farhand is not UNSET:
                 self._extras = welcome.farhand
             self.welcomed = link.welcomed = True
-            self._dispatcher.attach(link.send, keeps=FEATURE_RESUME in self._extras.features)
+            self._dispatcher.attach(
+                link.send,
+                keeps=FEATURE_RESUME in self._extras.features,
+                max_response_bytes=self._extras.max_response_bytes,
+            )
             extension = self._client.extension
             if extension is not None and set(extension.features) <= set(self._extras.features):
                 self._extension = extension

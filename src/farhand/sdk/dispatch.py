@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -13,16 +13,17 @@ from msgspec import UNSET, Raw
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freezing import Brake
-from farhand.protocol.messages import Resume, ToolRequest, ToolResponse, encode
+from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
 from farhand.sdk.context import CancelToken, ToolContext
+from farhand.sdk.fitting import Room, fitted
 from farhand.sdk.ledger import Ledger, storable
+from farhand.sdk.past import Past
 from farhand.sdk.registry import Registered, ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
 
 MAX_WAITING = 64
 MAX_UNACKNOWLEDGED = 4096
-REMEMBERED_IDS = 65_536
 CANCEL_GRACE_SECONDS = 2.0
 FREEZE_GRACE_SECONDS = 0.25
 """A freeze does not wait long for a tool to listen."""
@@ -51,12 +52,12 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
         self._max_response_bytes = max_response_bytes
+        self._room = Room.towards(None, max_response_bytes)
         self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
         self._waiting: OrderedDict[str, tuple[ToolRequest, Registered]] = OrderedDict()
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
+        self._past = Past()
         self._accepted: set[str] = set()
-        self._done: deque[str] = deque()
-        self._done_ids: set[str] = set()
         self._orphans: set[str] = set()
         self._send: Send | None = None
         self._keeps = False
@@ -64,13 +65,21 @@ class Dispatcher:
 
     # -- the link ---------------------------------------------------------------------------------------
 
-    def attach(self, send: Send, *, keeps: bool) -> None:
-        """Answers go through `send` from now on. `keeps`: the gateway acknowledges results and takes them late."""
+    def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None) -> None:
+        """Answers go through `send` from now on.
+
+        `keeps`: the gateway acknowledges results and takes them late. `max_response_bytes`: the longest frame it takes,
+        where it said so.
+        """
         self._send, self._keeps = send, keeps
-        if not keeps:
-            self._unacknowledged.clear()
-        for frame in self._unacknowledged.values():
-            send(frame)
+        self._room = Room.towards(max_response_bytes, self._max_response_bytes)
+        finished, self._unacknowledged = self._unacknowledged, OrderedDict()
+        for request_id, kept in finished.items():
+            if keeps:
+                self._unacknowledged[request_id] = frame = self._refitted(kept)
+                send(frame)
+            else:
+                self._past.add(request_id, kept)
 
     def detach(self, reason: str) -> None:
         """The link is gone. Work goes on for a gateway that will take its results later, else it is cancelled."""
@@ -92,17 +101,17 @@ class Dispatcher:
     # -- messages ---------------------------------------------------------------------------------------
 
     def request(self, request: ToolRequest, size: int) -> None:
-        """Start, queue or refuse a call. From a gateway that keeps results, an id seen before never starts again."""
+        """Start, queue or refuse a call. An id that has run never runs again: what was answered is."""
         request_id = request.request_id
         if request_id in self._running or request_id in self._waiting:
+            self._orphans.discard(request_id)  # somebody waits for it after all
             return
-        kept = self._unacknowledged.get(request_id)
+        kept = self._unacknowledged.get(request_id) or self._past.answer(request_id)
         if kept is not None:
-            self._transmit(kept)
-            return
-        if request_id in self._done_ids:
-            return
-        if self._closing:
+            self._transmit(self._refitted(kept))
+        elif request_id in self._past:
+            self._repeat(request_id)
+        elif self._closing:
             self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
         elif self.brake.order is not None:
             self._refuse(request_id, self.brake.order.refusal_of_node())
@@ -147,7 +156,7 @@ class Dispatcher:
     def acknowledge(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             if self._unacknowledged.pop(request_id, None) is not None:
-                self._remember(request_id)
+                self._past.add(request_id)
             if request_id in self._accepted or request_id in self._ledger.earlier:
                 self._accepted.discard(request_id)
                 try:
@@ -199,11 +208,11 @@ class Dispatcher:
         request_id = request.request_id
         try:
             response = await self._outcome(request, tool, token)
-        except asyncio.CancelledError:
-            response = _failure(request_id, Cancelled(token.reason or "cancelled"))
-        del self._running[request_id]
+        finally:
+            del self._running[request_id]
         if request_id in self._orphans:
             self._orphans.discard(request_id)  # its gateway gave the call up with the link
+            self._past.add(request_id, fitted(response, self._room))
         else:
             self._answer(response)
         while self._waiting and len(self._running) < self._max_concurrent:
@@ -222,46 +231,48 @@ class Dispatcher:
             result = msgspec.json.encode(value)
         except ToolError as error:
             return _failure(request.request_id, error)
-        except (Exception, SystemExit) as error:
+        except asyncio.CancelledError:
+            return _failure(request.request_id, Cancelled(token.reason or "cancelled"))
+        except (KeyboardInterrupt, GeneratorExit):  # the program ends, or its loop is gone
+            raise
+        except BaseException as error:  # whatever it is: a Rust extension's panic is not even an Exception
             log.exception("tool %s failed on call %s", request.tool, request.request_id)
             return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
-        return ToolResponse(request.request_id, True, result=Raw(self._fitted(request.request_id, result)))
-
-    def _fitted(self, request_id: str, result: bytes) -> bytes:
-        """The result, or the beginning of it where it is longer than a response may be."""
-        if len(result) <= self._max_response_bytes:
-            return result
-        head = b'{"_truncated":true,"_original_bytes":%d,"partial":"' % len(result)
-        frame = len(encode(ToolResponse(request_id, True, result=Raw(head + b'"}'))))
-        return head + _beginning(result.decode(), self._max_response_bytes - frame) + b'"}'
+        return ToolResponse(request.request_id, True, result=Raw(result))
 
     # -- answering --------------------------------------------------------------------------------------
 
     def _refuse(self, request_id: str, error: ToolError) -> None:
-        self._answer(_failure(request_id, error))
+        """Answer a call that does not run; a plain gateway may ask for it again."""
+        response = _failure(request_id, error)
+        if self._keeps:
+            self._answer(response)
+        else:
+            self._transmit(fitted(response, self._room))
+
+    def _repeat(self, request_id: str) -> None:
+        """Answer a call that has run, and whose answer is not kept."""
+        if not self._keeps:  # else it was acknowledged: the gateway has it
+            self._refuse(request_id, Failed(f"call {request_id} was run before; its result is no longer kept"))
 
     def _answer(self, response: ToolResponse) -> None:
-        frame = encode(response)
-        excess = len(frame) - self._max_response_bytes
-        if excess > 0 and response.error:
-            text = response.error.message
-            room = len(msgspec.json.encode(text)) - 2 - excess
-            shorter = msgspec.json.decode(b'"%b"' % _beginning(text, room), type=str)
-            error = ToolFailure(response.error.kind, shorter)
-            frame = encode(ToolResponse(response.request_id, False, error=error))
+        """Send an answer, and keep it until it is acknowledged; towards a plain gateway, for a while."""
+        frame = fitted(response, self._room)
         if self._keeps:
             self._unacknowledged[response.request_id] = frame
+        else:
+            self._past.add(response.request_id, frame)
         self._transmit(frame)
+
+    def _refitted(self, frame: bytes) -> bytes:
+        """A frame that may have been made for a gateway that takes longer ones."""
+        if len(frame) <= min(self._room.result, self._room.frame):
+            return frame
+        return fitted(msgspec.json.decode(frame, type=ToolResponse), self._room)
 
     def _transmit(self, frame: bytes) -> None:
         if self._send is not None:
             self._send(frame)
-
-    def _remember(self, request_id: str) -> None:
-        self._done.append(request_id)
-        self._done_ids.add(request_id)
-        if len(self._done) > REMEMBERED_IDS:
-            self._done_ids.discard(self._done.popleft())
 
 
 def _failure(request_id: str, error: ToolError) -> ToolResponse:
@@ -273,15 +284,3 @@ def _shown(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
-
-
-def _beginning(text: str, room: int) -> bytes:
-    """As much of `text` as fits into `room` bytes, escaped as the inside of a JSON string."""
-    escaped = msgspec.json.encode(text)[1:-1]
-    for end in range(min(room, len(escaped)), 0, -1):
-        try:
-            msgspec.json.decode(b'"%b"' % escaped[:end], type=str)
-        except (msgspec.MsgspecError, UnicodeError):
-            continue  # the cut went through a character or an escape
-        return escaped[:end]
-    return b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -13,9 +13,10 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import validate_capability
 from farhand.sdk.context import ToolContext
+from farhand.sdk.threads import in_thread
 from farhand.tools.schema import Parameters
 
-Handler = Callable[[ToolContext, Any], Awaitable[Any]]
+Handler = Callable[[ToolContext, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -52,21 +53,22 @@ class ToolRegistry:
         return cls().add_capability_prefix(root)
 
     def register(self, name: str, handler: Handler | NodeTool, *, spec: ToolSpec | None = None) -> ToolRegistry:
-        """Offer `async handler(ctx, args)`, or an object with such a `call` method. A name used before is replaced.
+        """Offer `handler(ctx, args)`, or an object with such a `call` method. A name used before is replaced.
 
-        Raises ValueError for a name that is not a dotted namespace.
+        A plain function runs in a thread. Raises ValueError for a name that is not a dotted namespace.
         """
         name = validate_capability(name.lower())
         target: Handler = handler.call if isinstance(handler, NodeTool) else handler
         if not callable(target):
             raise ValueError(f"the handler of {name!r} cannot be called: {handler!r}")
+        call = _awaitable(target)
 
         async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
             try:
                 value = msgspec.json.decode(args)
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise InvalidArgs(f"the arguments cannot be read: {error}") from None
-            return await target(ctx, value)
+            return await call(ctx, value)
 
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
         return self.add(Registered(described, run, target))
@@ -86,7 +88,7 @@ class ToolRegistry:
 
         def decorate(function: Function) -> Function:
             parameters = Parameters(function, skip=1)
-            asynchronous = inspect.iscoroutinefunction(function)
+            call = _awaitable(function)
             spec = ToolSpec(
                 name=validate_capability(name.lower()),
                 description=description if description is not None else inspect.getdoc(function) or "",
@@ -96,10 +98,7 @@ class ToolRegistry:
             )
 
             async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
-                arguments = parameters.read(args)
-                if asynchronous:
-                    return await function(ctx, **arguments)
-                return await asyncio.to_thread(_called, function, ctx, arguments)
+                return await call(ctx, **parameters.read(args))
 
             self.add(Registered(spec, run, function))
             return function
@@ -160,8 +159,16 @@ class ToolRegistry:
         return {tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()}
 
 
-def _called(function: Callable[..., Any], ctx: ToolContext, arguments: dict[str, Any]) -> Any:
-    try:
-        return function(ctx, **arguments)
-    except StopIteration as error:  # a future cannot carry it: whoever waits would wait for ever
-        raise RuntimeError("the tool raised StopIteration") from error
+def _awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """The function as one to be awaited: a plain one runs in a thread."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
+        return function
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        result = await in_thread(function, *args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return call
