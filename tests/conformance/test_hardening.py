@@ -261,3 +261,14 @@ def test_nobody_writes_lines_of_their_own_into_the_log(tmp_path: Path) -> None:
     text = gateway.log.read_bytes()
     assert not [line for line in text.splitlines() if line.startswith((b"ERROR forged", b"WARNING all"))]
     assert b"\x1b" not in text and b"\x9b" not in text and b"\x07" not in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("SA_NODE_CAPS", "pi=p.q"), ("SA_NODE_TOKENS", "hidden-token")])
+def test_an_environment_that_cannot_be_meant_starts_nothing(tmp_path: Path, name: str, value: str) -> None:
+    gateway = GatewayProcess(tmp_path / "home", env={name: value})
+    gateway.start(wait=False)
+    assert gateway.process is not None and gateway.process.stdout is not None
+    assert gateway.process.wait(20) == 1 and gateway.process.stdout.read() == ""
+    gateway.process.stdout.close()
+    [line] = gateway.log.read_text().splitlines()
+    assert line.startswith(f"farhand: {name}: entry 1") and "hidden-token" not in line
