@@ -201,7 +201,7 @@ class Client:
             data = body.pieces
             sent["Content-Length"] = str(body.size)
         elif body is not None and data is None:
-            data = json.dumps(body).encode()
+            data = _utf8(body)
             sent["Content-Type"] = "application/json"
         connection = _connect(address, parts)
         worded = _Worded(address, seconds)
@@ -220,6 +220,15 @@ class Client:
             yield response, worded
         finally:
             connection.close()
+
+
+def _utf8(body: Any) -> bytes:
+    """A body as JSON, in characters: escaped, most of the world's would be twice as long and more."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        part = error.object[max(0, error.start - 20) : error.start]
+        raise ClientError("usage", f"what is sent has to be text, and after {part!r} comes something else") from None
 
 
 def _split(url: str) -> SplitResult:
