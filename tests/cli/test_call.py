@@ -57,6 +57,18 @@ def test_a_result_is_indented_json(command: Command, hello: PluginProcess) -> No
     assert done.out == '{\n  "text": "grüße",\n  "n": 3\n}\n'
 
 
+def test_what_is_sent_is_as_long_as_its_characters(command: Command, hello: PluginProcess) -> None:
+    """A plug-in takes 256 KiB; escaped, this would be twice as long as in UTF-8, and too long."""
+    text = "漢" * 60_000
+    done = command("call", "node.echo", "-", "--json", stdin=json.dumps({"text": text}))
+    assert done.status == 0 and done.json()["result"]["text"] == text
+
+
+def test_half_a_character_is_not_sent(command: Command) -> None:
+    done = command("call", "node.echo", "-", "--json", stdin='{"text": "half: \\ud83d"}')
+    assert done.status == 2 and "half: " in done.json()["error"]["message"]
+
+
 def test_a_text_is_printed_raw(command: Command, slow: PluginProcess) -> None:
     assert command("call", "slow.text", "text=two\nlines").out == "two\nlines\n"
     assert command("call", "slow.text", "text=ended\n").out == "ended\n"

@@ -81,6 +81,13 @@ def test_a_blank_node_token(home: Path, name: str) -> None:
     assert check["status"] == "failed" and name in check["message"]
 
 
+@pytest.mark.parametrize(("name", "value"), [("SA_NODE_CAPS", "pi=p.q"), ("SA_NODE_TOKENS", "hidden-token-of-a-node")])
+def test_an_environment_the_gateway_does_not_start_with(home: Path, name: str, value: str) -> None:
+    check = verdicts(Command(home, **{name: value}))["node tokens"]
+    assert check["status"] == "failed" and f"{name}: entry 1" in check["message"]
+    assert "hidden" not in check["message"]
+
+
 def test_something_else_answers_in_its_place(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

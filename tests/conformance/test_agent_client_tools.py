@@ -149,6 +149,19 @@ def test_the_same_request_again_has_the_same_calls(house: House, client: openai.
         create(client, [said(session)], **{**more, "tools": []})
 
 
+def test_the_same_request_with_its_names_in_another_order_is_the_same(house: House, client: openai.OpenAI) -> None:
+    session = house.session(weather("Graz", "call_10"))
+    more: Any = {"user": session.key, "extra_headers": {"Idempotency-Key": session.key}}
+    function = WEATHER["function"]
+    turned = {
+        **function,
+        "parameters": {name: function["parameters"][name] for name in reversed(function["parameters"])},
+    }
+    first = create(client, [said(session)], tools=[WEATHER], **more)
+    again = create(client, [said(session)], tools=[{"type": "function", "function": turned}], **more)
+    assert again.choices[0].message == first.choices[0].message
+
+
 def test_calls_that_are_none_go_back_to_the_model(house: House, client: openai.OpenAI) -> None:
     session = house.session(calls(("get_weather", "{broken")), weather("Graz", "call_7"))
     found = create(client, [said(session)], tools=[WEATHER]).choices[0]

@@ -509,6 +509,19 @@ def test_same_key_with_another_body_is_a_conflict(shared_gateway: GatewayProcess
     assert shared_gateway.invoke("worker.effect", {"text": "a"}, headers=key) == first
 
 
+def test_same_key_with_the_same_arguments_written_otherwise_is_the_same(
+    shared_gateway: GatewayProcess, worker: Plugin
+) -> None:
+    key = {"Idempotency-Key": "otherwise"}
+    texts = (
+        b'{"tool": "worker.effect", "args": {"text": "a", "other": [1, 2.50]}}',
+        b'{"args":{"other":[1,2.50],"text":"a"},"tool":"worker.effect"}',
+    )
+    first, second = (shared_gateway.request("POST", "/v1/tools/invoke", text, headers=key).json() for text in texts)
+    assert first == second and first["ok"] is True
+    assert worker.steps(first["request_id"]) == ["start", "end"]
+
+
 def test_same_key_after_a_failure_gives_that_failure(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     key = {"Idempotency-Key": "denied"}
     first = shared_gateway.invoke("worker.denied", {}, headers=key)

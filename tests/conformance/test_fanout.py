@@ -202,6 +202,20 @@ def test_the_same_key_again_runs_nothing_twice_and_goes_on_where_it_was(farm: Fa
         farm.gateway.wait_for_node("gone1", online=False)
 
 
+def test_the_same_key_with_arguments_written_otherwise_is_the_same(farm: Farm) -> None:
+    def begun(args: str) -> Any:
+        body = f'{{"tool":"Bash","nodes":["web1"],"args":{args}}}'.encode()
+        headers = {"Idempotency-Key": "written", "Content-Type": "application/json"}
+        return farm.gateway.request("POST", "/v1/tools/fanout", body, headers=headers).json()
+
+    first, again = (
+        begun('{"command":"echo x >> written","timeout":9}'),
+        begun('{ "timeout": 9, "command": "echo x >> written" }'),
+    )
+    assert first["results"][0]["request_id"] == again["results"][0]["request_id"] and states(again) == {"web1": "ok"}
+    assert (farm.nodes["web1"].workspace / "written").read_text() == "x\n"
+
+
 def test_a_client_that_leaves_ends_it(farm: Farm) -> None:
     body = {"tool": "Bash", "args": {"command": "touch leaving; sleep 60"}, "nodes": ["tag:web"], "concurrency": 2}
     connection = http.client.HTTPConnection("127.0.0.1", farm.gateway.port)

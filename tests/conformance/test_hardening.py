@@ -261,3 +261,58 @@ def test_nobody_writes_lines_of_their_own_into_the_log(tmp_path: Path) -> None:
     text = gateway.log.read_bytes()
     assert not [line for line in text.splitlines() if line.startswith((b"ERROR forged", b"WARNING all"))]
     assert b"\x1b" not in text and b"\x9b" not in text and b"\x07" not in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("SA_NODE_CAPS", "pi=p.q"), ("SA_NODE_TOKENS", "hidden-token")])
+def test_an_environment_that_cannot_be_meant_starts_nothing(tmp_path: Path, name: str, value: str) -> None:
+    gateway = GatewayProcess(tmp_path / "home", env={name: value})
+    gateway.start(wait=False)
+    assert gateway.process is not None and gateway.process.stdout is not None
+    assert gateway.process.wait(20) == 1 and gateway.process.stdout.read() == ""
+    gateway.process.stdout.close()
+    [line] = gateway.log.read_text().splitlines()
+    assert line.startswith(f"farhand: {name}: entry 1") and "hidden-token" not in line
+
+
+CUT_SHORT = b"POST /v1/tools/invoke HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"FROBNICATE /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        CUT_SHORT + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        CUT_SHORT + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        CUT_SHORT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 66_000,
+    ],
+)
+def test_what_the_parser_refuses_is_answered_like_any_other_mistake(
+    shared_gateway: GatewayProcess, request_bytes: bytes
+) -> None:
+    head, _, body = raw(shared_gateway, request_bytes).partition(b"\r\n\r\n")
+    status, *lines = head.decode().splitlines()
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    assert status.split(" ")[1] in ("400", "431") and headers["connection"] == "close" and headers["x-request-id"]
+    assert headers["content-type"] == "application/json" and headers["x-content-type-options"] == "nosniff"
+    assert json.loads(body)["error"]["code"] in ("invalid_request", "too_large")
+
+
+def test_what_follows_a_whole_request_does_not_take_its_answer(shared_gateway: GatewayProcess) -> None:
+    answer = raw(shared_gateway, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGARBAGE\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'{"ok":true}')
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud83d", rb"\ud83d at byte 27"),
+        (rb"\\\uD83Dx and more of it", rb"\uD83D at byte 29"),
+        (rb"\ude00 and more of it", rb"\ude00 at byte 27"),
+    ],
+)
+def test_half_a_character_is_named(shared_gateway: GatewayProcess, text: bytes, half: bytes) -> None:
+    body = b'{"tool":"a.b","args":{"a":"%b"}}' % text
+    headers = {"Content-Type": "application/json"}
+    answer = shared_gateway.request("POST", "/v1/tools/invoke", body, headers=headers)
+    assert answer.status == 400 and half.decode() + " is half of a surrogate pair" in answer.json()["error"]["message"]

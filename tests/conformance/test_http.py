@@ -599,6 +599,16 @@ def test_last_event_id_is_exclusive(shared_gateway: GatewayProcess, worker: Plug
     assert journal(shared_gateway, everything[-1]["id"]) == []
 
 
+def test_a_reader_that_is_ahead_of_the_journal_gets_what_is_new(shared_gateway: GatewayProcess, worker: Plugin) -> None:
+    """As after `farhand restore`: the ids it has seen are of another journal."""
+    end = journal(shared_gateway)[-1]["id"]
+    with Reader(shared_gateway, end + 1000) as reader:
+        assert b"the journal ends before" in b"".join(reader.response.readline() for _ in range(3))
+        call = shared_gateway.invoke("worker.effect", {})["request_id"]
+        assert reader.until(call)[0]["id"] == end + 1
+    assert journal(shared_gateway, end + 1000) == []
+
+
 def test_no_event_is_lost_across_reconnects(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     last = begin = journal(shared_gateway)[-1]["id"]
     seen: list[dict[str, Any]] = []

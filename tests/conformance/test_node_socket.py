@@ -35,8 +35,9 @@ PER_NODE = {
     "macos:studio.local": "studio secret",
     "pi": "100%25",
     "narrow:one": "narrow-secret",
+    "nothing": "nothing-secret",
 }
-CAPS = "mac-01:macos.notes+macos.clipboard,narrow:one:only.this"
+CAPS = "mac-01:macos.notes+ macos.clipboard,narrow:one:only.this,nothing:"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -351,12 +352,13 @@ def test_node_caps_narrow_the_tool_list_too(guarded: GatewayProcess) -> None:
     asyncio.run(scenario())
 
 
-def test_node_with_nothing_it_may_serve_is_refused(guarded: GatewayProcess) -> None:
+@pytest.mark.parametrize("node_id", ["narrow:one", "nothing"])
+def test_node_with_nothing_it_may_serve_is_refused(guarded: GatewayProcess, node_id: str) -> None:
     async def scenario() -> None:
-        url = f"{guarded.ws_url}?token=narrow-secret&node_id=narrow:one"
+        url = f"{guarded.ws_url}?token={PER_NODE[node_id]}&node_id={node_id}"
         async with websockets.connect(url) as socket_:
             node = PlainNode(socket_)
-            await node.send(hello_frame("narrow:one", ["shell", "only"]))
+            await node.send(hello_frame(node_id, ["shell", "only"]))
             code, reason, seen = await closed(node)
         assert (code, seen) == (4400, [])
         assert "no capability" in reason

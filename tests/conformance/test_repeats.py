@@ -39,6 +39,13 @@ def test_a_token_is_made_once_and_shown_to_whoever_asks_again(gateway: GatewayPr
     assert make(gateway, "k2").json()["id"] != first.json()["id"] and made(gateway) == 2
 
 
+def test_the_same_said_in_other_words_is_the_same_request(gateway: GatewayProcess) -> None:
+    headers = {"Idempotency-Key": "k", "Content-Type": "application/json"}
+    texts = (b'{"label":"a","scopes":["read"]}', b'{ "scopes" : ["read"], "label": "\\u0061" }')
+    first, again = (gateway.request("POST", "/v1/tokens", text, headers=headers) for text in texts)
+    assert (first.status, again.status) == (201, 201) and first.json() == again.json() and made(gateway) == 1
+
+
 def test_of_many_at_once_one_is_carried_out(gateway: GatewayProcess) -> None:
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: make(gateway, "same").json()["id"], range(20)))

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with one write for each answer, and a limit to what comes before a body.
+"""uvicorn's HTTP protocol with one write for each answer, a limit to what comes before a body, and our own refusals.
 
 uvicorn writes the head of an answer and its body apart, and each write is a system call that wakes the client. A head
 is held until its body comes, or until the loop comes round.
@@ -11,12 +11,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from farhand.api.http import Problem, new_request_id
+
 MAX_HEAD_BYTES = 64 * 1024
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-    b"content-type: application/json\r\ncontent-length: 86\r\n\r\n"
-    b'{"error":{"code":"too_large","message":"a request head has at most 65536 bytes here"}}'
-)
 
 
 class CorkedTransport:
@@ -67,8 +64,21 @@ class CorkedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(TOO_LARGE)
+            self._refuse(Problem(431, "too_large", f"a request head has at most {MAX_HEAD_BYTES} bytes here"))
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """What cannot be parsed. A request before it that is whole is answered first, and its answer is the last."""
+        asked = None if self.cycle is None or self.cycle.response_complete else self.cycle
+        if asked is not None and not asked.more_body:
+            asked.keep_alive = False
+        elif asked is not None and asked.response_started:
             self.transport.close()
+        else:
+            self._refuse(Problem(400, "invalid_request", "this is not a request of HTTP/1.1, or has two meanings"))
+
+    def _refuse(self, problem: Problem) -> None:
+        self.transport.write(problem.reply().whole(new_request_id(), self.server_state.default_headers, close=True))
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from farhand.api.about import JSON, About, Query
-from farhand.api.http import Problem, Reply, Request, json_reply
+from farhand.api.http import Problem, Reply, Request, json_reply, read_json
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
 from farhand.gateway.cron import MAX_PREVIEW, MAX_WAIT_SECONDS, CronBook
@@ -243,13 +243,7 @@ def problem(error: ToolError) -> Problem:
 
 async def _optional_body(request: Request) -> dict[str, Any]:
     body = await request.body()
-    if not body.strip():
-        return {}
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        text = str(error).replace("`", "'")
-        raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+    return read_json(body, _decoder) if body.strip() else {}
 
 
 def _number(request: Request, name: str) -> int | None:

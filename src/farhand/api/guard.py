@@ -9,13 +9,24 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import msgspec
 
-from farhand.api.http import JSON, MAX_BODY_BYTES, Problem, Receive, Reply, Request, Scope, Send, respond, too_large
+from farhand.api.http import (
+    JSON,
+    MAX_BODY_BYTES,
+    Problem,
+    Receive,
+    Reply,
+    Request,
+    Scope,
+    Send,
+    new_request_id,
+    respond,
+    too_large,
+)
 from farhand.api.repeats import Repeats
 from farhand.api.router import Route, Router
 from farhand.api.sessions import Sessions
@@ -296,10 +307,6 @@ async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIte
             yield shown
     if rest := veil.end():
         yield rest
-
-
-def new_request_id() -> str:
-    return secrets.token_hex(8)
 
 
 def _refuse_repeats(scope: Scope) -> None:

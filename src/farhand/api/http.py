@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +22,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 MAX_BODY_BYTES = 16 * 1024 * 1024
+_HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
+"""What begins with a backslash in JSON: a whole surrogate pair, half of one (the group), or anything else."""
 
 
 class Problem(FarhandError):
@@ -88,6 +93,10 @@ def _head(status: int, content_type: bytes, headers: tuple[tuple[bytes, bytes], 
     return (
         b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
     ) % (status, _PHRASES[status], lines, content_type)
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
 
 
 def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:
@@ -193,8 +202,16 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
             body.decode()
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        text = "the body is empty" if not body.strip() else str(error).replace("`", "'")
+        text = "the body is empty" if not body.strip() else json_fault(body, error)
         raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+
+
+def json_fault(body: bytes, error: Exception) -> str:
+    """Why a body could not be read. Of half a character the parser says that the body is cut off, or less."""
+    for escape in _ESCAPE.finditer(body) if type(error) is msgspec.DecodeError else ():
+        if half := escape[1]:
+            return f"\\{half.decode()} at byte {escape.start()} is half of a surrogate pair, which is no character"
+    return str(error).replace("`", "'")
 
 
 def tool_problem(error: ToolError) -> Problem:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand import __version__
-from farhand.api.http import Reply, Request
+from farhand.api.http import Reply, Request, json_fault
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
@@ -113,7 +113,7 @@ def read_message(body: bytes) -> Message:
         text = str(error).replace("`", "'")
         raise RpcError(INVALID_REQUEST, f"the body is no JSON-RPC message: {text}", status=400) from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise RpcError(PARSE_ERROR, f"the body is not JSON: {error}", status=400) from None
+        raise RpcError(PARSE_ERROR, f"the body is not JSON: {json_fault(body, error)}", status=400) from None
     if message.jsonrpc != "2.0":
         raise RpcError(INVALID_REQUEST, f"jsonrpc must be 2.0, not {message.jsonrpc[:20]!r}", status=400)
     if message.id is not UNSET and (isinstance(message.id, bool) or not isinstance(message.id, int | str)):

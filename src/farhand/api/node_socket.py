@@ -34,6 +34,7 @@ from farhand.gateway.roster import (
     HelloRefused,
 )
 from farhand.protocol.errors import ProtocolError
+from farhand.protocol.liveness import Liveness, Look
 from farhand.protocol.login import SCHEME, read_key
 from farhand.protocol.messages import (
     FreezeReport,
@@ -57,8 +58,6 @@ from farhand.protocol.version import (
     CLOSE_SILENT,
     CLOSE_UNAUTHORIZED,
     HELLO_SECONDS,
-    LINK_DEADLINE_SECONDS,
-    LINK_PING_SECONDS,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
 )
@@ -317,6 +316,7 @@ class NodeConversation(picows.WSListener):
         self._gathered = bytearray()
         self._text = True
         self._heard_at = time.monotonic()
+        self._liveness = Liveness()
         self._outgoing: list[bytes] = []
         self._frames: deque[bytes] = deque()
         self._full = False
@@ -528,17 +528,16 @@ class NodeConversation(picows.WSListener):
             self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
             return
         silent = time.monotonic() - self._heard_at
-        if silent >= LINK_DEADLINE_SECONDS:
+        look, wait = self._liveness.look(silent)
+        if look is Look.GIVE_UP:
             log.warning("a node has been silent for %.0f s", silent)
             self.close(CLOSE_SILENT, "silent for too long")
-        elif silent >= LINK_PING_SECONDS:
+            return
+        if look is Look.PING:
             self.send(encode(Ping(time.time_ns() // 1_000_000)))
-            self._set_timer(min(5.0, LINK_DEADLINE_SECONDS - silent), self._watch)
-        else:
-            left = LINK_PING_SECONDS - silent
-            if self._grant.expires_at is not None:
-                left = min(left, max(0.0, (self._grant.expires_at - self._hub.roster.clock()) / 1000) + 0.01)
-            self._set_timer(left, self._watch)
+        if self._grant.expires_at is not None:
+            wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.roster.clock()) / 1000) + 0.01)
+        self._set_timer(wait, self._watch)
 
     def _set_timer(self, seconds: float, action: Any) -> None:
         if self._timer is not None:

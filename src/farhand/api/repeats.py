@@ -16,6 +16,7 @@ from farhand.api.http import Problem, Reply, Request
 from farhand.api.router import Handler
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY
 from farhand.gateway.open_call import new_call_id
+from farhand.protocol.sameness import canonical
 from farhand.store.database import Database, StoreError
 from farhand.store.keys import IDEMPOTENCY_MS, claim, release
 
@@ -44,7 +45,7 @@ class Repeats:
             raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
         body = await request.body()
         request.rewind(body)
-        digest = hashlib.sha256(b"%b?%b\0%b" % (request.path.encode(), request.query_string, body)).digest()
+        digest = hashlib.sha256(b"%b?%b\0%b" % (request.path.encode(), request.query_string, canonical(body))).digest()
         whose = (request.credential.id, key)
         now = self._clock()
         known = self._answers.get(whose)

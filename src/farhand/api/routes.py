@@ -379,8 +379,9 @@ class Doors:
             raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
         follow = request.flag("follow")
         # The place to begin is settled before the answer begins: whoever has seen it misses nothing afterwards.
-        position = await self._hub.last_event() if last is None else int(last)
-        pages = _stream(self._hub.events(position, follow=follow))
+        end = await self._hub.last_event()
+        position = end if last is None else min(int(last), end)
+        pages = _stream(self._hub.events(position, follow=follow), behind=last is not None and position < int(last))
         pieces = until_gone(request, pages, self._hub.ending)
         return Reply(content_type=b"text/event-stream; charset=utf-8", pieces=pieces)
 
@@ -460,8 +461,11 @@ def _no_call(request: Request) -> Problem:
     return Problem(404, "not_found", f"there is no call {request.params['call_id'][:100]!r}")
 
 
-async def _stream(pages: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+async def _stream(pages: AsyncIterator[list[Event]], *, behind: bool) -> AsyncGenerator[bytes, None]:
+    """`behind`: the reader has seen events that this journal, an older copy brought back, does not have."""
     yield b": farhand journal\n\n"
+    if behind:
+        yield b": the journal ends before that event; what is new follows\n\n"
     async for page in pages:
         if not page:
             yield b": still here\n\n"

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from farhand import __version__
+from farhand.cli.document import asked_for_json, json_option
 from farhand.protocol.errors import FarhandError
 
 # Each command's module is imported only when the command is used: `farhand --help` must not pay for the gateway.
@@ -82,8 +83,15 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        print(json.dumps({"version": __version__}) if asked_for_json(context) else f"farhand {__version__}")
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="farhand", message="%(prog)s %(version)s")
+@click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
+@json_option("As with each command.", is_eager=True, expose_value=False)
 def farhand() -> None:
     """Hands for an AI agent on every machine you own.
 

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from farhand.cli.client import Client, client_command
+from farhand.cli.document import group_json_option
 from farhand.cli.screen import moment, paint, plain, remark, show_answer, show_json, wrap
 from farhand.store.audit import Report, read_head
 from farhand.store.audit import verify as verify_journal
@@ -14,6 +15,7 @@ from farhand.store.snapshots import STORE_FILE
 
 
 @click.group()
+@group_json_option
 def audit() -> None:
     """Check that nobody changed what was written down; show the journal's head."""
 

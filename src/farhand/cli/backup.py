@@ -10,19 +10,19 @@ import msgspec
 
 from farhand import __version__
 from farhand.app import only_one
+from farhand.cli.document import json_option
 from farhand.cli.screen import moment, plain, remark, show_json
 from farhand.machine.home import home_folder, make_home
 from farhand.store.archive import REPLACED_FOLDER, pack
 from farhand.store.archive import restore as restore_archive
 
 HOME = click.option("--home", type=click.Path(file_okay=False), help="Home to use.  [FARHAND_HOME, ~/.farhand]")
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @HOME
-@JSON
+@json_option()
 def backup(file: Path | None, home: str | None, as_json: bool) -> None:
     """Pack settings, keys, agents' files and the store into FILE, while the gateway runs or not.
 
@@ -48,7 +48,7 @@ def backup(file: Path | None, home: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @HOME
-@JSON
+@json_option()
 def restore(file: Path, home: str | None, as_json: bool) -> None:
     """Bring back what `farhand backup` packed, or a copy from <home>/backups. The gateway must not be running.
 

@@ -21,6 +21,7 @@ import click
 
 from farhand import __version__
 from farhand.cli.client import TOKEN_FILE, Client
+from farhand.cli.document import json_option
 from farhand.cli.screen import Column, on_terminal, remark, show_json, show_table
 from farhand.protocol.errors import FarhandError
 
@@ -62,7 +63,7 @@ class Machine:
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=1.5, help="Length of each run of calls.  [1.5]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option()
 def bench(seconds: float, as_json: bool) -> int:
     """Measure calls, commands and a copy on this machine.
 

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 import click
 
 from farhand import __version__
+from farhand.cli.document import json_option
 from farhand.machine.home import home_folder
 from farhand.protocol.errors import FarhandError
 
@@ -201,7 +202,7 @@ class Client:
             data = body.pieces
             sent["Content-Length"] = str(body.size)
         elif body is not None and data is None:
-            data = json.dumps(body).encode()
+            data = _utf8(body)
             sent["Content-Type"] = "application/json"
         connection = _connect(address, parts)
         worded = _Worded(address, seconds)
@@ -220,6 +221,15 @@ class Client:
             yield response, worded
         finally:
             connection.close()
+
+
+def _utf8(body: Any) -> bytes:
+    """A body as JSON, in characters: escaped, most of the world's would be twice as long and more."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        part = error.object[max(0, error.start - 20) : error.start]
+        raise ClientError("usage", f"what is sent has to be text, and after {part!r} comes something else") from None
 
 
 def _split(url: str) -> SplitResult:
@@ -363,7 +373,7 @@ def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
 def client_command(function: Function) -> Function:
     """Give a command --json, --home and --url, and pass it `client` and `as_json`.
 
-    A subcommand takes over what was given to its group: `farhand calls --json show ID` means what it says.
+    A subcommand takes over what was given to its group.
     """
 
     @functools.wraps(function)
@@ -371,7 +381,7 @@ def client_command(function: Function) -> Function:
         parent = click.get_current_context().parent
         outer = parent.params if parent is not None else {}
         client = Client(home or outer.get("home"), url or outer.get("url"))
-        return function(*args, client=client, as_json=as_json or bool(outer.get("as_json")), **options)
+        return function(*args, client=client, as_json=as_json, **options)
 
     command: Any = run
     for option in (
@@ -379,7 +389,7 @@ def client_command(function: Function) -> Function:
         click.option(
             "--home", type=click.Path(file_okay=False), help="Home of the gateway.  [FARHAND_HOME, ~/.farhand]"
         ),
-        click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output."),
+        json_option(),
     ):
         command = option(command)
     result: Function = command

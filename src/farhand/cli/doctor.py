@@ -22,6 +22,7 @@ from farhand import __version__, config
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
 from farhand.cli.screen import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.confinement import sandbox_of
+from farhand.gateway.credentials import NodeTokens
 from farhand.protocol.errors import FarhandError
 from farhand.store.audit import quick_look
 from farhand.store.chain import KEY_FILE
@@ -284,10 +285,12 @@ def _node_token(environ: Mapping[str, str]) -> Check:
     blank = [name for name in ("SA_NODE_TOKEN", "SA_NODE_TOKENS") if name in environ and not environ[name].strip()]
     if blank:
         return Check("node tokens", "failed", f"{' and '.join(blank)} is set, but blank; unset it or give it a value")
+    try:
+        known = NodeTokens.from_env(environ)
+    except FarhandError as error:
+        return Check("node tokens", "failed", f"{error}; the gateway does not start with it")
     named = [name for name in ("SA_NODE_TOKEN", "SA_NODE_TOKENS") if name in environ]
-    pairs = [pair.rpartition(":")[2] for pair in environ.get("SA_NODE_TOKENS", "").split(",") if pair.strip()]
-    short = [token for token in (environ.get("SA_NODE_TOKEN"), *pairs) if token is not None and len(token) < SHORT]
-    if short:
+    if any(len(token) < SHORT for token in known.secrets):
         return Check("node tokens", "warning", f"a token has fewer than {SHORT} characters, and can be guessed")
     return Check("node tokens", "ok", f"{', '.join(named)} set" if named else "none in the environment")
 

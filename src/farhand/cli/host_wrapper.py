@@ -8,6 +8,7 @@ import sys
 import click
 
 from farhand import config
+from farhand.cli.document import without_effect
 from farhand.machine.home import home_folder
 from farhand.machine.host_commands import run_host_command
 from farhand.protocol.errors import NotAllowed
@@ -18,6 +19,7 @@ REFUSED = 126
 @click.command()
 @click.option("--allow", multiple=True, help="Allowed command, or its first words. Repeatable.  [the settings' list]")
 @click.option("--home", type=click.Path(file_okay=False), help="Where the settings are.  [~/.farhand]")
+@without_effect
 def host_wrapper(allow: tuple[str, ...], home: str | None) -> int:
     """Run the command that came over SSH, if it is allowed, and nothing else.
 

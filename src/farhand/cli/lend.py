@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from farhand import __version__
+from farhand.cli.document import json_option, show_only
 from farhand.cli.program import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
 from farhand.machine.kept import MIB, QUOTA
@@ -92,8 +95,9 @@ class NodeCommands(click.Group):
 @click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then what `farhand join` got]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
 @click.option("--with-parent", type=int, hidden=True)
+@json_option("One JSON document on standard output, once it is connected.")
 @node_options
-def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, **options: Any) -> None:
+def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, as_json: bool, **options: Any) -> None:
     """Lend this machine's shell, files and search to a gateway."""
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -103,11 +107,11 @@ def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, **
         options["token"] = options["token"] or _environment_token()
     if not options["token"]:
         gateway_url = _paired(home_folder(options["home"]), gateway_url, options)
-    lend(gateway_url or DEFAULT_GATEWAY, options, with_parent)
+    lend(gateway_url or DEFAULT_GATEWAY, options, with_parent, as_json=as_json)
 
 
-def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None) -> None:
-    """Run a node until it is told to stop."""
+def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None, *, as_json: bool = False) -> None:
+    """Run a node until it is told to stop. `as_json`: tell in one document that it is connected, or never was."""
     set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
     home = home_folder(options["home"])
     make_home(home)
@@ -139,7 +143,35 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
             loop.create_task(_end_with(with_parent, shutdown))  # noqa: RUF006
         await run_node(chosen, shutdown)
 
+    facts = {"node_id": node_id, "gateway": gateway_url, "workspace": str(chosen.workspace), "home": str(home)}
+    facts |= {"version": __version__, "pid": os.getpid()}
+    connected = _Connected(lambda: show_only({"ready": True, **facts}))
+    if as_json:
+        connected.listen()
     run_loop(serve())
+    if as_json and not connected.told:
+        show_only({"ready": False, **facts})
+
+
+class _Connected(logging.Filter):
+    """Tells when the node has been welcomed for the first time, of which its log has a line at any level."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self.told = False
+
+    def listen(self) -> None:
+        lines = logging.getLogger("farhand.sdk")
+        self._level = lines.getEffectiveLevel()
+        lines.setLevel(min(self._level, logging.INFO))
+        lines.addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not self.told and getattr(record, "event", "") == "connect.ok":
+            self.told = True
+            self._tell()
+        return record.levelno >= self._level
 
 
 def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str | None:

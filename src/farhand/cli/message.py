@@ -8,12 +8,14 @@ from urllib.parse import quote, urlencode
 import click
 
 from farhand.cli.client import Client, ClientError, client_command
+from farhand.cli.document import group_json_option
 from farhand.cli.screen import Column, ago, plain, plain_lines, remark, show_answer, show_fields, show_json, show_table
 
 TOOL = "gsv__Message"
 
 
 @click.group()
+@group_json_option
 def message() -> None:
     """Messages to people: send one, list them, see one, send one again.
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from farhand.cli.client import Client, ClientError, client_command, is_loopback
+from farhand.cli.document import json_option, show_only
 from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
 from farhand.cli.screen import remark, show_json
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
@@ -58,7 +59,7 @@ def pair(node_id: str | None, minutes: float, client: Client, as_json: bool) -> 
 @node.command()
 @click.option("--id", "node_id", help="Name of the node.  [default: the host name]")
 @click.option("--home", type=click.Path(file_okay=False), help="State of the node.  [~/.farhand]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@json_option()
 def key(node_id: str | None, home: str | None, as_json: bool) -> None:
     """Show the public key of this machine's node; the first time, make the pair. The private half stays here.
 
@@ -88,7 +89,7 @@ def key(node_id: str | None, home: str | None, as_json: bool) -> None:
 @click.argument("code")
 @click.option("--gateway", "gateway_url", help="Where the gateway is.  [default: what follows the @ in CODE]")
 @click.option("--no-run", is_flag=True, help="Only register; `farhand node` does the rest later.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@json_option()
 @node_options
 def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **options: Any) -> None:
     """Join the gateway that made CODE, and lend it this machine.
@@ -127,7 +128,7 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         login.belongs_to(gateway_id)
     path = _keep(home, kept)
     if as_json:
-        show_json({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
+        show_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
     else:
         what = f"its token is in {path}" if kept["token"] else f"its key is in {folder}"
         print(f"joined {url} as {kept['node_id']}; {what}", flush=True)

@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 import click
 
-from farhand import config
+from farhand import __version__, config
 from farhand.app import Gateway
+from farhand.cli.client import TOKEN_FILE
+from farhand.cli.document import json_option, show_only
 from farhand.cli.local_node import LocalNode
 from farhand.cli.program import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
+from farhand.node.names import default_node_id
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,6 +33,7 @@ def _gateway_options(command: Command) -> Command:
             click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), help="Certificate (PEM)."),
             click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM)."),
             click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
+            json_option("One JSON document on standard output, once it is ready."),
         )
     ):
         command = option(command)
@@ -67,10 +71,13 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
 
     def ready(gateway: Gateway) -> None:
         nonlocal local
-        click.echo(f"farhand ready on {gateway.url}")
-        click.echo(f"  console   {gateway.sign_in_link()}")
-        click.echo("  lend another machine:  farhand node pair, then there: farhand join CODE")
-        sys.stdout.flush()
+        if options["as_json"]:
+            show_only(_facts(gateway, home, with_node=with_node))
+        else:
+            click.echo(f"farhand ready on {gateway.url}")
+            click.echo(f"  console   {gateway.sign_in_link()}")
+            click.echo("  lend another machine:  farhand node pair, then there: farhand join CODE")
+            sys.stdout.flush()
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
 
@@ -79,3 +86,18 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     finally:
         if local is not None:
             local.stop()
+
+
+def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
+    """What a program wants to know of a gateway that has begun to serve."""
+    return {
+        "ready": True,
+        "url": gateway.url,
+        "console": gateway.sign_in_link(),
+        "node": default_node_id() if with_node else None,
+        "home": str(home),
+        "token_file": str(home / TOKEN_FILE),
+        "workspace": str(gateway.workspace),
+        "version": __version__,
+        "pid": os.getpid(),
+    }

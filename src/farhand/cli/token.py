@@ -10,12 +10,14 @@ from urllib.parse import quote, urlsplit
 import click
 
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
+from farhand.cli.document import group_json_option
 from farhand.cli.screen import Column, ago, paint, plain, remark, show_answer, show_fields, show_json, show_table
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 
 
 @click.group()
+@group_json_option
 def token() -> None:
     """Make, list and revoke tokens.
 

@@ -12,7 +12,12 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.names import validate_capability, validate_node_id
 from farhand.store.tokens import Token, token_hash
+
+TOKENS_VARIABLE = "SA_NODE_TOKENS"
+CAPABILITIES_VARIABLE = "SA_NODE_CAPS"
 
 
 class Scope(StrEnum):
@@ -99,11 +104,11 @@ class NodeTokens(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> NodeTokens:
-        """`SA_NODE_TOKENS` wins over `SA_NODE_TOKEN`; ids may contain colons, so pairs are split at the last one."""
-        pairs = tuple(_pairs(environ.get("SA_NODE_TOKENS", "")))
-        caps = {node: prefixes.split("+") for node, prefixes in _pairs(environ.get("SA_NODE_CAPS", ""))}
-        named = "SA_NODE_TOKENS" in environ
-        return cls(None if named else environ.get("SA_NODE_TOKEN") or None, pairs, caps)
+        """`SA_NODE_TOKENS` wins over `SA_NODE_TOKEN`. Raises FarhandError for an entry that cannot be meant."""
+        pairs = tuple(_node_tokens(environ.get(TOKENS_VARIABLE, "")))
+        named = TOKENS_VARIABLE in environ
+        shared = None if named else environ.get("SA_NODE_TOKEN") or None
+        return cls(shared, pairs, _node_capabilities(environ.get(CAPABILITIES_VARIABLE, "")))
 
     @property
     def secrets(self) -> list[str]:
@@ -281,8 +286,43 @@ def new_secret(prefix: str) -> str:
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
-def _pairs(text: str) -> Iterable[tuple[str, str]]:
-    for entry in text.split(","):
-        key, separator, value = entry.strip().rpartition(":")
-        if separator and key and value:
-            yield key, value
+def _node_tokens(text: str) -> Iterable[tuple[str, str]]:
+    for number, entry in _entries(text):
+        try:
+            node_id, token = _split(entry)
+            validate_node_id(node_id)
+        except ValueError:
+            node_id = token = ""
+        if not token:  # which part of a slip is the token nobody knows, so none of it is shown
+            raise FarhandError(f"{TOKENS_VARIABLE}: entry {number} is not id:token; expected: id:token,id:token")
+        yield node_id, token
+
+
+def _node_capabilities(text: str) -> dict[str, list[str]]:
+    """What each node may serve; a node with an empty list, nothing."""
+    allowed: dict[str, list[str]] = {}
+    for number, entry in _entries(text):
+        try:
+            node_id, prefixes = _split(entry)
+            validate_node_id(node_id)
+            if node_id in allowed:
+                raise ValueError(f"{node_id!r} has an entry before this one")
+            named = [prefix.strip() for prefix in prefixes.split("+")] if prefixes else []
+            allowed[node_id] = [validate_capability(prefix) for prefix in named]
+        except ValueError as error:
+            reason = f"entry {number}, {entry[:100]!r}: {error}; expected: id:prefix+prefix,id:prefix"
+            raise FarhandError(f"{CAPABILITIES_VARIABLE}: {reason}") from None
+    return allowed
+
+
+def _entries(text: str) -> Iterable[tuple[int, str]]:
+    """What stands between commas, numbered from 1; blank ones are left out."""
+    return ((number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip())
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """At the last colon, since ids may contain some. Raises ValueError where there is none."""
+    node_id, separator, value = entry.rpartition(":")
+    if not separator:
+        raise ValueError("there is no colon in it")
+    return node_id.strip(), value.strip()

@@ -26,6 +26,7 @@ from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.names import SEPARATOR, join_tool
+from farhand.protocol.sameness import canonical
 from farhand.store import fanouts, keys
 from farhand.store.calls import CallState
 from farhand.store.database import Database, StoreError
@@ -109,6 +110,8 @@ class FanOuts:
         been called then.
         """
         check(request)
+        if key is not None:  # the same arguments, however they are written, are the same calls
+            request = msgspec.structs.replace(request, args=msgspec.Raw(canonical(request.args)))
         nodes = self._chosen(request.nodes)
         now = self._roster.clock()
         record = FanOutRecord(new_call_id(), request.tool, credential.id, nodes, now)

@@ -47,6 +47,7 @@ from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs
 from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
+from farhand.protocol.sameness import canonical
 from farhand.store import calls, keys
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
@@ -342,7 +343,7 @@ class Gate:
                     self._keeper.promise(opened)
                     await promised
             return record.id
-        body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), bytes(call.args))).digest()
+        body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), canonical(call.args))).digest()
 
         def claim(store: apsw.Connection) -> tuple[str, bytes]:
             # A call that is refused was never begun, so it does not use the key up: it may be tried again.

@@ -149,12 +149,16 @@ class Hub:
 
     @classmethod
     async def open(cls, home: Path, environ: Mapping[str, str], *, open: bool = False) -> Hub:  # noqa: A002
-        """A damaged store is set aside for its last good copy. Raises StoreError when the store cannot be opened."""
+        """A damaged store is set aside for its last good copy.
+
+        Raises StoreError when the store cannot be opened, FarhandError for an environment that cannot be meant.
+        """
+        environment = NodeTokens.from_env(environ)
         owner = owner_token(home)
         database, recovery = open_store(home, time.time_ns() // 1_000_000)
         database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
         brake = FileBrake(home / FREEZE_FILE)  # not in the store: an earlier copy of that must not lift a freeze
-        hub = cls(database, owner, NodeTokens.from_env(environ), open=open, brake=brake)
+        hub = cls(database, owner, environment, open=open, brake=brake)
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})

@@ -26,6 +26,7 @@ from farhand.gateway.pinning import Pin
 from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message, ToolUse
+from farhand.protocol import sameness
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.store import keys, sessions
 from farhand.store.database import Database
@@ -152,7 +153,7 @@ class Sessions:
 
         def write(store: apsw.Connection) -> str:
             if idempotency_key is not None:
-                asked = body if options.plain else body + bytes(record.options)
+                asked = body if options.plain else body + sameness.canonical(record.options)
                 digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
                 first, first_digest = keys.claim(store, credential.id, idempotency_key, digest, record.id, now)
                 if first_digest != digest:
