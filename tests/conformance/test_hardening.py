@@ -42,6 +42,21 @@ def test_a_head_without_end_is_cut_off(shared_gateway: GatewayProcess) -> None:
     assert shared_gateway.request("GET", "/healthz", headers={"X-A": "a" * 30_000}).status == 200
 
 
+def test_what_follows_a_body_is_no_header(shared_gateway: GatewayProcess) -> None:
+    body = b'{"tool": "gsv__ConfigGet", "args": {"path": "gateway.port"}}'
+    head = f"POST /v1/tools/invoke HTTP/1.1\r\nHost: 127.0.0.1:{shared_gateway.port}\r\nConnection: close\r\n"
+    proof = f"Authorization: Bearer {shared_gateway.token}\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+    for before, after, status in (
+        ("", proof, 401),
+        ("", f"X-API-Key: {shared_gateway.token}\r\n", 401),
+        (proof, "Authorization: Bearer wrong\r\nOrigin: http://evil.example\r\n", 200),
+        (proof * 2, "", 400),
+    ):
+        answer = raw(shared_gateway, (head + before).encode() + chunked + after.encode() + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status), (before, after, answer[:200])
+
+
 def test_looking_at_a_sign_in_link_does_not_use_it_up(shared_gateway: GatewayProcess) -> None:
     path = shared_gateway.request("POST", "/v1/signin", {}).json()["path"]
     assert shared_gateway.request("HEAD", path, token=None).status == 401

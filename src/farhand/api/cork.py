@@ -80,6 +80,10 @@ class CorkedProtocol(HttpToolsProtocol):
         self.transport.write(problem.reply().whole(new_request_id(), self.server_state.default_headers, close=True))
         self.transport.close()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a body is no header: whoever checked the head has not seen it
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0

@@ -311,7 +311,7 @@ async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIte
 
 def _refuse_repeats(scope: Scope) -> None:
     # Of two, a proxy may have checked one and we would believe the other.
-    for name in (b"host", b"origin"):
+    for name in (b"host", b"origin", b"authorization", b"x-api-key"):
         if sum(header == name for header, _ in scope["headers"]) > 1:
             raise Problem(400, "invalid_request", f"a request has one {name.decode().title()} header")
 
