@@ -117,6 +117,25 @@ def test_modes_of_old_files_stay_and_programs_can_be_run(pair: Pair) -> None:
     assert (pair.right.workspace / "fresh.sh").stat().st_mode & 0o111
 
 
+def test_what_was_for_its_owner_alone_stays_so(pair: Pair) -> None:
+    key = pair.left.workspace / "id_ed25519"
+    key.write_text("private")
+    key.chmod(0o600)
+    folder = pair.left.workspace / ".keys"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "key").write_text("private")
+    folder.chmod(0o700)
+    pair.move("left:id_ed25519", "type:right:id_ed25519")
+    pair.move("left:.keys", "type:right:.keys")
+    for name, mode in (("id_ed25519", 0o600), (".keys", 0o700), (".keys/deep", 0o700), (".keys/deep/key", 0o600)):
+        assert (pair.right.workspace / name).stat().st_mode & 0o777 == mode, name
+    (pair.right.workspace / "public").mkdir(mode=0o755)
+    pair.move("left:.keys", "type:right:public/")
+    pair.move("left:.keys/deep/key", "type:right:public/.keys/open")
+    assert (pair.right.workspace / "public" / ".keys" / "deep" / "key").stat().st_mode & 0o777 == 0o600
+    assert (pair.right.workspace / "public" / ".keys" / "open").stat().st_mode & 0o077, "it was for all at its source"
+
+
 def test_a_folder_with_everything_in_it(pair: Pair) -> None:
     tree = pair.left.workspace / "tree"
     (tree / "a" / "b").mkdir(parents=True)

@@ -66,6 +66,7 @@ class Parcel:
             manifest_bytes=len(self._manifest.encoded),
             manifest_digest=blake3(self._manifest.encoded).hexdigest(),
             mime=mime,
+            private=not status.st_mode & 0o077,
         )
 
     def close(self) -> None:

@@ -213,6 +213,8 @@ class TransferOffer(Struct, frozen=True, omit_defaults=True):
     manifest_bytes: int
     manifest_digest: str
     mime: str | None = None
+    private: bool = False
+    """The source is for its owner alone."""
 
 
 class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_open"):
