@@ -352,11 +352,13 @@ class Gateway:
         guard.repeats = Repeats(hub.database, hub.roster.clock)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
+        loop = asyncio.get_running_loop()
+        lobby = Lobby(loop.call_later)
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby(), answers=Answers()),  # type: ignore[arg-type]
+                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=lobby, answers=Answers()),  # type: ignore[arg-type]
                     ws=node_door(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
@@ -372,7 +374,6 @@ class Gateway:
             server.config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from None
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await server.serve(sockets=[listener])
