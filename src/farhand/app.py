@@ -48,6 +48,7 @@ from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
+from farhand.api.threshold import Threshold
 from farhand.api.transfers import transfer_routes
 from farhand.api.undo import undo_routes
 from farhand.api.workspace import workspace_routes
@@ -374,6 +375,7 @@ class Gateway:
             server.config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from None
+        _put_before(server.config, lobby)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await server.serve(sockets=[listener])
@@ -434,6 +436,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+
+def _put_before(config: uvicorn.Config, lobby: Lobby) -> None:
+    """Have the lobby see who comes before TLS does."""
+    context, inside = config.ssl, config.http_protocol_class
+    if context is not None:
+        config.ssl = None
+        config.http_protocol_class = lambda **options: Threshold(  # type: ignore[assignment]
+            context, lobby, lambda: inside(**options)
+        )
 
 
 def open_models(config: Config, environ: Mapping[str, str]) -> Models:

@@ -7,12 +7,14 @@ import http.client
 import os
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from farhand.api.http import Problem
 from farhand.api.lobby import HEAD_SECONDS, MOST, MOST_OF_ONE_ADDRESS, TELLING_SECONDS, YOUNG_SECONDS, Lobby
@@ -200,18 +202,17 @@ def test_p9_p10_strangers_who_say_nothing_or_half_of_it_are_turned_out(gateway: 
         one.close()
 
 
-@pytest.fixture
-def small_gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
-    """One that may have few descriptors, while the test may have many."""
+@contextlib.contextmanager
+def few_descriptors(gateway: GatewayProcess) -> Iterator[None]:
+    """The gateway, while it may have few descriptors and the test many."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    process = GatewayProcess(tmp_path / "home")
     resource.setrlimit(resource.RLIMIT_NOFILE, (SMALL, most))
     try:
-        process.start()
+        gateway.start()
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, 4 * SMALL), most))
-        yield process
+        yield
     finally:
-        process.stop()
+        gateway.stop()
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
@@ -224,14 +225,28 @@ def burst(gateway: GatewayProcess, count: int, stack: contextlib.ExitStack) -> l
     return crowd
 
 
-def test_a_burst_of_strangers_leaves_the_gateway_its_descriptors(small_gateway: GatewayProcess) -> None:
-    before = descriptors(small_gateway)
-    with contextlib.ExitStack() as stack:
-        burst(small_gateway, 2 * SMALL, stack)
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_burst_of_strangers_leaves_the_gateway_its_descriptors(tmp_path: Path, tls: bool) -> None:
+    certificate, key, trust = tmp_path / "cert.pem", tmp_path / "key.pem", ssl.create_default_context()
+    authority = trustme.CA()
+    authority.configure_trust(trust)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
+    options = ["--tls-cert", str(certificate), "--tls-key", str(key)] if tls else []
+    gateway = GatewayProcess(tmp_path / "home", *options)
+    with few_descriptors(gateway), contextlib.ExitStack() as stack:
+        before = descriptors(gateway)
+        burst(gateway, 2 * SMALL, stack)
         for _ in range(20):
-            assert small_gateway.request("GET", "/v1/health").status == 200
-            assert descriptors(small_gateway) <= before + SMALL // 2 + 16
-        wait_until(lambda: descriptors(small_gateway) <= before + MOST + 16, 8, "the end of the moment they have")
+            line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+            if tls:
+                line = http.client.HTTPSConnection("127.0.0.1", gateway.port, timeout=30, context=trust)
+            line.request("GET", "/v1/health", headers={"Authorization": f"Bearer {gateway.token}"})
+            assert line.getresponse().status == 200
+            line.close()
+            assert descriptors(gateway) <= before + SMALL // 2 + 16
+        wait_until(lambda: descriptors(gateway) <= before + MOST + 16, 8, "the end of the moment they have")
 
 
 def test_friends_who_come_all_at_once_are_served(gateway: GatewayProcess) -> None:
