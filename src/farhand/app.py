@@ -349,7 +349,9 @@ class Gateway:
                 *described,
             ]
         )
-        guard = Guard(router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order)
+        guard = Guard(
+            router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order, note=hub.note
+        )
         guard.repeats = Repeats(hub.database, hub.roster.clock)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
