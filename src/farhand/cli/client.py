@@ -24,6 +24,8 @@ from farhand.protocol.errors import FarhandError
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 30.0
+MOST_DIGITS: Final = 4000
+"""Python refuses to read more than 4300 at once."""
 GATEWAY_FILE: Final = "gateway.json"
 TOKEN_FILE: Final = "token"  # noqa: S105
 
@@ -156,7 +158,7 @@ class Client:
             data = response.read()
         text = data.decode("utf-8", "replace")
         try:
-            return Answer(text, json.loads(text))
+            return Answer(text, read_json(text))
         except ValueError:
             raise ClientError("not_a_gateway", f"{path} was answered with something that is not JSON") from None
 
@@ -220,6 +222,15 @@ class Client:
             yield response, worded
         finally:
             connection.close()
+
+
+def read_json(text: str | bytes) -> Any:
+    """A whole number of more digits than Python reads stays the text that it is. Raises ValueError."""
+    return json.loads(text, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= MOST_DIGITS else digits
 
 
 def _split(url: str) -> SplitResult:
@@ -353,7 +364,7 @@ def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif not line and data:
-            yield json.loads(b"\n".join(data))
+            yield read_json(b"\n".join(data))
             data.clear()
 
 
