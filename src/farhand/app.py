@@ -153,6 +153,8 @@ class Gateway:
         self._retention: Retention | None = None
         self._messaging: Messaging | None = None
         self.url = ""
+        self.stopping = False
+        """Told to stop; open calls may still be finishing."""
         self.on_secrets: Callable[[KnownSecrets], None] = lambda _: None
         """Told what is to be hidden, once that is known: for a log that is written elsewhere."""
 
@@ -408,6 +410,7 @@ class Gateway:
         if self.hub.gate.closing:
             self._exit(server)
             return
+        self.stopping = True
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
