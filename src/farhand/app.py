@@ -48,6 +48,7 @@ from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
 from farhand.api.sessions import Sessions
+from farhand.api.threshold import Threshold
 from farhand.api.transfers import transfer_routes
 from farhand.api.undo import undo_routes
 from farhand.api.workspace import workspace_routes
@@ -152,6 +153,8 @@ class Gateway:
         self._retention: Retention | None = None
         self._messaging: Messaging | None = None
         self.url = ""
+        self.stopping = False
+        """Told to stop; open calls may still be finishing."""
         self.on_secrets: Callable[[KnownSecrets], None] = lambda _: None
         """Told what is to be hidden, once that is known: for a log that is written elsewhere."""
 
@@ -348,15 +351,19 @@ class Gateway:
                 *described,
             ]
         )
-        guard = Guard(router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order)
+        guard = Guard(
+            router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order, note=hub.note
+        )
         guard.repeats = Repeats(hub.database, hub.roster.clock)
         assert self._direct is not None, "the doors are made before they are opened"
         lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
+        loop = asyncio.get_running_loop()
+        lobby = Lobby(loop.call_later)
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=Lobby(), answers=Answers()),  # type: ignore[arg-type]
+                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=lobby, answers=Answers()),  # type: ignore[arg-type]
                     ws=node_door(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
@@ -372,7 +379,7 @@ class Gateway:
             server.config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from None
-        loop = asyncio.get_running_loop()
+        _put_before(server.config, lobby)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await server.serve(sockets=[listener])
@@ -403,6 +410,7 @@ class Gateway:
         if self.hub.gate.closing:
             self._exit(server)
             return
+        self.stopping = True
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
@@ -433,6 +441,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+
+def _put_before(config: uvicorn.Config, lobby: Lobby) -> None:
+    """Have the lobby see who comes before TLS does."""
+    context, inside = config.ssl, config.http_protocol_class
+    if context is not None:
+        config.ssl = None
+        config.http_protocol_class = lambda **options: Threshold(  # type: ignore[assignment]
+            context, lobby, lambda: inside(**options)
+        )
 
 
 def open_models(config: Config, environ: Mapping[str, str]) -> Models:

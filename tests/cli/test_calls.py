@@ -76,3 +76,13 @@ def test_a_narrow_terminal_gets_short_ids_and_a_wide_one_whole(command: Command,
     assert made[0] not in narrow and made[0][-12:] in narrow
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert made[0] in command.on_terminal("calls", columns=120)
+
+
+def test_a_number_too_long_for_python_is_shown_as_it_came(command: Command, shared_gateway: GatewayProcess) -> None:
+    digits = "7" * 5000
+    body = f'{{"tool":"node.echo","args":{{"n":{digits}}}}}'.encode()
+    made = shared_gateway.request("POST", "/v1/tools/invoke", body).headers["x-request-id"]
+    listed = command("calls")
+    assert listed.status == 0 and made in listed.out
+    assert f":{digits}" in command("calls", "--json").out
+    assert digits in command("calls", "show", made).out

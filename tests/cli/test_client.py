@@ -203,6 +203,16 @@ def test_a_command_that_is_none(tmp_path: Path) -> None:
     assert bare.status == 2 and bare.err.startswith("Usage: farhand")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_one_line(command: Command, options: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "farhand", "tools", *options],
+            check=False, env=command.env, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1 and done.stderr == "farhand: No space left on device\n"
+
+
 def test_a_reader_that_left_early_is_no_crash(shared_gateway: GatewayProcess, command: Command) -> None:
     pipe_out, pipe_in = os.pipe()
     os.close(pipe_out)

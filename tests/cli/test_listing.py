@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Command, node_env
 from tests.harness import ROOT, GatewayProcess, PluginProcess
 
@@ -43,6 +45,13 @@ def test_a_long_description_is_cut_on_a_terminal_only(command: Command, hello: P
     narrow = command.with_env(NO_COLOR="1").on_terminal("tools", columns=60)
     assert end not in narrow and "…" in narrow and "node.fs.read_text" in narrow
     assert all(len(line) <= 60 for line in narrow.splitlines())
+
+
+@pytest.mark.parametrize("columns", [10, 20, 40, 60, 80])
+def test_an_id_is_whole_however_narrow_the_terminal(command: Command, hello: PluginProcess, columns: int) -> None:
+    shown = command.with_env(NO_COLOR="1").on_terminal("nodes", columns=columns).splitlines()
+    assert shown[0].startswith("NODE") and any(line.startswith("hello ") for line in shown)
+    assert all(len(line) <= columns for line in shown)
 
 
 def test_colours_on_a_terminal_unless_the_user_said_no(command: Command, hello: PluginProcess) -> None:

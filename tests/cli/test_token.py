@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,23 @@ def test_list_shows_no_secrets_and_marks_what_was_revoked(command: Command) -> N
     assert line.split()[1] == "revoked" and made["token"] not in shown
     again = command("token", "revoke", made["id"], "--json")
     assert again.status == 1 and again.json()["error"]["code"] == "not_found"
+
+
+def test_list_shows_what_a_token_is_limited_to(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home") as gateway:
+        command = Command(gateway.home, NO_COLOR="1")
+        command("token", "create", "--label", "free", "--scope", "tools.read")
+        assert "EXPIRES" not in command("token", "list").out and "ONLY FOR" not in command("token", "list").out
+        limits = ["--tool", "lap__Read", "--node-only", "lap", "--expires", "2h"]
+        made = command("token", "create", "--label", "bound", *limits, "--scope", "tools.read", "--json").json()
+        day = time.strftime("%Y-%m-%d", time.localtime(made["expires_at"] / 1000))
+        head, *lines = command("token", "list").out.splitlines()
+        [bound] = [line for line in lines if "bound" in line]
+        [free] = [line for line in lines if "free" in line]
+        assert "EXPIRES" in head and day in bound and bound.endswith("lap__Read on lap")
+        assert day not in free and free.endswith("tools.read")
+        narrow = command.on_terminal("token", "list")
+        assert day in narrow and "lap__Read" in narrow and "tools.read" in narrow
 
 
 @pytest.mark.parametrize(

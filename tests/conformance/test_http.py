@@ -498,6 +498,22 @@ def test_ten_wrong_tokens_lock_an_address_out(gateway: GatewayProcess) -> None:
     assert gateway.request("GET", "/healthz", token=None, headers=far).status == 200
 
 
+def test_a_lock_leaves_a_trace_and_nobody_else_lifts_it(gateway: GatewayProcess) -> None:
+    far = {"X-Forwarded-For": "203.0.113.7"}
+    for _ in range(12):
+        gateway.request("GET", "/v1/nodes", token="a-guess-of-a-token", headers=far)
+    assert gateway.request("GET", "/v1/nodes").status == 200, "a program here, at the same address as the proxy"
+    assert gateway.request("GET", "/v1/nodes", headers=far).status == 429
+    said = [line for line in gateway.log.read_text().splitlines() if "locked out" in line]
+    assert len(said) == 1 and "127.0.0.1 is locked out for 300 s after 10 wrong tokens" in said[0]
+    events = gateway.request("GET", "/v1/journal?limit=100").json()["events"]
+    locked = [event for event in events if event["kind"] == "address.locked_out"]
+    assert [(event["subject"], event["data"]["tries"], event["data"]["seconds"]) for event in locked] == [
+        ("127.0.0.1", 10, 300)
+    ]
+    assert "a-guess-of-a-token" not in gateway.log.read_text() + str(events)
+
+
 def test_ten_wrong_node_tokens_lock_an_address_out(gateway: GatewayProcess) -> None:
     far = {"X-Forwarded-For": "203.0.113.8"}
     for number in range(10):

@@ -370,3 +370,16 @@ def test_the_node_of_up_is_started_again_and_finds_its_sessions(tmp_path: Path) 
             for pid in marked(mark):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_while_the_node_of_up_begins_is_no_crash(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path / "home", command="up")
+    gateway.start()
+    assert gateway.process is not None
+    children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
+    wait_until(lambda: children.read_text().strip() != "", 10, "the node to begin")
+    os.killpg(gateway.process.pid, signal.SIGINT)  # what a terminal does: to all that run in its foreground
+    assert gateway.process.wait(20) == 0
+    gateway.stop()
+    said = gateway.log.read_text()
+    assert "Traceback" not in said and "starting it again" not in said

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from farhand.api.router import Route, Router
 from farhand.gateway.pairing import MOST_GUESSES, Pairing
 from farhand.protocol.errors import FarhandError
 from tests.cli.conftest import Command
-from tests.harness import GatewayProcess, PlainNode
+from tests.harness import GatewayProcess, PlainNode, wait_until
 
 
 def code_of(gateway: GatewayProcess, **wanted: Any) -> str:
@@ -56,6 +57,36 @@ def test_the_printed_command_joins_and_the_node_comes_back_without_it(
     assert seed not in (tmp_path / "log").read_text() and seed not in shared_gateway.log.read_text()
     again = Command(tmp_path / "third")("join", out["code"], "--id", "more", "--json")
     assert again.status == 1 and again.json()["error"]["code"] == "unauthorized", "a code is good once"
+
+
+@pytest.mark.parametrize(("option", "file"), [("--ca-file", "ca.pem"), ("--pinned-cert", "cert.pem")])
+def test_by_what_a_gateway_was_known_is_kept(tmp_path: Path, option: str, file: str) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "cert.pem").write_bytes(issued.cert_chain_pems[0].bytes() + authority.cert_pem.bytes())
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    tls = ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
+    trusting = {"FARHAND_CA_FILE": str(tmp_path / "ca.pem")}
+    with GatewayProcess(tmp_path / "home", *tls) as gateway:
+        owner = Command(gateway.home, **trusting)
+        code = owner("node", "pair", "--json").json()["code"]
+        command = Command(tmp_path / "other")
+        refused = command("join", code, "--id", "paired", "--no-run")
+        assert refused.status == 1 and "--ca-file" in refused.err and "--pinned-cert" in refused.err
+        joined = subprocess.run(
+            [sys.executable, "-m", "farhand", "join", code, "--id", "paired", "--no-run", option, file],
+            check=False, env=command.env, cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert joined.returncode == 0, joined.stderr
+        node = command.start("node")
+        try:
+            wait_until(
+                lambda: any(one["online"] for one in owner("nodes", "--json").json()["nodes"]), 20, "the node to join"
+            )
+        finally:
+            node.terminate()
+            node.communicate(timeout=15)
 
 
 def test_of_many_who_say_a_code_at_once_one_gets_a_token(shared_gateway: GatewayProcess) -> None:

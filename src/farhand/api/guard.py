@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -74,8 +75,10 @@ class Guard:
         secrets: KnownSecrets,
         *,
         held: Callable[[], FreezeOrder | None] = lambda: None,
+        note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer."""
+        """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer. `note` puts
+        something that happened into the journal."""
         self.secrets = secrets
         self.repeats: Repeats | None = None
         """Where requests that are sent again are known."""
@@ -85,9 +88,9 @@ class Guard:
         self._sessions = sessions
         self._settings = settings
         self._known_hosts: set[bytes] = set()
-        self._throttle = Throttle()
+        self._throttle = Throttle(note=note)
         self._tokenless = Throttle(
-            allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token"
+            allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
         )
         self._streams: dict[str, set[asyncio.Event]] = {}
         """Under way, by the token they were asked for with."""

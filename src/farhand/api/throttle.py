@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from farhand.api.http import Problem, Scope
 
+log = logging.getLogger("farhand.throttle")
+
+LOCKED_OUT = "address.locked_out"
+"""What is put into the journal."""
 FAILURES_ALLOWED = 10
 FAILURE_WINDOW_SECONDS = 60.0
 LOCK_SECONDS = 300.0
@@ -29,11 +35,14 @@ class Throttle:
         allowed: int = FAILURES_ALLOWED,
         lock_seconds: float = LOCK_SECONDS,
         what: str = "wrong tokens",
+        note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
+        """`note` puts something that happened into the journal."""
         self._clock = clock
         self._allowed = allowed
         self._lock_seconds = lock_seconds
         self._what = what
+        self._note = note
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def check(self, scope: Scope) -> None:
@@ -41,11 +50,8 @@ class Throttle:
         if not self._failures:
             return
         address = _address(scope)
-        failures = self._failures.get(address)
-        if failures is None or len(failures) < self._allowed or _direct_loopback(scope, address):
-            return
-        wait = failures[-1] + self._lock_seconds - self._clock()
-        if wait > 0:
+        wait = self._locked_for(address)
+        if wait > 0 and not _direct_loopback(scope, address):
             raise Problem(
                 429,
                 "too_many_failures",
@@ -55,21 +61,37 @@ class Throttle:
 
     def failed(self, scope: Scope) -> None:
         address = _address(scope)
-        if _direct_loopback(scope, address):
+        if _direct_loopback(scope, address) or self._locked_for(address) > 0:
             return
         now = self._clock()
         recent = [at for at in self._failures.get(address, []) if now - at < FAILURE_WINDOW_SECONDS]
-        self._failures[address] = [*recent, now][-self._allowed :]
+        self._failures[address] = [*recent, now]
         self._failures.move_to_end(address)
         while len(self._failures) > ADDRESSES_KEPT:
             self._failures.popitem(last=False)
+        if self._locked_for(address) > 0:
+            self._tell(address)
 
     def __len__(self) -> int:
         return len(self._failures)
 
     def succeeded(self, scope: Scope) -> None:
-        if self._failures:
-            self._failures.pop(_address(scope), None)
+        """Whoever may come in was no guesser; but a lock that is on stays, whoever else has the same address."""
+        if not self._failures:
+            return
+        address = _address(scope)
+        if not _direct_loopback(scope, address) and self._locked_for(address) <= 0:
+            self._failures.pop(address, None)
+
+    def _locked_for(self, address: str) -> float:
+        """In seconds."""
+        failures = self._failures.get(address, [])
+        return failures[-1] + self._lock_seconds - self._clock() if len(failures) >= self._allowed else 0.0
+
+    def _tell(self, address: str) -> None:
+        seconds = round(self._lock_seconds)
+        log.warning("%s is locked out for %d s after %d %s", address, seconds, self._allowed, self._what)
+        self._note(LOCKED_OUT, address, {"seconds": seconds, "tries": self._allowed, "what": self._what})
 
 
 def _address(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import io
@@ -127,11 +128,22 @@ def main(args: list[str] | None = None) -> None:
             _fail(code, str(error), as_json, _STATUS.get(code, 1), getattr(error, "details", None))
         except KeyboardInterrupt:
             _fail("interrupted", "interrupted", as_json, 130)
-    except BrokenPipeError:
-        # Whoever read our output has left. Nothing more may be written, not even by the interpreter's last flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has left
+        _write_no_more()
         raise SystemExit(141) from None
+    except OSError as error:  # a full disk, most likely, and our output on it
+        _write_no_more()
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"farhand: {place}{error.strerror or error}", file=sys.stderr)
+        raise SystemExit(1) from None
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _write_no_more() -> None:
+    """To standard output, not even by the interpreter's last flush."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> Any:

@@ -25,6 +25,8 @@ from farhand.protocol.errors import FarhandError
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 30.0
+MOST_DIGITS: Final = 4000
+"""Python refuses to read more than 4300 at once."""
 GATEWAY_FILE: Final = "gateway.json"
 TOKEN_FILE: Final = "token"  # noqa: S105
 
@@ -157,7 +159,7 @@ class Client:
             data = response.read()
         text = data.decode("utf-8", "replace")
         try:
-            return Answer(text, json.loads(text))
+            return Answer(text, read_json(text))
         except ValueError:
             raise ClientError("not_a_gateway", f"{path} was answered with something that is not JSON") from None
 
@@ -230,6 +232,15 @@ def _utf8(body: Any) -> bytes:
     except UnicodeEncodeError as error:
         part = error.object[max(0, error.start - 20) : error.start]
         raise ClientError("usage", f"what is sent has to be text, and after {part!r} comes something else") from None
+
+
+def read_json(text: str | bytes) -> Any:
+    """A whole number of more digits than Python reads stays the text that it is. Raises ValueError."""
+    return json.loads(text, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= MOST_DIGITS else digits
 
 
 def _split(url: str) -> SplitResult:
@@ -363,7 +374,7 @@ def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif not line and data:
-            yield json.loads(b"\n".join(data))
+            yield read_json(b"\n".join(data))
             data.clear()
 
 

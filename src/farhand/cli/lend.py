@@ -29,7 +29,8 @@ from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
-"""What `farhand join` got: the gateway, this node's id and its token."""
+"""What `farhand join` got: the gateway, this node's id and its token, and by what its certificate is known."""
+TRUST = ("ca_file", "pinned_cert")
 DEFAULT_GATEWAY = "http://127.0.0.1:3210"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -186,6 +187,8 @@ def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str
     same = gateway_url is None or node_socket_url(gateway_url) == node_socket_url(known)
     if same and options["node_id"] in (None, node_id):
         options["node_id"], options["token"] = node_id, token or None
+        if not any(options[name] for name in TRUST):
+            options.update({name: kept.get(name) for name in TRUST})
         return known
     return gateway_url
 

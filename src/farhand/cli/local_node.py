@@ -27,6 +27,7 @@ class LocalNode:
     """A node for this machine in a process of its own, started again should it die; whoever makes it calls `stop`."""
 
     def __init__(self, gateway: Gateway, home: Path, workspace: Path, certificate: str | None) -> None:
+        self._gateway = gateway
         node_id = default_node_id()
         self._secret = new_secret("fhn")  # dies with the gateway
         gateway.hub.credentials.add(
@@ -50,7 +51,8 @@ class LocalNode:
             self._child.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        # Ctrl-C is for the gateway, which ends the node in its turn; a node that has just begun could not answer it.
+        child = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
             # Neither the arguments nor the environment carry it: both can be read by what the node runs.
@@ -64,7 +66,7 @@ class LocalNode:
             status = self._child.wait()
             if time.monotonic() - started > STEADY_SECONDS:
                 delay = FIRST_DELAY
-            if self._stopping.wait(delay):
+            if self._stopping.wait(delay) or self._gateway.stopping:
                 return
             log.warning("the node of this machine ended with status %d; starting it again", status)
             self._child = self._start()

@@ -13,7 +13,7 @@ import click
 
 from farhand.cli.client import Client, ClientError, client_command, is_loopback
 from farhand.cli.document import json_option, show_only
-from farhand.cli.lend import NODE_TOKEN_FILE, lend, node, node_options
+from farhand.cli.lend import NODE_TOKEN_FILE, TRUST, lend, node, node_options
 from farhand.cli.screen import remark, show_json
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.key import NodeKey
@@ -122,7 +122,11 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         if error.code == "unauthorized":
             reason = "does not take this code: it is wrong, was used, or is too old; `farhand node pair` makes another"
             raise ClientError("unauthorized", f"{url} {reason}") from None
+        if error.code == "untrusted":
+            hint = "--ca-file names the authority to trust, --pinned-cert the one certificate"
+            raise ClientError("untrusted", f"{str(error).rpartition(';')[0]}; {hint}") from None
         raise
+    kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
     make_home(home)
     if not kept["token"]:
         login.belongs_to(gateway_id)

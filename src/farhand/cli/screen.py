@@ -35,6 +35,8 @@ STATE_COLOURS: Final = {
 SHORT_ID: Final = 12
 GAP: Final = 2
 MIN_FLEXIBLE: Final = 12
+MIN_WIDTH: Final = 7
+CUT: Final = "…"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def remark(text: str) -> None:
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    return not on_terminal() or sum(_widths(columns, rows)) + GAP * (len(columns) - 1) <= terminal_width()
+    return not on_terminal() or _total(_widths(columns, rows)) <= terminal_width()
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -121,14 +123,11 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
 
     rows = [[plain(cell) for cell in row] for row in rows]
     widths = _widths(columns, rows)
-    total = sum(widths) + GAP * (len(columns) - 1)
     if on_terminal():
-        for place, column in reversed(list(enumerate(columns))):
-            if column.flexible:
-                spared = max(0, min(total - terminal_width(), widths[place] - MIN_FLEXIBLE))
-                widths[place] -= spared
-                total -= spared
-        total = min(total, terminal_width())
+        widths = _squeezed(columns, widths, terminal_width())
+        if len(widths) < len(columns):
+            columns = [*columns[: len(widths) - 1], Column(CUT)]
+            rows = [[*row[: len(widths) - 1], CUT] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         table.add_column(
@@ -136,12 +135,12 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
             justify="right" if column.right else "left",
             no_wrap=column.flexible,
             overflow="ellipsis" if column.flexible else "fold",
-            max_width=width,
+            width=width,
         )
     for row in rows:
         table.add_row(*(Text(cell, _style(column, cell)) for column, cell in zip(columns, row, strict=True)))
     console = Console(
-        width=total,
+        width=_total(widths),
         color_system="standard" if colours() else None,
         force_terminal=colours(),
         legacy_windows=False,
@@ -157,6 +156,27 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[in
     from rich.cells import cell_len  # noqa: PLC0415
 
     return [max(len(column.name), *(cell_len(row[place]) for row in rows)) for place, column in enumerate(columns)]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _squeezed(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """Widths that fit. The first column, by which a row is named, keeps its own; what is flexible gives way
+    first, then the widest of all; where that is not enough, `CUT` stands for the last ones."""
+    narrow = list(widths)
+    for place, column in reversed(list(enumerate(columns))):
+        if column.flexible:
+            narrow[place] -= max(0, min(_total(narrow) - room, narrow[place] - MIN_FLEXIBLE))
+    while _total(narrow) > room and max(narrow[1:], default=0) > MIN_WIDTH:
+        narrow[narrow.index(max(narrow[1:]), 1)] -= 1
+    if _total(narrow) <= room or len(narrow) == 1:
+        return narrow
+    fitting = len(narrow) - 1
+    while fitting > 1 and _total([*narrow[:fitting], len(CUT)]) > room:
+        fitting -= 1
+    return [*narrow[:fitting], len(CUT)]
 
 
 def wrap(text: str, indent: str = "") -> str:

@@ -11,7 +11,7 @@ import click
 
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
 from farhand.cli.document import group_json_option
-from farhand.cli.screen import Column, ago, paint, plain, remark, show_answer, show_fields, show_json, show_table
+from farhand.cli.screen import Column, ago, fits, paint, plain, remark, show_answer, show_fields, show_json, show_table
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 
@@ -158,21 +158,40 @@ def list_(client: Client, as_json: bool) -> None:
     elif not tokens:
         remark("no tokens were made yet; the owner's own is shown by `farhand token show`")
     else:
-        names = ("ID", "STATE", "NODE", "LABEL", "CREATED", "LAST USED", "SCOPES")
-        columns = [Column(name) for name in names]
-        rows = [
-            [
-                entry["id"],
-                _state(entry),
-                entry["node_id"] or "",
-                entry["label"],
-                ago(entry["created_at"]),
-                ago(entry["last_used_at"]),
-                " ".join(entry["scopes"]) + (" (by key)" if entry.get("public_key") else ""),
-            ]
-            for entry in tokens
-        ]
-        show_table(columns, rows)
+        _show_tokens(tokens)
+
+
+def _show_tokens(tokens: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            "ID": entry["id"],
+            "STATE": _state(entry),
+            "NODE": entry["node_id"] or "",
+            "LABEL": entry["label"],
+            "CREATED": ago(entry["created_at"]),
+            "LAST USED": ago(entry["last_used_at"]),
+            "EXPIRES": _expires(entry),
+            "SCOPES": " ".join(entry["scopes"]) + (" (by key)" if entry.get("public_key") else ""),
+            "ONLY FOR": _only_for(entry),
+        }
+        for entry in tokens
+    ]
+    empty = {name for name in rows[0] if not any(row[name] for row in rows)}
+    names = [name for name in rows[0] if name not in empty & {"EXPIRES", "ONLY FOR"}]
+    if not fits([Column(name) for name in names], [[row[name] for name in names] for row in rows]):
+        names = [name for name in names if name not in empty | {"CREATED"}]
+    show_table([Column(name) for name in names], [[row[name] for name in names] for row in rows])
+
+
+def _expires(entry: dict[str, Any]) -> str:
+    at = entry["expires_at"]
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))
+
+
+def _only_for(entry: dict[str, Any]) -> str:
+    """`laptop__* on laptop`: to which tools, and those of which nodes, it is limited."""
+    nodes = f"on {' '.join(entry['nodes'])}" if entry["nodes"] else ""
+    return " ".join([*entry["tools"], *([nodes] if nodes else [])])
 
 
 def _state(entry: dict[str, Any]) -> str:
