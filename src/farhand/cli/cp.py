@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from farhand.cli.client import Client, client_command
 from farhand.cli.fetch import fetch
-from farhand.cli.following import asked, follow
+from farhand.cli.following import begin, follow
 from farhand.cli.progress import Progress, progress
 from farhand.cli.screen import plain_lines, remark, show_json
 from farhand.cli.upload import put
@@ -62,7 +61,4 @@ def _is_far(endpoint: str, known: list[str]) -> bool:
 
 def _between(client: Client, source: str, destination: str, agent: str | None, show: Progress) -> dict[str, Any]:
     body = {"source": source, "destination": destination, "agent_id": agent, "background": True}
-    # The same key with every try: a gateway that was stopped just then begins it once.
-    key = {"Idempotency-Key": secrets.token_hex(16)}
-    begun = asked(lambda: client.request("POST", "/v1/transfers", body, headers=key))
-    return follow(client, begun.value["id"], show)
+    return follow(client, begin(client, body), show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,17 +17,32 @@ PATIENCE_SECONDS = 60.0
 AWAY = "the gateway does not answer; the transfer goes on there when it is back"
 
 
-def asked(ask: Callable[[], Answer], patience: float = PATIENCE_SECONDS) -> Answer:
-    """The answer, also of a gateway that is away for a while, which is said. Raises ClientError."""
+def begin(client: Client, body: dict[str, Any]) -> str:
+    """The id of a transfer that now goes on in the gateway. Raises ClientError."""
+    # The same key with every try: a gateway that was stopped just then begins it once.
+    key = {"Idempotency-Key": secrets.token_hex(16)}
+    # A gateway that is just back refuses what is for nodes that are not back yet.
+    begun = asked(lambda: client.request("POST", "/v1/transfers", body, headers=key), passing=("not_found",))
+    return str(begun.value["id"])
+
+
+def asked(ask: Callable[[], Answer], patience: float = PATIENCE_SECONDS, passing: tuple[str, ...] = ()) -> Answer:
+    """The answer, also of a gateway that is away for a while, which is said. Raises ClientError.
+
+    Refusals with a code in `passing` are waited out once the gateway was away.
+    """
     until = None
     while True:
         try:
             return ask()
-        except (NoGateway, ConnectionLost):
+        except ClientError as error:
             now = time.monotonic()
-            if until is None:
-                until = now + patience
-                remark(AWAY)
+            if isinstance(error, NoGateway | ConnectionLost):
+                if until is None:
+                    until = now + patience
+                    remark(AWAY)
+            elif until is None or error.code not in passing:
+                raise
             if now >= until:
                 raise
         time.sleep(POLL_SECONDS[1])
