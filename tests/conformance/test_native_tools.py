@@ -654,7 +654,7 @@ def test_a_skill_that_needs_a_machine_waits_for_one(
         assert found["either"]["eligible"] and found["system"]["eligible"] and found["set"]["eligible"]
         reasons = {name: skill["reasons"] for name, skill in found.items() if not skill["eligible"]}
         assert reasons == {
-            "exotic": ["requires bins: sh, no-such-program"],
+            "exotic": ["requires bins: no-such-program"],
             "role": ["requires hostRoles: specialized"],
             "amiga": ["requires os: amiga"],
             "env": ["requires env: FARHAND_NO_SUCH_THING"],

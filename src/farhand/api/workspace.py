@@ -17,6 +17,7 @@ from farhand.store.objects import SKILLS, Conflict, InTheWay, ObjectInfo, Object
 
 # A file of a workspace is an agent's, or a stranger's: opened in the browser, it must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+SKILL_FILE = "SKILL.md"
 UNTYPED = ("", "application/x-www-form-urlencoded")
 """What clients say of a body whose type they do not know."""
 
@@ -80,11 +81,29 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             about=About("Write a file of a global skill.", takes="*/*", errors=(409, 412, 500)),
         ),
         Route(
+            "GET",
+            "/v1/skills/{name}",
+            Scope.READ,
+            doors.skill_files,
+            about=About(
+                "The files of a global skill, or of an agent's own.",
+                query=(Query("agent", "Of this agent's own."),),
+                errors=(500,),
+            ),
+        ),
+        Route(
             "DELETE",
             "/v1/skills/{name}",
             Scope.ADMIN,
             doors.delete_skill,
             about=About("Delete a global skill.", errors=(500,)),
+        ),
+        Route(
+            "DELETE",
+            skill,
+            Scope.ADMIN,
+            doors.delete_skill_file,
+            about=About("Delete a file of a global skill.", errors=(500,)),
         ),
     ]
 
@@ -127,12 +146,9 @@ class WorkspaceDoors:
         path = request.params["path"]
         try:
             key = self._workspace.key(request.params["agent"], path)
-            known = await self._objects.delete(key)
         except ToolError as error:
             raise tool_problem(error) from None
-        if not known:
-            raise Problem(404, "not_found", f"File not found: {path[:200]}")
-        self._hub.note("object.deleted", key, {"credential": request.credential.id})
+        await self._remove(request, key, path)
         return json_reply({"path": clean(path), "deleted": True})
 
     # -- skills -----------------------------------------------------------------------------------------
@@ -144,13 +160,38 @@ class WorkspaceDoors:
             raise tool_problem(error) from None
         return json_reply({"skills": skills, "count": len(skills)})
 
-    async def write_skill(self, request: Request) -> Reply:
+    async def skill_files(self, request: Request) -> Reply:
+        name, agent = request.params["name"], request.query("agent")
         try:
-            key = check_key(f"{SKILLS}/{clean(request.params['name'])}/{clean(request.params['path'])}")
+            prefix = f"{SKILLS}/{clean(name)}/"
+            if agent is not None:
+                prefix = self._workspace.key(agent, f"{prefix}{SKILL_FILE}").removesuffix(SKILL_FILE)
+            files = [key.removeprefix(prefix) async for key in self._keys(prefix)]
         except ToolError as error:
             raise tool_problem(error) from None
+        if not files:
+            raise _no_skill(name)
+        return json_reply({"name": name, "files": files, "count": len(files)})
+
+    async def _keys(self, prefix: str) -> AsyncGenerator[str, None]:
+        after: str | None = None
+        while True:
+            page = await self._objects.list(prefix, after=after)
+            for info in page.objects:
+                yield info.key
+            after = page.after
+            if after is None:
+                return
+
+    async def write_skill(self, request: Request) -> Reply:
+        key = _skill_key(request)
         info = await self._store(request, key)
         return json_reply({"path": key, "size": info.size, "written": True, "etag": info.etag})
+
+    async def delete_skill_file(self, request: Request) -> Reply:
+        key = _skill_key(request)
+        await self._remove(request, key, key)
+        return json_reply({"path": key, "deleted": True})
 
     async def delete_skill(self, request: Request) -> Reply:
         name = request.params["name"]
@@ -163,9 +204,19 @@ class WorkspaceDoors:
         except ToolError as error:
             raise tool_problem(error) from None
         if not count:
-            raise Problem(404, "not_found", f"there is no global skill {name[:100]!r}; `farhand skills` lists them")
+            raise _no_skill(name)
         self._hub.note("skill.deleted", name, {"objects": count, "credential": request.credential.id})
         return json_reply({"name": name, "deleted": True, "objects": count})
+
+    async def _remove(self, request: Request, key: str, path: str) -> None:
+        """Raises Problem; 404 when there is no such file."""
+        try:
+            known = await self._objects.delete(key)
+        except ToolError as error:
+            raise tool_problem(error) from None
+        if not known:
+            raise Problem(404, "not_found", f"File not found: {path[:200]}")
+        self._hub.note("object.deleted", key, {"credential": request.credential.id})
 
     async def _store(self, request: Request, key: str) -> ObjectInfo:
         """Take a body in. Raises Problem; then nothing was written."""
@@ -202,6 +253,17 @@ class WorkspaceDoors:
             return await writer.commit()
         finally:
             await writer.abort()
+
+
+def _skill_key(request: Request) -> str:
+    try:
+        return check_key(f"{SKILLS}/{clean(request.params['name'])}/{clean(request.params['path'])}")
+    except ToolError as error:
+        raise tool_problem(error) from None
+
+
+def _no_skill(name: str) -> Problem:
+    return Problem(404, "not_found", f"there is no such skill: {name[:100]!r}; `farhand skills` lists them")
 
 
 def _type(info: ObjectInfo) -> bytes:

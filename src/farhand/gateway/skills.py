@@ -163,7 +163,7 @@ class Skills:
         )
 
     def _hosts(self, needs: Requirements) -> tuple[list[str], list[str]]:
-        """The nodes each of which has all that is needed, or the first need that leaves none."""
+        """The nodes each of which has all that is needed, or what the nearest lacks of the need that leaves none."""
         online = [node for node in self._roster.nodes.values() if node.online]
         names = sorted(node.card.node_id for node in online)
         missing = [f"requires config: {path}" for path in needs.config if not self._holds(path)]
@@ -171,23 +171,32 @@ class Skills:
             return names, missing
         if not online:
             return [], ["no connected hosts", *missing]
-        some = needs.anyCapabilities
-        steps: list[tuple[str, list[str], Callable[[Node], bool]]] = [
-            ("hostRoles", needs.hostRoles, lambda node: node.card.role in needs.hostRoles),
-            ("capabilities", needs.capabilities, lambda node: set(needs.capabilities) <= _capabilities(node)),
-            ("anyCapabilities", some, lambda node: not _capabilities(node).isdisjoint(some)),
-            ("os", needs.os, lambda node: _system(str(node.card.runtime.get("hostOs", ""))) in map(_system, needs.os)),
-            ("env", needs.env, lambda node: set(needs.env) <= _names(node, "hostEnv")),
-            ("bins", needs.bins, lambda node: set(needs.bins) <= _bins(node)),
-            ("anyBins", needs.anyBins, lambda node: not _bins(node).isdisjoint(needs.anyBins)),
+        steps: list[tuple[str, Callable[[Node], list[str]]]] = [
+            ("hostRoles", lambda node: _lacks_all(needs.hostRoles, {node.card.role})),
+            ("capabilities", lambda node: _lacks(needs.capabilities, _capabilities(node))),
+            ("anyCapabilities", lambda node: _lacks_all(needs.anyCapabilities, _capabilities(node))),
+            ("os", lambda node: _lacks_all(needs.os, _spellings(str(node.card.runtime.get("hostOs", "")), needs.os))),
+            ("env", lambda node: _lacks(needs.env, _names(node, "hostEnv"))),
+            ("bins", lambda node: _lacks(needs.bins, _bins(node))),
+            ("anyBins", lambda node: _lacks_all(needs.anyBins, _bins(node))),
         ]
         left = online
-        for name, wanted, fits in steps:
-            if wanted:
-                left = [node for node in left if fits(node)]
-                if not left:
-                    return [], [f"requires {name}: {', '.join(wanted)}", *missing]
+        for name, lacks in steps:
+            lacking = [lacks(node) for node in left]
+            left = [node for node, lacked in zip(left, lacking, strict=True) if not lacked]
+            if not left:
+                nearest = min(lacking, key=len)
+                return [], [f"requires {name}: {', '.join(nearest)}", *missing]
         return sorted(node.card.node_id for node in left), missing
+
+
+def _lacks(wanted: list[str], there: set[str]) -> list[str]:
+    return [name for name in wanted if name not in there]
+
+
+def _lacks_all(wanted: list[str], there: set[str]) -> list[str]:
+    """All that is wanted, unless there is one of it."""
+    return wanted if there.isdisjoint(wanted) else []
 
 
 def _capabilities(node: Node) -> set[str]:
@@ -202,6 +211,11 @@ def _names(node: Node, field: str) -> set[str]:
 def _bins(node: Node) -> set[str]:
     status = node.card.runtime.get("hostBinStatus")
     return {name for name, there in status.items() if there is True} if isinstance(status, dict) else set()
+
+
+def _spellings(system: str, wanted: list[str]) -> set[str]:
+    """What a node's system is called among the names that are wanted."""
+    return {name for name in wanted if _system(name) == _system(system)}
 
 
 def _system(name: str) -> str:
