@@ -52,6 +52,7 @@ def test_an_id_is_whole_however_narrow_the_terminal(command: Command, hello: Plu
     shown = command.with_env(NO_COLOR="1").on_terminal("nodes", columns=columns).splitlines()
     assert shown[0].startswith("NODE") and any(line.startswith("hello ") for line in shown)
     assert all(len(line) <= columns for line in shown)
+    assert all(len(name) >= 4 or name == "…" for name in shown[0].split()), "no column of single letters"
 
 
 def test_colours_on_a_terminal_unless_the_user_said_no(command: Command, hello: PluginProcess) -> None:

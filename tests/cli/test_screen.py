@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farhand.cli.screen import ago, plain, took
+from farhand.cli.screen import Column, _squeezed, ago, plain, took
 
 NOW = 1_800_000_000.0
 
@@ -43,3 +43,8 @@ def test_took(milliseconds: int, words: str) -> None:
 def test_control_characters_are_shown_and_not_obeyed() -> None:
     assert plain("a\x1b[2Jb\tc\nd\x9be\u202ef") == "a�[2Jb c d�e�f"
     assert plain("grüße 日本") == "grüße 日本"
+
+
+@pytest.mark.parametrize(("room", "widths"), [(50, [10, 30]), (30, [10, 18]), (19, [10, 7]), (18, [10]), (5, [10])])
+def test_columns_but_the_first_give_way_or_are_left_out(room: int, widths: list[int]) -> None:
+    assert _squeezed([Column("A"), Column("B")], [10, 30], room) == widths

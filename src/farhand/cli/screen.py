@@ -125,9 +125,9 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
     widths = _widths(columns, rows)
     if on_terminal():
         widths = _squeezed(columns, widths, terminal_width())
-        if len(widths) < len(columns):
-            columns = [*columns[: len(widths) - 1], Column(CUT)]
-            rows = [[*row[: len(widths) - 1], CUT] for row in rows]
+        if (shown := len(widths)) < len(columns):
+            columns, widths = [*columns[:shown], Column(CUT)], [*widths, len(CUT)]
+            rows = [[*row[:shown], CUT] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         table.add_column(
@@ -164,7 +164,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _squeezed(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
     """Widths that fit. The first column, by which a row is named, keeps its own; what is flexible gives way
-    first, then the widest of all; where that is not enough, `CUT` stands for the last ones."""
+    first, then the widest of all; where that is not enough, the last are missing, and there is room for `CUT`."""
     narrow = list(widths)
     for place, column in reversed(list(enumerate(columns))):
         if column.flexible:
@@ -176,7 +176,7 @@ def _squeezed(columns: Sequence[Column], widths: Sequence[int], room: int) -> li
     fitting = len(narrow) - 1
     while fitting > 1 and _total([*narrow[:fitting], len(CUT)]) > room:
         fitting -= 1
-    return [*narrow[:fitting], len(CUT)]
+    return narrow[:fitting]
 
 
 def wrap(text: str, indent: str = "") -> str:
