@@ -121,7 +121,9 @@ class LaneProtocol(CorkedProtocol):
 
     def turn_out(self) -> None:
         self._lobby.leave(self)
-        self._deadline = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         self.transport.abort()
 
     def _wait_at_most(self, seconds: float) -> None:
