@@ -491,6 +491,20 @@ def test_an_idempotency_key_moves_once(pair: Pair) -> None:
     assert pair.gateway.request("POST", "/v1/transfers", other, headers=headers).status == 409
 
 
+def test_an_idempotency_key_finds_its_transfer_when_the_node_is_gone(
+    shared_gateway: GatewayProcess, pair: Pair, tmp_path: Path
+) -> None:
+    headers = {"Idempotency-Key": "move-and-leave"}
+    body = {"source": "leaves:x", "destination": "left:from-leaves"}
+    with NodeProcess(shared_gateway, tmp_path / "leaves", "leaves") as node:
+        (node.workspace / "x").write_text("x")
+        first = pair.gateway.request("POST", "/v1/transfers", body, headers=headers).json()
+        assert first["state"] == "ok"
+    shared_gateway.wait_for_node("leaves", online=False)
+    assert pair.gateway.request("POST", "/v1/transfers", body, headers=headers).json() == first
+    assert pair.gateway.request("POST", "/v1/transfers", body).status == 404
+
+
 def test_the_journal_tells(pair: Pair) -> None:
     (pair.left.workspace / "told").write_text("told")
     body = {"source": "left:told", "destination": "type:right:told"}

@@ -116,6 +116,27 @@ class DownloadReceiver(OwnReceiver):
         self.entries.cancel()
 
 
+class KeyClaim(msgspec.Struct, frozen=True):
+    """An idempotency key, and the request it came with. Raises IdempotencyConflict where it stands for another."""
+
+    credential: str
+    key: str
+    body: bytes
+    transfer_id: str
+    now: int
+
+    def look(self, store: apsw.Connection) -> str:
+        return self._same(keys.claimed(store, self.credential, self.key, self.body, self.transfer_id, self.now))
+
+    def take(self, store: apsw.Connection) -> str:
+        return self._same(keys.claim(store, self.credential, self.key, self.body, self.transfer_id, self.now))
+
+    def _same(self, held: tuple[str, bytes]) -> str:
+        if held[1] != self.body:
+            raise IdempotencyConflict(f"the idempotency key {self.key!r} was used for another request")
+        return held[0]
+
+
 _decoder = msgspec.json.Decoder(TransferRequest)
 
 
@@ -215,7 +236,7 @@ class TransferDoors:
                 wanted.destination,
                 credential=request.credential.id,
                 agent_id=wanted.agent_id,
-                claim=None if key is None else self._claim(request, wanted, transfer_id, key),
+                claim=None if key is None else self._claim(request, wanted, key),
             )
         except ToolError as error:
             raise problem(error) from None
@@ -377,17 +398,9 @@ class TransferDoors:
             gone.cancel()
             await self._hub.transfers.cancel(begun.record.id, "the caller hung up")
 
-    def _claim(self, request: Request, wanted: TransferRequest, transfer_id: str, key: str) -> Any:
+    def _claim(self, request: Request, wanted: TransferRequest, key: str) -> KeyClaim:
         body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
-        now = self._hub.roster.clock()
-
-        def claim(store: apsw.Connection) -> str:
-            first, first_body = keys.claim(store, request.credential.id, key, body, transfer_id, now)
-            if first_body != body:
-                raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
-            return first
-
-        return claim
+        return KeyClaim(request.credential.id, key, body, request.id, self._hub.roster.clock())
 
     async def listing(self, request: Request) -> Reply:
         records = await self._hub.transfers.newest(request.query_int("limit", 50, 1, 1000))

@@ -95,6 +95,18 @@ class OwnEnd(Protocol):
     async def close(self) -> None: ...
 
 
+class Claim(Protocol):
+    """What makes a request that comes again stand for the transfer it began. Both may raise."""
+
+    def look(self, store: apsw.Connection) -> str:
+        """The transfer this request stands for: another one, where it was made before."""
+        ...
+
+    def take(self, store: apsw.Connection) -> str:
+        """The same, and from now on it is this one."""
+        ...
+
+
 MakeEnd = Callable[[str | None, str, Role], OwnEnd]
 """The workspace's end of a transfer: for an agent, at a path, in a role."""
 
@@ -159,17 +171,18 @@ class Transfers:
         *,
         credential: str,
         agent_id: str | None = None,
-        claim: Callable[[apsw.Connection], str] | None = None,
+        claim: Claim | None = None,
         own: dict[Role, OwnEnd] | None = None,
     ) -> OpenTransfer | TransferRecord:
         """Write a transfer down and start it. One with this id that is known already is returned as it is.
 
-        `claim` runs with the write and may name an earlier transfer that stands for this one. An end in `own` is not
-        looked for: its endpoint is a mere name. Raises InvalidArgs, NotFound, Failed before anything was done, and
-        StoreError.
+        `claim` may name an earlier transfer that stands for this one. An end in `own` is not looked for: its endpoint
+        is a mere name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
         """
         if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
             return known
+        if claim is not None and (first := await self._database.read(claim.look)) != transfer_id:
+            return await self._earlier(first)  # wherever its nodes are by now
         if self.frozen is not None:
             raise self.frozen.refusal()
         ends = self._read(source, destination, own or {})
@@ -193,7 +206,7 @@ class Transfers:
         self._make_own(opened)
 
         def write(store: apsw.Connection) -> str:
-            first = claim(store) if claim is not None else transfer_id
+            first = claim.take(store) if claim is not None else transfer_id
             if first == transfer_id:
                 begin_transfer(store, record)
             return first
@@ -212,12 +225,15 @@ class Transfers:
             raise
         if first != transfer_id:
             del self._open[transfer_id]
-            earlier = self._open.get(first) or await self.find(first)
-            if earlier is None:
-                raise StoreError(f"transfer {first} is not in the record")
-            return earlier
+            return await self._earlier(first)
         self._start(opened)
         return opened
+
+    async def _earlier(self, transfer_id: str) -> OpenTransfer | TransferRecord:
+        earlier = self._open.get(transfer_id) or await self.find(transfer_id)
+        if earlier is None:
+            raise StoreError(f"transfer {transfer_id} is not in the record")
+        return earlier
 
     def _begun(self, opened: OpenTransfer, written: asyncio.Future[str]) -> None:
         if not written.cancelled() and written.exception() is None and written.result() == opened.record.id:
