@@ -106,8 +106,7 @@ class Dispatcher:
         if request_id in self._running or request_id in self._waiting:
             self._orphans.discard(request_id)  # somebody waits for it after all
             return
-        kept = self._unacknowledged.get(request_id) or self._past.answer(request_id)
-        if kept is not None:
+        if (kept := self._unacknowledged.get(request_id)) is not None:
             self._transmit(self._refitted(kept))
         elif request_id in self._past:
             self._repeat(request_id)
@@ -251,8 +250,10 @@ class Dispatcher:
             self._transmit(fitted(response, self._room))
 
     def _repeat(self, request_id: str) -> None:
-        """Answer a call that has run, and whose answer is not kept."""
-        if not self._keeps:  # else it was acknowledged: the gateway has it
+        """Answer a call that has run as it was answered then."""
+        if (kept := self._past.answer(request_id)) is not None:
+            self._transmit(self._refitted(kept))
+        elif not self._keeps:  # else it was acknowledged: the gateway has it
             self._refuse(request_id, Failed(f"call {request_id} was run before; its result is no longer kept"))
 
     def _answer(self, response: ToolResponse) -> None:

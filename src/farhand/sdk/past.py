@@ -29,22 +29,22 @@ class Past:
 
     def add(self, request_id: str, answer: bytes | None = None) -> None:
         """Remember a call and, if it may be asked for again, its answer. The oldest make room."""
-        self._forget(request_id)
+        if request_id in self._ids:
+            self._forget(request_id)
         self._ids[request_id] = None
         self._id_characters += len(request_id)
         if answer is not None and len(answer) <= ANSWER_BYTES:
             self._answers[request_id] = answer
             self._answer_bytes += len(answer)
-        while self._answer_bytes > ANSWER_BYTES:
-            self._forget_answer(next(iter(self._answers)))
+            while self._answer_bytes > ANSWER_BYTES:
+                self._forget_answer(next(iter(self._answers)))
         while len(self._ids) > REMEMBERED_IDS or self._id_characters > ID_CHARACTERS:
             self._forget(next(iter(self._ids)))
 
     def _forget(self, request_id: str) -> None:
-        if request_id in self._ids:
-            del self._ids[request_id]
-            self._id_characters -= len(request_id)
-            self._forget_answer(request_id)
+        del self._ids[request_id]
+        self._id_characters -= len(request_id)
+        self._forget_answer(request_id)
 
     def _forget_answer(self, request_id: str) -> None:
         self._answer_bytes -= len(self._answers.pop(request_id, b""))
