@@ -329,6 +329,10 @@ async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None
         (opened.record.id, {"tool": "far__Act", "node_id": "far", "ok": True, "result": "done"})
     ]
     assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "nobody's answer is rewritten"
+    for _ in range(100):
+        answer(end, bench.gate, opened.record.id)
+    await until(lambda: len(end.acknowledged()) == 101)
+    assert len(told()) == 1, "a node that says it again and again fills no journal"
     done = await bench.begin()
     for _ in range(2):
         answer(end, bench.gate, done.record.id)

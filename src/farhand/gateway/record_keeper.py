@@ -27,6 +27,7 @@ log = logging.getLogger("farhand.gate")
 ACK_SECONDS = 0.05
 MOST_ACKS = 256
 WRITE_AGAIN_SECONDS = 5.0
+MOST_LATE = 65_536
 
 
 class End(msgspec.Struct, gc=False):
@@ -45,6 +46,8 @@ class RecordKeeper:
         self._gate = gate
         self._database = database
         self._acks: dict[Connection, list[str]] = {}
+        self._late: dict[tuple[str, str], None] = {}
+        """Which node told late of which call. Once is enough, however often it says it."""
 
     def promise(self, opened: OpenCall) -> None:
         """Have a call on disk, and tell the gate. The tables follow later; a call that is over by then goes into them
@@ -130,9 +133,20 @@ class RecordKeeper:
         """A node answers a call that is over; it may forget it then. Where the record does not know how the call went,
         the journal gets to know it."""
 
+        call_id = response.request_id
+        word = connection.node_id, call_id
+        if word in self._late:
+            self.acknowledge(connection, call_id)
+            return
+        self._late[word] = None
+        if len(self._late) > MOST_LATE:
+            del self._late[next(iter(self._late))]
+
         def written(_: object, error: Exception | None) -> None:
             if error is None:
-                self.acknowledge(connection, response.request_id)
+                self.acknowledge(connection, call_id)
+            else:
+                self._late.pop(word, None)
 
         self._database.write_then(
             lambda store: calls.tell_late(store, connection.node_id, response, now), written, durable=False
