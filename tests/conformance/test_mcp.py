@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,36 @@ def test_cancelling_reaches_the_node(shared_gateway: GatewayProcess, hands: Node
     record = ended(mark)
     assert record["state"] == "cancelled"
     assert "ended" in record["error"]["message"] or "cancel" in record["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+def test_a_client_may_cancel_and_leave_at_once(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+    """An answer to what was cancelled would meet a client that is closing, and break it."""
+
+    async def act() -> None:
+        for _ in range(10):
+            mark = f"leave-{uuid.uuid4().hex[:8]}"
+            async with connected(shared_gateway, mode) as client:
+                call = asyncio.create_task(client.call_tool("hands__Bash", {"command": f"touch {mark}; sleep 600"}))
+                await asyncio.to_thread(wait_until, (hands.workspace / mark).exists)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+
+    run(act())
+    calls = shared_gateway.get("/v1/calls?tool=hands__Bash&limit=10")["calls"]
+    wait_until(
+        lambda: (
+            [
+                state
+                for call in calls
+                if (state := shared_gateway.get(f"/v1/calls/{call['id']}")["state"]) != "cancelled"
+            ]
+            == []
+        ),
+        20,
+        "the end of the calls",
+    )
 
 
 def test_a_long_call_is_kept_alive_and_answered(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
@@ -408,6 +439,28 @@ def test_every_older_version_is_spoken(shared_gateway: GatewayProcess) -> None:
     assert answer.json()["result"]["protocolVersion"] == "2025-11-25"
 
 
+@pytest.mark.parametrize("reason", ["cancelled by its client: enough", "its client ended the session"])
+def test_who_gave_up_a_request_is_not_answered(shared_gateway: GatewayProcess, hands: NodeProcess, reason: str) -> None:
+    session, mark = begin(shared_gateway), f"given-up-{uuid.uuid4().hex[:8]}"
+    params = {"name": "hands__Bash", "arguments": {"command": f"touch {mark}; sleep 600"}}
+    with ThreadPoolExecutor(1) as pool:
+        call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+        asked = pool.submit(post, shared_gateway, call, session)
+        wait_until((hands.workspace / mark).exists)
+        if "enough" in reason:
+            why = {"requestId": 7, "reason": "enough"}
+            told = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": why}
+            assert post(shared_gateway, told, session).status == 202
+        else:
+            assert shared_gateway.request("DELETE", "/mcp", headers={"Mcp-Session-Id": session}).status == 200
+        answer = asked.result(30)
+    assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
+    assert answer.body == b""
+    calls = shared_gateway.get("/v1/calls?tool=hands__Bash&limit=20")["calls"]
+    (record,) = [call for call in calls if mark in call["args"]["command"]]
+    assert record["state"] == "cancelled" and reason in record["error"]["message"]
+
+
 def test_a_session_is_needed_is_its_makers_own_and_ends(shared_gateway: GatewayProcess) -> None:
     assert post(shared_gateway, listing()).status == 400
     assert post(shared_gateway, listing(), "0" * 32 + "-" + "0" * 32).status == 404
@@ -420,22 +473,6 @@ def test_a_session_is_needed_is_its_makers_own_and_ends(shared_gateway: GatewayP
     assert shared_gateway.request("DELETE", "/mcp", headers={"Mcp-Session-Id": session}).status == 200
     assert post(shared_gateway, listing(), session).status == 404
     assert shared_gateway.request("DELETE", "/mcp", headers={"Mcp-Session-Id": session}).status == 404
-
-
-def test_ending_a_session_cancels_what_is_open_in_it(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
-    session = begin(shared_gateway)
-    mark = f"session-{uuid.uuid4().hex[:8]}"
-    call = {"name": "hands__Bash", "arguments": {"command": f"touch {mark}; sleep 600"}}
-
-    async def act() -> Any:
-        message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": call}
-        calling = asyncio.create_task(asyncio.to_thread(post, shared_gateway, message, session))
-        await asyncio.to_thread(wait_until, (hands.workspace / mark).exists)
-        shared_gateway.request("DELETE", "/mcp", headers={"Mcp-Session-Id": session})
-        return await calling
-
-    answer = run(act())
-    assert b"its client ended the session" in answer.body
 
 
 def test_a_stream_that_was_lost_is_taken_up_again_even_after_a_restart(tmp_path: Path) -> None:

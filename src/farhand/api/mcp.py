@@ -23,7 +23,7 @@ from farhand.api.about import EVENTS, JSON, About
 from farhand.api.http import Problem, Reply, Request
 from farhand.api.invoke import not_recorded
 from farhand.api.mcp_message import Id, Message, RpcError
-from farhand.api.mcp_sessions import MOST_STREAMS, Listener, Session, Sessions
+from farhand.api.mcp_sessions import MOST_STREAMS, Asked, Listener, Session, Sessions
 from farhand.api.mcp_tools import Names, outcome, tools
 from farhand.api.router import Route
 from farhand.api.streams import ClientWatch, until_gone, with_pulse
@@ -143,11 +143,12 @@ class McpDoor:
         session = self._session(request)
         if message.method == "notifications/cancelled":
             cancelled = message.value("requestId")
-            call_id = session.calls.get(cancelled) if isinstance(cancelled, int | str) else None
-            if call_id is not None:
+            asked = session.calls.get(cancelled) if isinstance(cancelled, int | str) else None
+            if asked is not None:
+                asked.given_up = True
                 reason = message.value("reason")
                 told = f": {reason[:500]}" if isinstance(reason, str) and reason else ""
-                await self._hub.gate.cancel(call_id, f"cancelled by its client{told}")
+                await self._hub.gate.cancel(asked.call_id, f"cancelled by its client{told}")
         return Reply(status=202)
 
     async def _answer(self, request: Request, message: Message, request_id: Id, modern: bool) -> Reply:
@@ -200,8 +201,9 @@ class McpDoor:
         if isinstance(begun, Outcome):
             return Reply(_ended(begun.record, request_id, modern=session is None))
         exchange = _Exchange(self._hub, begun, request_id, message.progress_token, session)
+        asked = Asked(call.id)
         if session is not None:
-            session.calls[request_id] = call.id
+            session.calls[request_id] = asked
         ended = begun.ended()
         ended.add_done_callback(exchange.over)
         # Who has no session cancels by leaving; who has one says so, and may come back for the answer.
@@ -217,6 +219,8 @@ class McpDoor:
             if watch is not None:
                 watch.stop()
         if ended.done():
+            if asked.given_up and _accepts(request, SSE):
+                return Reply(content_type=SSE)  # who cancelled is not answered: its stream ends with nothing in it
             return Reply(_ended(ended.result(), request_id, modern=session is None))
         version = request.header(b"mcp-protocol-version") or ""
         resumable = session is not None and version >= rpc.RESUMABLE_SINCE
@@ -319,8 +323,9 @@ class McpDoor:
         except RpcError as error:
             return error.reply(None, modern=False)
         self._sessions.end(session)
-        for call_id in list(session.calls.values()):
-            await self._hub.gate.cancel(call_id, "its client ended the session")
+        for asked in list(session.calls.values()):
+            asked.given_up = True
+            await self._hub.gate.cancel(asked.call_id, "its client ended the session")
         return Reply(b'{"ended":true}')
 
 
@@ -335,7 +340,10 @@ class _Exchange:
         self._session = session
 
     def over(self, _ended: asyncio.Future[CallRecord]) -> None:
-        if self._session is not None and self._session.calls.get(self._request_id) == self._opened.record.id:
+        if self._session is None:
+            return
+        asked = self._session.calls.get(self._request_id)
+        if asked is not None and asked.call_id == self._opened.record.id:
             del self._session.calls[self._request_id]
 
     async def pieces(self, *, resumable: bool) -> AsyncGenerator[bytes, None]:

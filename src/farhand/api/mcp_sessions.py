@@ -7,6 +7,7 @@ of a session but what is open in it, and a client goes on with its session after
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import secrets
 from collections import OrderedDict
@@ -31,12 +32,20 @@ class Listener:
         self.wake.set()
 
 
+@dataclasses.dataclass(eq=False)
+class Asked:
+    """A call that serves a request; `given_up` once its client waits no longer."""
+
+    call_id: str
+    given_up: bool = False
+
+
 class Session:
     """What is open in one session."""
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self.calls: dict[Id, str] = {}
+        self.calls: dict[Id, Asked] = {}
         """Requests under way, and the calls that serve them."""
         self.streams: set[Listener] = set()
 

@@ -87,14 +87,14 @@ class Bridge:
         if "id" in message and "method" in message:
             self._asked[json.dumps(message["id"])] = asyncio.create_task(self._ask(message))
             return
-        if not self._session and message.get("method") == "notifications/cancelled":
-            # Without a session, to leave is to cancel.
+        cancels = message.get("method") == "notifications/cancelled"
+        if self._session or not cancels:  # without a session, to leave is to cancel
+            with contextlib.suppress(httpx2.HTTPError):
+                await self._http.post(self._url, json=message, headers=self._headers | self._described(message))
+        if cancels:
             asked = self._asked.get(json.dumps(_params(message).get("requestId")))
             if asked is not None:
-                asked.cancel()
-            return
-        with contextlib.suppress(httpx2.HTTPError):
-            await self._http.post(self._url, json=message, headers=self._headers | self._described(message))
+                asked.cancel()  # who cancelled is not answered
         if message.get("method") == "notifications/initialized" and self._news is None:
             self._news = asyncio.create_task(self._listen())
 
