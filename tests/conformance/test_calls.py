@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import GatewayProcess, PlainNode, Plugin, Proxy, wait_until
+from tests.harness import GatewayProcess, PlainNode, Plugin, Proxy, hello_frame, wait_until
 
 UNKNOWN = "outcome unknown:"
 
@@ -581,6 +581,42 @@ def test_calls_are_listed_newest_first(shared_gateway: GatewayProcess, worker: P
     assert [call["id"] for call in rest] == ids[2::-1]
 
 
+def test_pages_have_every_call_once_however_long_each_took(shared_gateway: GatewayProcess) -> None:
+    """A read-only call is written down at its end, so behind those that were made after it."""
+    extras = {"features": ["tools"], "tools": [{"name": "paged.look", "read_only": True}, {"name": "paged.act"}]}
+
+    def pages(size: int) -> list[list[str]]:
+        found: list[list[str]] = []
+        while not found or found[-1]:
+            before = f"&before={found[-1][-1]}" if found else ""
+            listed = shared_gateway.get(f"/v1/calls?session_key=paged&limit={size}{before}")["calls"]
+            found.append([call["id"] for call in listed])
+        return found[:-1]
+
+    async def scenario() -> tuple[list[str], list[list[str]], list[list[str]]]:
+        async with PlainNode.connect(shared_gateway, "paged", hello=False) as node:
+            await node.send(hello_frame("paged", ["paged"], farhand=extras))
+            await node.receive("gateway_welcome")
+
+            async def made(tool: str) -> tuple[asyncio.Task[Any], Any]:
+                call = asyncio.create_task(shared_gateway.ainvoke(tool, {}, session_key="paged"))
+                return call, await node.receive("tool_request")
+
+            slow, question = await made("paged.look")
+            ids = [question["request_id"]]
+            for _ in range(5):
+                quick, request = await made("paged.act")
+                await node.answer(request, None)
+                ids.append((await quick)["request_id"])
+            meanwhile = await asyncio.to_thread(pages, 2)
+            await node.answer(question, None)
+            await slow
+            return ids[::-1], meanwhile, await asyncio.to_thread(pages, 2)
+
+    newest, meanwhile, afterwards = asyncio.run(scenario())
+    assert meanwhile == afterwards == [newest[:2], newest[2:4], newest[4:]]
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -597,7 +633,9 @@ def test_calls_are_filtered(shared_gateway: GatewayProcess, worker: Plugin, quer
     assert {call["tool"] for call in calls} == {"worker.denied"}
 
 
-@pytest.mark.parametrize("query", ["state=nonsense", "limit=0", "limit=x", "limit=1001", "limit=-1", "limit=²"])
+@pytest.mark.parametrize(
+    "query", ["state=nonsense", "limit=0", "limit=x", "limit=1001", "limit=-1", "limit=--1", "limit=²"]
+)
 def test_filter_that_cannot_be_is_400(shared_gateway: GatewayProcess, query: str) -> None:
     from urllib.parse import quote
 

@@ -168,7 +168,7 @@ class _Handover(asyncio.Protocol):
             0,
             0,
             picows.WSAutoPingStrategy.PING_WHEN_IDLE,
-            True,  # automatic pongs
+            False,  # automatic pongs: there would be no end of them for a peer that does not read
             MAX_FRAME_BYTES,
             None,  # further headers
             16384,  # read buffer, to begin with
@@ -320,6 +320,8 @@ class NodeConversation(picows.WSListener):
         self._outgoing: list[bytes] = []
         self._frames: deque[bytes] = deque()
         self._full = False
+        self._owed: dict[picows.WSMsgType, bytes] = {}
+        """Answers to pings, the protocol's own and WebSocket's, that wait until the peer reads."""
         self._direct = -1
         self._timer: asyncio.TimerHandle | None = None
         self._sips: Sips | None = None
@@ -371,6 +373,9 @@ class NodeConversation(picows.WSListener):
 
     def resume_writing(self) -> None:
         self._full = False
+        owed, self._owed = self._owed, {}
+        for kind, payload in owed.items():
+            self._pong(kind, payload)
         self._send_frames()
 
     @property
@@ -424,6 +429,11 @@ class NodeConversation(picows.WSListener):
                 self._socket = None
                 transport.send(picows.WSMsgType.CLOSE, frame.get_payload_as_bytes()[:2])
             transport.disconnect()
+        elif kind in (picows.WSMsgType.PING, picows.WSMsgType.PONG):
+            if self._connection is not None:
+                self._hub.roster.seen(self._connection)
+            if kind == picows.WSMsgType.PING:
+                self._pong(picows.WSMsgType.PONG, frame.get_payload_as_bytes())
         elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
             self._on_part(kind, frame)
 
@@ -473,7 +483,7 @@ class NodeConversation(picows.WSListener):
         if isinstance(message, ToolResponse):
             self._hub.gate.answered(connection, message)
         elif isinstance(message, Ping):
-            self.send(encode(Pong(message.timestamp)))
+            self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
             self._hub.queries.answered(connection, message)
         elif isinstance(message, FreezeReport):
@@ -483,6 +493,16 @@ class NodeConversation(picows.WSListener):
                 self._hub.transfers.on_message(connection, message)
         elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
             self._hub.update(connection, message)
+
+    def _pong(self, kind: picows.WSMsgType, payload: bytes) -> None:
+        """Answer a ping. A peer that does not read what it was sent is owed the newest answer alone (RFC 6455, 5.5.3):
+        others would heap up here for as long as it asks."""
+        if self._full:
+            self._owed[kind] = payload
+        elif kind == picows.WSMsgType.TEXT:
+            self.send(payload)
+        elif self._socket is not None:
+            self._socket.send(kind, payload)
 
     def _greet(self, text: bytes) -> None:
         """Before the hello everything else is ignored; a hello that cannot be accepted closes the socket."""

@@ -359,23 +359,23 @@ class Hub:
         self, filters: Mapping[str, str], limit: int, before: str | None = None, group: str | None = None
     ) -> list[CallRecord]:
         """Newest first; read-only calls that still run are known to the gate alone."""
+        running = self.gate.open_records()  # one that ends meanwhile may be too late for the rows
         found, members = await self._database.read(
             lambda store: (
                 calls.search(store, filters, limit=limit, before=before, group=group),
                 set() if group is None else fanout_calls(store, group),
             )
         )
-        if before is None:
-            # The gate's word is newer than the row's, by a moment.
-            newer = {record.id: record for record in self.gate.open_records() if group is None or record.id in members}
-            merged = {record.id: record for record in found} | newer
-            fitting = [
-                record
-                for record in merged.values()
-                if all(getattr(record, name) == value for name, value in filters.items())
-            ]
-            found = sorted(fitting, key=lambda record: record.id, reverse=True)[:limit]
-        return found
+        # The gate's word is newer than the row's, by a moment.
+        newest = {record.id: record for record in (*running, *found, *self.gate.open_records())}
+        fitting = [
+            record
+            for record in newest.values()
+            if (before is None or record.id < before)
+            and (group is None or record.id in members)
+            and all(getattr(record, name) == value for name, value in filters.items())
+        ]
+        return sorted(fitting, key=lambda record: record.id, reverse=True)[:limit]
 
     async def last_event(self) -> int:
         """The id of the newest journal entry; 0 when there is none."""

@@ -214,7 +214,8 @@ _random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
 
 
 def new_call_id() -> str:
-    """A UUID that sorts by time (version 7), so that the record's index grows at one end."""
-    now, bits = time.time_ns() // 1_000_000, _random_bits(74)
-    variant = 0x8000 | bits >> 48 & 0x3FFF
-    return f"{now >> 16:08x}-{now & 0xFFFF:04x}-7{bits >> 62:03x}-{variant:04x}-{bits & 0xFFFF_FFFF_FFFF:012x}"
+    """A UUID that sorts by time (version 7), so that the record's index grows at one end and lists it in order: in
+    parts of a millisecond, since there is more than one call in it."""
+    (now, rest), bits = divmod(time.time_ns(), 1_000_000), _random_bits(62)
+    part, variant = (rest << 12) // 1_000_000, 0x8000 | bits >> 48
+    return f"{now >> 16:08x}-{now & 0xFFFF:04x}-7{part:03x}-{variant:04x}-{bits & 0xFFFF_FFFF_FFFF:012x}"

@@ -133,6 +133,8 @@ class RecordKeeper:
         """A node answers a call that is over; it may forget it then. Where the record does not know how the call went,
         the journal gets to know it."""
 
+        if connection.link.congested:
+            return  # it does not read what it is told already; when it comes back it says this again
         call_id = response.request_id
         word = connection.node_id, call_id
         if word in self._late:

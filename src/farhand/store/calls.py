@@ -318,10 +318,11 @@ def search(
         clauses.append("id IN (SELECT call_id FROM fanout_calls WHERE fanout = ?)")
         values.append(group)
     if before is not None:
-        clauses.append("seq < (SELECT seq FROM calls WHERE id = ?)")
+        clauses.append("id < ?")
         values.append(before)
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
-    rows = connection.execute(f"{_SELECT}{where} ORDER BY seq DESC LIMIT ?", (*values, limit))
+    # Ids sort by when the calls were made; in which order they were written down is another thing.
+    rows = connection.execute(f"{_SELECT}{where} ORDER BY id DESC LIMIT ?", (*values, limit))
     return [_record(row) for row in rows]
 
 
