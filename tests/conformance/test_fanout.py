@@ -209,8 +209,8 @@ def test_the_same_key_with_arguments_written_otherwise_is_the_same(farm: Farm) -
         return farm.gateway.request("POST", "/v1/tools/fanout", body, headers=headers).json()
 
     first, again = (
-        begun('{"command":"echo x >> written","timeout":9}'),
-        begun('{ "timeout": 9, "command": "echo x >> written" }'),
+        begun('{"command":"echo x >> written","timeout":9000}'),
+        begun('{ "timeout": 9000, "command": "echo x >> written" }'),
     )
     assert first["results"][0]["request_id"] == again["results"][0]["request_id"] and states(again) == {"web1": "ok"}
     assert (farm.nodes["web1"].workspace / "written").read_text() == "x\n"
