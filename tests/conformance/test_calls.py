@@ -470,6 +470,40 @@ def test_node_that_stops_reading_holds_up_nobody(
     assert seconds < 20
 
 
+def test_what_large_calls_took_is_given_back(gateway: GatewayProcess) -> None:
+    """Neither an answer its caller waited for nor arguments that were refused stay in memory."""
+    large = "x" * 8_000_000
+
+    def resident() -> int:
+        text = Path(f"/proc/{gateway.process.pid}/status").read_text() if gateway.process else ""
+        return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+
+    async def growth(turn: Any) -> int:
+        for _ in range(4):
+            await turn()
+        before = resident()
+        for _ in range(16):
+            await turn()
+        return resident() - before
+
+    async def scenario() -> list[int]:
+        async with PlainNode.connect(gateway, "large", ["large"]) as node:
+
+            async def answered() -> None:
+                call = asyncio.create_task(gateway.ainvoke("large.x"))
+                request = await node.receive("tool_request")
+                await asyncio.sleep(0.1)  # long enough for the gateway to look whether the caller is still there
+                await node.answer(request, large)
+                assert (await call)["ok"] is True
+
+            async def refused() -> None:
+                assert (await gateway.ainvoke("nobody.x", large))["error"]["kind"] == "not_found"
+
+            return [await growth(answered), await growth(refused)]
+
+    assert max(asyncio.run(scenario())) < 8 * len(large)
+
+
 # -- the idempotency key -----------------------------------------------------------------------------------------
 
 

@@ -23,8 +23,11 @@ class ClientWatch:
 
     def stop(self) -> None:
         self._timer.cancel()
+        # A cancelled task keeps its frames, and they this: what is to be done would stay, with all it holds of a call.
+        self._left = _nothing
         if self._task is not None:
             self._task.cancel()
+            self._task = None
 
     def _begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._watch())
@@ -32,6 +35,10 @@ class ClientWatch:
     async def _watch(self) -> None:
         await self._request.gone()
         self._left()
+
+
+def _nothing() -> None:
+    pass
 
 
 async def until_gone(

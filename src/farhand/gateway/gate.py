@@ -31,6 +31,7 @@ from farhand.gateway.open_call import (
     Outcome,
     Parked,
     Saying,
+    bare,
     ended,
     failed,
     refused_by_node,
@@ -241,7 +242,7 @@ class Gate:
                 if target.node is not None:
                     request = request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
-            refusal, timeout_ms, request = error, 0, b""
+            refusal, timeout_ms, request = bare(error), 0, b""
         node = target.node if target else self._catalog.awaited(call.tool)
 
         record = CallRecord(
@@ -537,7 +538,7 @@ class Gate:
                 return  # the gateway itself is stopping: the call stays open in the record
             result = failed("stopped")
         except ToolError as error:
-            opened.raised = error
+            opened.raised = bare(error)
             said = error.message
             result = ToolResult(ok=False, error=ToolFailure.of(error))
         except Exception as error:

@@ -197,6 +197,11 @@ def refused_by_node(error: ToolFailure) -> bool:
     return error.message.startswith("busy:") and "did not run" in error.message
 
 
+def bare(error: ToolError) -> ToolError:
+    """An error to be kept, without the frames it came through: they hold the whole call, and the call holds it."""
+    return error.with_traceback(None)
+
+
 def failed(message: str) -> ToolResult:
     return ToolResult.failed("failed", message)
 

@@ -20,7 +20,7 @@ import msgspec
 from farhand.gateway.admission import Denied, allow
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.credentials import Credential
-from farhand.gateway.open_call import OpenCall, Parked, ended, failed, stopped
+from farhand.gateway.open_call import OpenCall, Parked, bare, ended, failed, stopped
 from farhand.gateway.policy import GATEWAY, Forbidden, Policy, Verdict, subject_of
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
@@ -377,7 +377,7 @@ class Parking:
 
     def _refuse(self, opened: OpenCall, error: ToolError) -> None:
         state = CallState.DENIED if isinstance(error, Denied | SwitchedOff) else CallState.ERROR
-        opened.raised = error
+        opened.raised = bare(error)
         said = error.message if error.message.endswith(DID_NOT_RUN) else f"{error.message}; {DID_NOT_RUN}"
         self._gate.end(opened, state, ToolResult(ok=False, error=ToolFailure(error.kind.value, said)))
 
