@@ -159,10 +159,6 @@ class Transfers:
         self.frozen: FreezeOrder | None = None
         """While there is an order, no transfer begins."""
 
-    @property
-    def closing(self) -> bool:
-        return self._closing
-
     def serve_workspace(self, make: MakeEnd) -> None:
         """Let `gsv:` endpoints be."""
         self._workspace = make
