@@ -335,8 +335,14 @@ def test_a_receiver_that_stands_still_holds_up_no_call_and_loses_nothing(pair: P
         assert (pair.right.workspace / name).read_bytes() == content
 
 
+def make_huge(path: Path) -> None:
+    """A file that is a while on its way, also where this test is kept waiting."""
+    with path.open("wb") as file:
+        file.truncate(1024 * MIB)
+
+
 def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Path) -> None:
-    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    make_huge(pair.left.workspace / "huge")
     (pair.right.workspace / "huge").write_text("as it was")
     begun = pair.gateway.invoke(
         "gsv__Transfer", {"source": "left:huge", "destination": "type:right:huge"}, background=True
@@ -351,7 +357,7 @@ def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Pat
 
 
 def test_a_transfer_that_takes_too_long_ends_in_time(pair: Pair) -> None:
-    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    make_huge(pair.left.workspace / "huge")
     body = {"source": "left:huge", "destination": "type:right:late"}
     answer = pair.gateway.invoke("gsv__Transfer", body, timeout_ms=20)
     assert answer["ok"] is False and answer["error"]["kind"] == "timeout", answer
