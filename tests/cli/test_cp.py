@@ -173,6 +173,31 @@ def test_a_new_file_here_has_the_mode_of_the_umask_and_can_be_run_if_the_source_
     assert modes == {"run": 0o750, "read": 0o640}
 
 
+def test_what_is_for_its_owner_alone_stays_so_and_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
+    there = node.workspace / "alone"
+    for folder in (there, tmp_path / "alone"):
+        (folder / "keys").mkdir(parents=True)
+        (folder / "keys").chmod(0o700)
+        for name, mode in (("key", 0o600), ("run", 0o755), ("private-run", 0o700), ("keys/in", 0o644)):
+            (folder / name).write_text("x")
+            (folder / name).chmod(mode)
+    before = os.umask(0o022)
+    try:
+        for name in ("key", "run", "private-run", "keys"):
+            done(node, f"alone/{name}", f"box:came/{name}", cwd=tmp_path)
+            done(node, f"box:alone/{name}", f"came-{name}", cwd=tmp_path)
+    finally:
+        os.umask(before)
+
+    def modes(*paths: Path) -> list[int]:
+        return [stat.S_IMODE(path.stat().st_mode) for path in paths]
+
+    came = node.workspace / "came"
+    assert modes(came / "key", came / "run", came / "private-run", came / "keys" / "in") == [0o600, 0o755, 0o700, 0o600]
+    assert modes(*(tmp_path / f"came-{name}" for name in ("key", "run", "private-run"))) == [0o600, 0o755, 0o700]
+    assert modes(tmp_path / "came-keys", tmp_path / "came-keys" / "in") == [0o700, 0o600]
+
+
 def test_a_link_here_is_written_through(node: NodeProcess, tmp_path: Path) -> None:
     (node.workspace / "fresh").write_text("fresh")
     (tmp_path / "real").write_text("old")

@@ -1,4 +1,8 @@
-"""The gateway's own tools through a real gateway: files, settings, logs and skills; one test for each promise."""
+"""The gateway's own tools through a real gateway: files, settings, logs and skills; one test for each promise.
+
+Those of `gsv__Transfer` have files of their own: `test_transfers.py`, `test_workspace_transfers.py`,
+`test_transfer_ends.py`, and the kills in `siege/test_transfer_kills.py`.
+"""
 
 from __future__ import annotations
 

@@ -168,6 +168,23 @@ def test_a_folder_is_merged_into_one_that_is_there(pair: Pair) -> None:
     assert left_behind(pair.right.workspace) == []
 
 
+def test_files_that_a_folder_replaces_keep_their_modes(pair: Pair) -> None:
+    (pair.left.workspace / "modes").mkdir()
+    target = pair.right.workspace / "modes"
+    target.mkdir()
+    for name, mode in (("private", 0o600), ("shared", 0o664), ("script", 0o755)):
+        (pair.left.workspace / "modes" / name).write_text("new")
+        (target / name).write_text("old")
+        (target / name).chmod(mode)
+    pair.move("left:modes", "type:right:./")
+    assert {path.name: path.stat().st_mode & 0o777 for path in target.iterdir()} == {
+        "private": 0o600,
+        "shared": 0o664,
+        "script": 0o755,
+    }
+    assert {path.read_text() for path in target.iterdir()} == {"new"}
+
+
 def test_a_folder_does_not_replace_a_file_nor_the_other_way_round(pair: Pair) -> None:
     (pair.left.workspace / "folder").mkdir()
     (pair.left.workspace / "folder" / "x").write_text("x")
@@ -266,6 +283,21 @@ def test_the_nodes_secrets_stay(shared_gateway: GatewayProcess, pair: Pair, tmp_
     assert not (pair.left.workspace / "state" / "token").exists()
 
 
+def test_a_folder_brings_nothing_to_where_the_nodes_secrets_are(
+    shared_gateway: GatewayProcess, pair: Pair, tmp_path: Path
+) -> None:
+    with NodeProcess(shared_gateway, tmp_path / "guarded", "guarded") as node:
+        (node.state / "token").write_text("secret")
+        tree = pair.left.workspace / node.state.name
+        tree.mkdir(exist_ok=True)
+        (tree / "token").write_text("mine")
+        (tree / "harmless").write_text("harmless")
+        message = pair.fails(f"left:{tree.name}", f"guarded:{node.state.parent}", "not_allowed")
+        assert f"{node.state}/token" in message
+        assert (node.state / "token").read_text() == "secret" and not (node.state / "harmless").exists()
+        wait_until(lambda: not left_behind(node.state.parent), 10, "no partial file left")
+
+
 def test_several_at_once(pair: Pair) -> None:
     contents = {f"many-{n}": os.urandom(MIB + n) for n in range(12)}
     for name, content in contents.items():
@@ -303,8 +335,14 @@ def test_a_receiver_that_stands_still_holds_up_no_call_and_loses_nothing(pair: P
         assert (pair.right.workspace / name).read_bytes() == content
 
 
+def make_huge(path: Path) -> None:
+    """A file that is a while on its way, also where this test is kept waiting."""
+    with path.open("wb") as file:
+        file.truncate(1024 * MIB)
+
+
 def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Path) -> None:
-    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    make_huge(pair.left.workspace / "huge")
     (pair.right.workspace / "huge").write_text("as it was")
     begun = pair.gateway.invoke(
         "gsv__Transfer", {"source": "left:huge", "destination": "type:right:huge"}, background=True
@@ -319,7 +357,7 @@ def test_a_cancelled_call_leaves_the_destination_alone(pair: Pair, tmp_path: Pat
 
 
 def test_a_transfer_that_takes_too_long_ends_in_time(pair: Pair) -> None:
-    (pair.left.workspace / "huge").write_bytes(bytes(200 * MIB))
+    make_huge(pair.left.workspace / "huge")
     body = {"source": "left:huge", "destination": "type:right:late"}
     answer = pair.gateway.invoke("gsv__Transfer", body, timeout_ms=20)
     assert answer["ok"] is False and answer["error"]["kind"] == "timeout", answer

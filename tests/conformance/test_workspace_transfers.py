@@ -123,6 +123,54 @@ def test_a_cut_link_costs_nothing(bench: Bench) -> None:
     assert (bench.node.workspace / "long-back").read_bytes() == content
 
 
+def test_a_gateway_that_was_killed_leaves_nothing_half_written(gateway: GatewayProcess, tmp_path: Path) -> None:
+    with Proxy(gateway.port) as proxy:
+        proxy.pace = 0.05
+        url = f"http://127.0.0.1:{proxy.port}"
+        with NodeProcess(gateway, tmp_path / "box", "box", url=url) as node:
+            content = os.urandom(20 * MIB)
+            (node.workspace / "long").write_bytes(content)
+            body = {"source": "box:long", "destination": "gsv:new/folder/long", "background": True}
+            path = f"/v1/transfers/{gateway.request('POST', '/v1/transfers', body).json()['id']}"
+            wait_until(lambda: gateway.get(path)["bytesTransferred"] > MIB, 30, "a MiB moved")
+            gateway.kill()
+            assert left_behind(gateway.home / "agents")
+            proxy.pace = 0.0
+            gateway.start()
+            wait_until(lambda: gateway.get(path)["state"] != "running", 60, "the end of the transfer")
+            assert gateway.get(path)["state"] == "ok", gateway.get(path)
+    assert (gateway.home / "agents" / "main" / "new" / "folder" / "long").read_bytes() == content
+    assert left_behind(gateway.home) == []
+
+
+@pytest.mark.parametrize("ends", [("box:long", "gsv:long"), ("box:long", "box:copy")])
+def test_a_call_goes_on_after_the_gateway_was_stopped_and_started(
+    gateway: GatewayProcess, tmp_path: Path, ends: tuple[str, str]
+) -> None:
+    with Proxy(gateway.port) as proxy:
+        proxy.pace = 0.05
+        url = f"http://127.0.0.1:{proxy.port}"
+        with NodeProcess(gateway, tmp_path / "box", "box", url=url) as node:
+            content = os.urandom(20 * MIB)
+            (node.workspace / "long").write_bytes(content)
+            wanted = {"source": ends[0], "destination": ends[1]}
+            call = gateway.invoke("gsv__Transfer", wanted, background=True)["request_id"]
+
+            def moved() -> bool:
+                answer = gateway.request("GET", f"/v1/transfers/{call}")
+                return answer.status == 200 and answer.json()["bytesTransferred"] > MIB
+
+            wait_until(moved, 30, "a MiB moved")
+            assert gateway.stop() == 0
+            proxy.pace = 0.0
+            gateway.start()
+            wait_until(lambda: gateway.get(f"/v1/calls/{call}")["state"] != "running", 60, "the end of the call")
+            ended = gateway.get(f"/v1/calls/{call}")
+            assert ended["state"] == "ok" and ended["result"]["bytesTransferred"] == 20 * MIB, ended
+            copy = gateway.home / "agents" / "main" / "long" if ends[1] == "gsv:long" else node.workspace / "copy"
+            assert copy.read_bytes() == content
+
+
 def left_behind(folder: Path) -> list[Path]:
     return list(folder.rglob(".farhand-*"))
 

@@ -20,6 +20,7 @@ LONG = os.environ.get("FARHAND_SIEGE") == "long"
 BREAKS = 500 if LONG else 50
 IN_A_ROW = 6
 """One transfer is broken so often, unless it ends before."""
+WAYS = ("cut left", "cut right", "kill left", "kill right", "kill gateway")
 MIB = 1024 * 1024
 WINDOW = 8 * MIB
 SIZE = 24 * MIB
@@ -36,7 +37,7 @@ class Scene(TwoNodes):
         return self.gateway.get(f"/v1/transfers/{transfer_id}")
 
     def break_something(self, choice: random.Random) -> str:
-        what = choice.choice(("cut left", "cut right", "kill left", "kill right", "kill gateway"))
+        what = choice.choice(WAYS)
         if what.startswith("cut"):
             self.proxies[what == "cut right"].cut()
         elif what == "kill gateway":
@@ -86,6 +87,7 @@ def test_a_broken_transfer_ends_whole_or_leaves_the_destination_alone(scene: Sce
         wait_until(lambda: not left_behind(scene), 30, "no partial file left behind")
         shutil.rmtree(source) if folder else source.unlink()
         shutil.rmtree(target) if folder else target.unlink()
+    assert set(broken) == set(WAYS)
     print(f"transfers, broken {len(broken)} times in all: {number} tried, {number} held")
 
 
@@ -124,6 +126,7 @@ def test_what_the_receiver_holds_is_not_sent_again(scene: Scene) -> None:
     source = scene.left.workspace / "big"
     source.write_bytes(os.urandom(96 * MIB))
     target = scene.right.workspace / "big"
+    scene.proxies[1].pace = 0.02  # so that it is still on its way when somebody is killed
     for kill in ("right", "left", "gateway"):
         target.unlink(missing_ok=True)
         before = scene.proxies[1].carried

@@ -50,6 +50,33 @@ def test_a_given_content_type_survives_a_restart_and_leaves_no_file_beside(home:
     asyncio.run(main())
 
 
+def test_what_was_not_finished_is_removed_at_the_next_start(home: Path) -> None:
+    async def main() -> None:
+        objects = FolderObjects(home)
+        await objects.put("agents/main/kept", b"kept")
+        keys = ("agents/main/deep/er/x", "agents/main/kept", "skills/s/SKILL.md")
+        writers = [await objects.open_write(key) for key in keys]
+        for writer in writers:
+            await writer.write(b"half")
+        assert len(list(home.rglob(".farhand-*"))) == 2 * len(keys)
+        FolderObjects(home)
+        assert list(home.rglob(".farhand-*")) == [] and not (home / "agents" / "main" / "deep").exists()
+        assert (home / "agents" / "main" / "kept").read_bytes() == b"kept"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "{home}/token", "{home}/agents/main/kept"])
+def test_a_note_of_what_was_not_finished_leads_to_nothing_else(home: Path, target: str) -> None:
+    (home / "agents" / "main").mkdir(parents=True)
+    (home / "agents" / "main" / "kept").write_text("kept")
+    (home / "object-writes").mkdir()
+    (home / "object-writes" / ".farhand-0.tmp").symlink_to(target.format(home=home))
+    FolderObjects(home)
+    assert list((home / "object-writes").iterdir()) == []
+    assert (home / "token").exists() and (home / "agents" / "main" / "kept").exists() and Path("/etc/passwd").exists()
+
+
 @pytest.mark.parametrize("target", ["{home}/token", "/etc/passwd", "../../token", "../other/x"])
 def test_a_link_out_of_an_agents_folder_is_refused(home: Path, target: str) -> None:
     async def main() -> None:

@@ -53,8 +53,9 @@ class TransferRequest(msgspec.Struct):
 class UploadSender(OwnSender):
     """The body of a request. It comes once: when the other end goes away, the upload has failed."""
 
-    def __init__(self, name: str, entry: Entry, body: AsyncIterator[bytes]) -> None:
+    def __init__(self, name: str, entry: Entry, body: AsyncIterator[bytes], *, private: bool) -> None:
         super().__init__()
+        self.private = private
         self._name = name
         self._entry = entry
         self._body = body
@@ -193,6 +194,7 @@ def transfer_routes(hub: Hub) -> list[Route]:
                     DESTINATION,
                     Query("name", "What it is called where the destination is a folder."),
                     Query("executable", "`1`: a new file may be run."),
+                    Query("private", "`1`: a new file is for its owner alone."),
                 ),
                 errors=(411, *FAILURES),
             ),
@@ -282,7 +284,8 @@ class TransferDoors:
         if size is None or not size.isdecimal():
             raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
         entry = Entry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
-        sender = UploadSender(request.query("name") or "upload", entry, request.stream())
+        private = request.query("private") == "1"
+        sender = UploadSender(request.query("name") or "upload", entry, request.stream(), private=private)
         begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})
         record = await self._hub.transfers.wait(begun)
         try:
@@ -313,7 +316,7 @@ class TransferDoors:
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
         try:
             offer = await self._answered(begun, receiver.offered)
-            entries = await self._answered(begun, receiver.entries) if offer.folder else []
+            entries = await self._answered(begun, receiver.entries)
         finally:
             await self._hub.transfers.cancel(begun.record.id, "only its list was wanted")
         return json_reply(
@@ -322,9 +325,12 @@ class TransferDoors:
                 "folder": offer.folder,
                 "size": offer.size,
                 "files": offer.files,
+                "executable": not offer.folder and any(each.executable for each in entries),
+                "private": offer.private,
                 "entries": [
                     {"path": each.path, "kind": each.kind, "size": each.size, "executable": each.executable}
                     for each in entries
+                    if offer.folder
                 ],
             }
         )

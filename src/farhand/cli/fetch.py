@@ -24,7 +24,7 @@ def fetch(client: Client, source: str, destination: str, agent: str | None, show
     if found["folder"]:
         done = _fetch_folder(client, source, agent, local, found, show)
         return {"source": source, "destination": destination, "bytesTransferred": done, "files": found["files"]}
-    size = _fetch_file(client, source, agent, local, show, 0, found["size"])
+    size = _fetch_file(client, source, agent, local, show, 0, found["size"], found)
     return {"source": source, "destination": destination, "bytesTransferred": size}
 
 
@@ -41,16 +41,17 @@ def _fetch_folder(
     _check_kind(local, "folder")
     for entry in found["entries"]:
         _check(local, entry)
-    _make_folder(local)
+    private = bool(found.get("private"))
+    _make_folder(local, private)
     done = 0
     for entry in found["entries"]:
         target = local / entry["path"]
         if entry["kind"] == "folder":
-            _make_folder(target)
+            _make_folder(target, private)
         elif entry["kind"] == "file":
             inner = f"{source.rstrip('/')}/{entry['path']}"
-            executable = bool(entry["executable"])
-            done += _fetch_file(client, inner, agent, target, show, done, found["size"], executable=executable)
+            modes = {"executable": entry["executable"], "private": private}
+            done += _fetch_file(client, inner, agent, target, show, done, found["size"], modes)
         else:
             say_left_out(entry["path"], Kind.LINK)
     return done
@@ -74,9 +75,9 @@ def _check_kind(target: Path, kind: str) -> None:
             raise OSError(errno.EEXIST, f"it is to be a {kind}, and something else is there")
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, private: bool) -> None:
     with worded(), told("create the folder", str(path)):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def _fetch_file(
@@ -87,13 +88,13 @@ def _fetch_file(
     show: Progress,
     before: int,
     total: int,
-    *,
-    executable: bool = False,
+    modes: dict[str, Any],
 ) -> int:
     done = 0
+    executable, private = bool(modes.get("executable")), bool(modes.get("private"))
     with (
         client.download(content_path(source=source, agent=agent)) as pieces,
-        replacing(local, executable=executable) as file,
+        replacing(local, executable=executable, private=private) as file,
     ):
         for piece in pieces:
             file.write(piece)

@@ -175,13 +175,15 @@ def _pieces(
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, executable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, executable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """An empty file that takes the place of `path` when the block ends well; else all stays as it was.
 
-    One that was there keeps its mode and owner; a new one can be run if `executable`, by whoever may read it.
+    One that was there keeps its mode and owner; a new one can be run if `executable`, by whoever may read it, and is
+    for its owner alone if `private`.
     """
     with worded(), Files("/").replacing(str(path)) as (file, _):
+        mode = os.fstat(file.fileno()).st_mode
         if executable:
-            mode = os.fstat(file.fileno()).st_mode
-            os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
+            mode |= (mode & 0o444) >> 2
+        os.fchmod(file.fileno(), mode & 0o700 if private else mode & 0o777)
         yield file

@@ -32,16 +32,26 @@ def put(client: Client, source: str, destination: str, agent: str | None, show: 
     with opened(local) as (_, status):
         size = status.st_size
     file = Found(Path(source).name, local, Kind.FILE, size)
-    return {**_put_file(client, file, destination, agent, show, 0, size), "source": source}
+    return {**_put_file(client, file, destination, agent, show, 0, size, private=False), "source": source}
 
 
 def _put_file(
-    client: Client, found: Found, destination: str, agent: str | None, show: Progress, before: int, total: int
+    client: Client,
+    found: Found,
+    destination: str,
+    agent: str | None,
+    show: Progress,
+    before: int,
+    total: int,
+    *,
+    private: bool,
 ) -> dict[str, Any]:
+    """`private`: for its owner alone there, whatever its own mode says."""
     with opened(found.path) as (file, status):
         name = PurePosixPath(found.inner).name
         executable = "1" if status.st_mode & 0o100 else None
-        path = content_path(destination=destination, name=name, executable=executable, agent=agent)
+        alone = "1" if private or not status.st_mode & 0o077 else None
+        path = content_path(destination=destination, name=name, executable=executable, private=alone, agent=agent)
         upload = upload_of(file, status, found.path, show, before, total)
         return dict(client.request("PUT", path, upload, seconds=None).value)
 
@@ -58,11 +68,12 @@ class _Folder:
         base = self._base(destination)
         self._check(files, base)
         total = sum(file.size for file in files)
+        private = not self.local.stat().st_mode & 0o077
         done = 0
         for number, file in enumerate(files):
             try:
                 to = f"{base}/{file.inner}"
-                answer = _put_file(self.client, file, to, self.agent, self.show, done, total)
+                answer = _put_file(self.client, file, to, self.agent, self.show, done, total, private=private)
             except ClientError as error:
                 raise _half(error, files, number) from None
             except KeyboardInterrupt:

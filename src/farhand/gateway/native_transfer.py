@@ -8,7 +8,7 @@ from typing import Any
 from farhand.gateway.transfers import AS_IT_WAS, Transfers
 from farhand.protocol.errors import Cancelled, Failed, ToolError
 from farhand.store.transfers import TransferRecord, TransferState
-from farhand.tools.tool import CallContext, Tool, tool
+from farhand.tools.tool import LEAVING, CallContext, Tool, tool
 
 TIMEOUT_MS = 24 * 60 * 60 * 1000
 """A transfer that moves is not cut off; one that stands still ends by itself."""
@@ -28,9 +28,9 @@ def transfer_tool(transfers: Transfers) -> Tool:
                 context.call_id, source, destination, credential=context.credential, agent_id=context.agent_id
             )
             return transferred(await transfers.wait(begun))
-        except asyncio.CancelledError:
-            if transfers.closing:
-                raise
+        except asyncio.CancelledError as error:
+            if LEAVING in error.args:
+                raise  # the transfer stays open in the record, as the call does
             record = await transfers.cancel(context.call_id, STOPPED)
             if record is None:
                 raise Cancelled(AS_IT_WAS) from None

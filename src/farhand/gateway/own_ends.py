@@ -85,6 +85,8 @@ class _OwnEnd:
 class OwnSender(_OwnEnd):
     """Sends what `describe` and `content` give."""
 
+    private = False
+    """What is sent is for its owner alone, and is to stay so."""
     _begin: int | None = None
     _written = 0
     _until = 0
@@ -126,6 +128,7 @@ class OwnSender(_OwnEnd):
             manifest_bytes=len(manifest.encoded),
             manifest_digest=blake3(manifest.encoded).hexdigest(),
             mime=mime,
+            private=self.private,
         )
         self.stream.heard("send", TransferReady(number, offer=offer))
         while self._begin is None:

@@ -76,6 +76,12 @@ class Stream:
         self._parts = 0
         self._total = 0
         self._stray: Callable[[], None] | None = None
+        self._refused = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the receiver may have everything, and may have put it in its place: it was sent, and allowed."""
+        return not self._refused and 0 < self._total <= min(self._next, self._until)
 
     def heard(self, role: Role, message: Message) -> None:
         """An end says something. Only what brings the transfer on counts as a sign of life."""
@@ -110,6 +116,7 @@ class Stream:
                 elif not self.done.done():
                     self.done.set_result(None)
             case TransferDone(_, error, again) if error is not None:
+                self._refused = role == "receive"
                 failure = ToolError.of(error.kind, error.message)
                 self.fail(StartAgain(error.message) if again and role == "receive" else failure)
 

@@ -22,6 +22,7 @@ import msgspec
 
 from farhand.gateway.carriage import CAN_CARRY, Carriage
 from farhand.gateway.endpoints import Endpoint, read_endpoint
+from farhand.gateway.open_call import UNKNOWN
 from farhand.gateway.queries import Queries
 from farhand.gateway.roster import Connection, Roster
 from farhand.gateway.stream import Interrupted, NodeParty, Party, Role, StartAgain, Stream
@@ -69,6 +70,8 @@ AWAY_SECONDS = 60.0
 """How long an end may be away before the transfer fails."""
 IDLE_SECONDS = 120.0
 """How long both ends may be there and silent."""
+BROKEN_SECONDS = 300.0
+"""How long one that breaks off again and again may bring nothing on."""
 PROGRESS_SECONDS = 1.0
 STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
@@ -122,14 +125,17 @@ class OpenTransfer:
         self.task: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
         self.cancelled: str | None = None
-        self.offered = False
-        """A receiver was told of it: it may put it in its place."""
+        self.whole = False
+        """The receiver may have had everything: it may have put it in its place."""
         self.settling = False
         """It moves no more, and is about to be written down as over."""
         self.manifest_bytes = 0
         self.uncarried: tuple[Connection, Connection] | None = None
         """The ends between which the files socket broke: they use the node sockets from then on."""
         self.noted_at = 0.0
+        self.offset = 0
+        self.moved_at = time.monotonic()
+        """When it was last brought on: to this offset, in whichever try."""
 
 
 class Transfers:
@@ -152,10 +158,6 @@ class Transfers:
         self._closing = False
         self.frozen: FreezeOrder | None = None
         """While there is an order, no transfer begins."""
-
-    @property
-    def closing(self) -> bool:
-        return self._closing
 
     def serve_workspace(self, make: MakeEnd) -> None:
         """Let `gsv:` endpoints be."""
@@ -281,6 +283,7 @@ class Transfers:
                     raise Failed("the gateway stopped while the file passed through it; begin again")
                 opened = OpenTransfer(record, *self._read(record.source, record.destination, {}))
                 self._make_own(opened)
+                opened.whole = True  # for all that is known
             except ToolError as error:
                 endpoint = Endpoint("", "")
                 lost = OpenTransfer(record, endpoint, endpoint)
@@ -388,8 +391,8 @@ class Transfers:
             await end.close()
         if leaving:
             return  # it stays open in the record
-        if opened.cancelled is not None and failure is not None:
-            failure = await self._truth(opened, opened.cancelled)
+        if failure is not None:
+            failure = await self._truth(opened, failure)
         await self._end(opened, failure)
 
     @contextlib.asynccontextmanager
@@ -402,21 +405,27 @@ class Transfers:
             await places.enter_async_context(self._slots)
             yield
 
-    async def _truth(self, opened: OpenTransfer, reason: str) -> ToolError | None:
-        """What became of a transfer that was cancelled: None when everything had been put in its place before."""
+    async def _truth(self, opened: OpenTransfer, failure: ToolError) -> ToolError | None:
+        """How a transfer that was stopped or broke off ended: None when everything had been put in its place before."""
+        reason = opened.cancelled
         placed = await self._placed(opened)
         if placed:
             opened.record = msgspec.structs.replace(opened.record, bytes_done=opened.record.bytes_total or 0)
             return None
-        if opened.record.destination == DOWNLOAD:
-            return Cancelled(reason)
-        return Cancelled(f"{reason}; {AS_IT_WAS if placed is False else NOT_KNOWN}")
+        if reason is not None:
+            if opened.record.destination == DOWNLOAD:
+                return Cancelled(reason)
+            return Cancelled(f"{reason}; {AS_IT_WAS if placed is False else NOT_KNOWN}")
+        if placed is None:
+            told = f"{failure.message}; {NOT_KNOWN}"
+            return ToolError.of(failure.kind, told) if failure.kind in _STATES else Failed(f"{UNKNOWN} {told}")
+        return failure
 
     async def _placed(self, opened: OpenTransfer) -> bool | None:
         """Whether the receiver has put everything in its place; None where it cannot be asked."""
         if (own := opened.own.get("receive")) is not None:
             return own.complete
-        if not opened.offered:
+        if not opened.whole:
             return False
         question = {"transfer_id": opened.record.id}
         try:
@@ -429,6 +438,7 @@ class Transfers:
 
     async def _move(self, opened: OpenTransfer) -> None:
         again = 0
+        opened.moved_at = time.monotonic()
         while True:
             try:
                 sender, receiver = await self._parties(opened)
@@ -436,6 +446,11 @@ class Transfers:
                 return
             except Interrupted as interruption:
                 log.info("transfer %s: %s", opened.record.id, interruption)
+                if time.monotonic() - opened.moved_at > BROKEN_SECONDS:
+                    raise Timeout(
+                        f"Transfer timeout: it broke off again and again, and moved nothing for {BROKEN_SECONDS:.0f} s "
+                        f"({interruption})"
+                    ) from None
             except StartAgain as error:
                 again += 1
                 if again > STARTS_AGAIN:
@@ -481,7 +496,6 @@ class Transfers:
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
             ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None
-            opened.offered = True
             receiver.tell(
                 TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
             )
@@ -499,6 +513,7 @@ class Transfers:
             raise Interrupted(f"{error.message}, on a connection of its own") from None
         finally:
             del self._streams[stream.number]
+            opened.whole = opened.whole or stream.whole
             stream.over()
             if carriage is not None:
                 carriage.close()
@@ -543,6 +558,8 @@ class Transfers:
         done = max(0, offset - opened.manifest_bytes)
         opened.record = msgspec.structs.replace(opened.record, bytes_done=done)
         now = time.monotonic()
+        if offset != opened.offset:
+            opened.offset, opened.moved_at = offset, now
         if now - opened.noted_at >= PROGRESS_SECONDS:
             opened.noted_at = now
             record, at = opened.record, self._roster.clock()

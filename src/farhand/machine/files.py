@@ -224,6 +224,7 @@ class Files:
         expected: bytes | None = None,
         judge: Callable[[os.stat_result | None], None] | None = None,
         new: bool = False,
+        beside: str = "",
     ) -> Iterator[tuple[BinaryIO, str]]:
         """An empty file, and the absolute path whose content it becomes when the block ends well.
 
@@ -231,6 +232,7 @@ class Files:
         are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
         no longer that is left alone and Failed is raised; with `new`, any file is, and AlreadyThere is raised.
         `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
+        `beside` is what the file is called until then, for whoever wants to know that.
         """
         place = self._writable(path)
         made = place.root.missing_folders(place.real) if self.kept is not None and self.kept.wanted else ()
@@ -238,7 +240,7 @@ class Files:
             if new:
                 _refuse_existing(folder, name, place)
             old = replaceable(folder, name)
-            beside = f".farhand-{secrets.token_hex(8)}.tmp"
+            beside = beside or f".farhand-{secrets.token_hex(8)}.tmp"
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
             try:

@@ -19,6 +19,7 @@ from blake3 import blake3
 from farhand.machine.files import Files, replaceable, shown, take_over, told
 from farhand.machine.jobs import machine_boot
 from farhand.machine.kept import call_id
+from farhand.machine.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.root import by_walk, sync_folder
 from farhand.machine.write_out import WriteOut, sync_file_system
 from farhand.node.notes import Note, Notes, Phase, write_beside
@@ -180,6 +181,9 @@ class Arrival:
             raise Failed(str(error)) from None
         if self._manifest.single is self._offer.folder:
             raise Failed("the sender offered a folder and sends a file, or the other way round")
+        for entry in self._manifest.entries:
+            if self._files.is_hidden(f"{self._place.real}/{entry.path}"):
+                raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
         write_beside(self._notes.path(self._id, "manifest"), data)
         if not self._manifest.single:
             with told("write", self._place.path):
@@ -354,6 +358,8 @@ class Arrival:
                 here, there = by_walk(staging, parts[:-1]), by_walk(target, parts[:-1])
                 try:
                     if _exists(here, parts[-1]):
+                        if entry.kind is EntryKind.FILE:
+                            _take_over(here, there, parts[-1])
                         os.rename(parts[-1], parts[-1], src_dir_fd=here, dst_dir_fd=there)
                 finally:
                     os.close(here)
@@ -463,6 +469,16 @@ def _target(files: Files, path: str, offer: TransferOffer) -> str:
 
 def _open_folder(name: str, parent: int) -> int:
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _take_over(here: int, there: int, name: str) -> None:
+    """Give a file that arrived the owner and mode of the one it replaces, if there is one."""
+    if (old := replaceable(there, name)) is not None:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        try:
+            take_over(descriptor, old)
+        finally:
+            os.close(descriptor)
 
 
 def _exists(folder: int, name: str) -> bool:

@@ -4,7 +4,8 @@ A file is written beside its place and renamed. A link is followed where it stay
 the skills; one that leads out is refused. Only folders that hold an object, at any depth, are told of in listings.
 
 A content type that differs from what the extension says is kept in `<home>/object-types/`, one small file for each such
-object, and holds for the content it was given with.
+object, and holds for the content it was given with. What is written piece by piece is noted in `<home>/object-writes/`
+meanwhile: a gateway that was killed leaves nothing half written for good.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import secrets
 import stat
 import threading
 import time
@@ -27,7 +29,7 @@ from farhand.machine.files import Files, told
 from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
 from farhand.machine.write_out import WriteOut
-from farhand.protocol.errors import Failed, NotAllowed, NotFound
+from farhand.protocol.errors import Failed, NotAllowed, NotFound, ToolError
 from farhand.store.objects import (
     AGENTS,
     CHUNK,
@@ -43,6 +45,7 @@ from farhand.store.objects import (
 )
 
 TYPES_FOLDER = "object-types"
+WRITES_FOLDER = "object-writes"
 
 
 class Typed(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class FolderObjects:
         self._types = self._read_types()
         # Folders that have become empty are removed: never one in which a file is about to be made.
         self.shaping = threading.Lock()
+        self._clear_writes()
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await asyncio.to_thread(self._head, check_key(key))
@@ -109,7 +113,7 @@ class FolderObjects:
         return FolderReader(info, file)
 
     async def open_write(self, key: str, content_type: str | None = None) -> FolderWriter:
-        return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type)
+        return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type, noted=True)
 
     async def close(self) -> None:
         """Nothing is held open."""
@@ -172,6 +176,29 @@ class FolderObjects:
             self._forget_type(key)
             prune(files, path)
         return True
+
+    # -- what is being written ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def noting(self, path: str) -> Iterator[None]:
+        """Have a file removed at the next start, should this process end before the block does."""
+        note = self._home / WRITES_FOLDER / Path(path).name
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.symlink_to(path)
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+
+    def _clear_writes(self) -> None:
+        """Remove what an earlier process did not finish."""
+        for note in (self._home / WRITES_FOLDER).glob(f"{RESERVED[0]}*{RESERVED[1]}"):
+            with contextlib.suppress(OSError, ToolError):
+                path = note.readlink().parent / note.name
+                files, relative = self.tree(os.path.relpath(path, self._home))
+                files.remove(relative)
+                prune(files, relative)
+            note.unlink(missing_ok=True)
 
     # -- listing ----------------------------------------------------------------------------------------
 
@@ -286,7 +313,9 @@ class FolderWriter:
         *,
         if_absent: bool = False,
         if_match: str | None = None,
+        noted: bool = False,
     ) -> None:
+        """`noted`: it takes a while, see `FolderObjects.noting`."""
         self._objects = objects
         self._key = key
         self._content_type = content_type
@@ -302,11 +331,18 @@ class FolderWriter:
 
         with objects.shaping:
             self._files, self._path = objects.tree(key, make=True)
+            beside = f"{RESERVED[0]}{secrets.token_hex(8)}{RESERVED[1]}"
             try:
-                self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge))
+                if noted:
+                    folder = Path(self._files.place(self._path).real).parent
+                    with told("write", key):
+                        self._stack.enter_context(objects.noting(f"{folder}/{beside}"))
+                self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge, beside=beside))
                 self._out = WriteOut(self._file.fileno())
-            except Failed as error:
-                if isinstance(error.__cause__, IsADirectoryError | NotADirectoryError):
+            except ToolError as error:
+                self._stack.close()
+                in_the_way = isinstance(error.__cause__, IsADirectoryError | NotADirectoryError)
+                if in_the_way and isinstance(error, Failed):
                     raise InTheWay(error.message) from None
                 raise
 
