@@ -456,6 +456,25 @@ async def test_arguments_and_results_of_every_shape_come_back_alike() -> None:
 
 
 @asynchronous
+async def test_a_result_the_guides_parser_cannot_read_is_a_failure_of_the_call() -> None:
+    """The original drops such a response in silence, and its caller would wait for the whole deadline."""
+    results: dict[str, Any] = {"long": 10**400, "deep": json.loads("[" * 127 + "]" * 127), "fine": 10**300}
+    registry = ToolRegistry()
+
+    @registry.tool("test.result")
+    async def result(ctx: ToolContext, name: str) -> Any:
+        return results[name]
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept()
+        assert (await peer.call("test.result", {"name": "fine"}, "r0"))["result"] == 10**300
+        for name, reason in {"long": "out of range", "deep": "nested deeper than 126 levels"}.items():
+            answer = await peer.call("test.result", {"name": name}, name)
+            assert answer["ok"] is False and answer["error"]["kind"] == "failed"
+            assert reason in answer["error"]["message"]
+
+
+@asynchronous
 async def test_a_plain_function_runs_in_a_thread_and_does_not_hold_up_the_link() -> None:
     registry = ToolRegistry()
     release = threading.Event()
