@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
@@ -147,6 +148,35 @@ async def test_a_name_with_several_addresses_is_tried_in_turn() -> None:
         peer = await gateway.accept()
         assert peer.headers["Host"] == f"localhost:{gateway.port}"
         assert (await peer.call("test.echo", 1))["result"] == 1
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has an IPv6 address first, on a line whose IPv6 leads nowhere."""
+    monkeypatch.setattr("farhand.sdk.link.CONNECT_SECONDS", 4.0)
+    known = socket.getaddrinfo
+
+    @asynchronous
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
+            for _ in range(3):  # whoever comes now is not answered at all
+                client = waiting.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(deaf.getsockname())
+            async with FakeGateway() as gateway:
+
+                def both(host: str, *more: Any, **options: Any) -> Any:
+                    if host != "gateway.test":
+                        return known(host, *more, **options)
+                    places = [deaf.getsockname(), ("127.0.0.1", gateway.port)]
+                    return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place) for place in places]
+
+                monkeypatch.setattr(socket, "getaddrinfo", both)
+                url = gateway.url.replace("127.0.0.1", "gateway.test")
+                async with serving(url, echo_registry()):
+                    peer = await gateway.accept()
+                    assert (await peer.call("test.echo", 1))["result"] == 1
+
+    run()
 
 
 @asynchronous
