@@ -90,6 +90,26 @@ def test_a_tool_that_is_not_there() -> None:
     assert str(outcome.content).startswith("tool not found: server__Grepp (did you mean server__Grep")
 
 
+def test_a_family_stands_for_tools_that_nobody_listed() -> None:
+    specs = [*SPECS, ToolSpec("pi.camera.*", "On pi."), ToolSpec("ls.*", "On a node that wants to be the agent's own.")]
+    known = shelf(specs)
+
+    def called(use: ToolUse) -> Outcome:
+        return asyncio.run(known.call(use))
+
+    for name in ("pi.camera.shoot", "pi.camera", "PI.Camera.shoot"):
+        assert called(ToolUse("1", name, "{}")).content == f"{name} ran"
+    for name in ("pi.cameras", "pi.camera.*", "pi"):
+        assert f"tool not found: {name}" in str(called(ToolUse("1", name, "{}")).content)
+    assert names(search("camera", specs)) == ["pi.camera.*"]
+    use = ToolUse("1", NAME, '{"query":"pi.camera.shoot, camera"}')
+    talk = [Message("assistant", tool_calls=(use,)), called(use).message(use)]
+    assert names(known.offered(talk)) == [*CORE, NAME, "pi.camera.shoot"]
+    talk = [Message("assistant", tool_calls=(ToolUse("1", "ls", "{}"), ToolUse("2", "pi.camera.look", "{}")))]
+    assert names(known.offered(talk)) == [*CORE, NAME, "pi.camera.look"]
+    assert "pi.camera.*" in overview(specs)
+
+
 def test_a_bad_search_says_what_is_missing() -> None:
     assert called(NAME, {}).content == "tool_search parameter query is required"
     assert called(NAME, {"query": "x", "limit": "many"}).kind == "invalid_args"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from farhand.agent.tokens import text_tokens
-from tests.harness import GatewayProcess, NodeProcess, Plugin, wait_until
+from tests.harness import GatewayProcess, NodeProcess, PlainNode, Plugin, wait_until
 from tests.model_server import ModelServer, Reply, Request, calls, error, text
 
 
@@ -495,6 +496,41 @@ def test_names_of_any_kind_are_callable(house: House, laptop: NodeProcess, tmp_p
     told = [one["content"] for one in session.history() if one["role"] == "tool"]
     assert "sent name" in told[1] and "a note" in told[2] and "own name" in told[3]
     assert [use["name"] for one in session.history() for use in one.get("tool_calls", ())][1] == "macos.echo"
+
+
+def test_the_tools_of_a_plain_node_are_in_reach(house: House) -> None:
+    """Such a node tells its capabilities and lists no tools; whoever knows the name of one can call it all the same."""
+    session = house.session(
+        calls(("rusty.notes.search", {"query": "by name"})),
+        calls(("tool_search", {"query": "rusty notes"})),
+        calls(("tool_search", {"query": "rusty.ping, rusty.notes.count"})),
+        calls(("rusty_notes_count", {"since": 5}), ("rusty.ping", {})),
+        calls(("rustier.ping", {})),
+        text("done"),
+    )
+
+    async def scenario() -> tuple[Any, list[Any]]:
+        async with PlainNode.connect(house.gateway, "rust:box", ["rusty.notes", "rusty.ping"]) as node:
+            sending = asyncio.create_task(asyncio.to_thread(session.send))
+            requests = [await node.receive("tool_request")]
+            await node.answer(requests[0], {"hits": ["a note"]})
+            for _ in range(2):
+                requests.append(await node.receive("tool_request"))
+                await node.answer(requests[-1], len(requests))
+            return await sending, requests
+
+    answer, requests = asyncio.run(scenario())
+    assert answer["reply"] == "done"
+    assert [(one["tool"], one["args"]) for one in requests[:1]] == [("rusty.notes.search", {"query": "by name"})]
+    assert {one["tool"] for one in requests[1:]} == {"rusty.notes.count", "rusty.ping"}
+    prompt = session.asked()[0].messages[0]["content"]
+    assert "rust:box" in prompt and "rusty.notes.*" in prompt and "rusty.ping.*" in prompt
+    told = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert "a note" in told[0] and "rusty.notes.*" in told[1] and "rusty.notes.count" in told[2]
+    assert "tool not found: rustier.ping" in told[5]
+    offered = [request.tools for request in session.asked()]
+    assert "rusty_notes_search" in offered[1] and {"rusty_notes_count", "rusty_ping"} <= set(offered[3])
+    assert not any("*" in name for names in offered for name in names)
 
 
 def test_a_picture_that_a_tool_read_is_shown_to_the_model(house: House, laptop: NodeProcess) -> None:

@@ -763,6 +763,32 @@ def test_bad_frame_is_ignored_and_the_call_goes_on(shared_gateway: GatewayProces
     assert asyncio.run(scenario())["result"] == "fine"
 
 
+@pytest.mark.parametrize(
+    "args",
+    ['{"n":1e999}', "9" * 400, "[" * 127 + "]" * 127, '{"a":' * 200 + "1" + "}" * 200],
+    ids=["number out of range", "long integer", "deep array", "deep object"],
+)
+def test_arguments_the_guides_parser_cannot_read_are_refused(shared_gateway: GatewayProcess, args: str) -> None:
+    """The original drops such a request in silence, and its caller would wait for the whole deadline."""
+
+    def invoke(text: str) -> Any:
+        body = f'{{"tool":"parser.x","args":{text}}}'.encode()
+        return shared_gateway.request("POST", "/v1/tools/invoke", body).json()
+
+    async def scenario() -> tuple[Any, Any, Any]:
+        async with PlainNode.connect(shared_gateway, "parser", ["parser"]) as node:
+            refused = await asyncio.to_thread(invoke, args)
+            fine = asyncio.create_task(asyncio.to_thread(invoke, "[" * 126 + "1e308" + "]" * 126))
+            request = await node.receive()
+            await node.answer(request, "read")
+            return refused, request["args"], await fine
+
+    refused, first, fine = asyncio.run(scenario())
+    assert refused["error"]["kind"] == "invalid_args" and "cannot read" in refused["error"]["message"]
+    assert refused["state"] == "error"
+    assert json.dumps(first) == "[" * 126 + "1e+308" + "]" * 126 and fine["result"] == "read"
+
+
 def test_binary_answer_is_ignored(shared_gateway: GatewayProcess) -> None:
     async def scenario() -> Any:
         async with PlainNode.connect(shared_gateway, "binary", ["binary"]) as node:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
@@ -147,6 +148,35 @@ async def test_a_name_with_several_addresses_is_tried_in_turn() -> None:
         peer = await gateway.accept()
         assert peer.headers["Host"] == f"localhost:{gateway.port}"
         assert (await peer.call("test.echo", 1))["result"] == 1
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has an IPv6 address first, on a line whose IPv6 leads nowhere."""
+    monkeypatch.setattr("farhand.sdk.link.CONNECT_SECONDS", 4.0)
+    known = socket.getaddrinfo
+
+    @asynchronous
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
+            for _ in range(3):  # whoever comes now is not answered at all
+                client = waiting.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(deaf.getsockname())
+            async with FakeGateway() as gateway:
+
+                def both(host: str, *more: Any, **options: Any) -> Any:
+                    if host != "gateway.test":
+                        return known(host, *more, **options)
+                    places = [deaf.getsockname(), ("127.0.0.1", gateway.port)]
+                    return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place) for place in places]
+
+                monkeypatch.setattr(socket, "getaddrinfo", both)
+                url = gateway.url.replace("127.0.0.1", "gateway.test")
+                async with serving(url, echo_registry()):
+                    peer = await gateway.accept()
+                    assert (await peer.call("test.echo", 1))["result"] == 1
+
+    run()
 
 
 @asynchronous
@@ -453,6 +483,25 @@ async def test_arguments_and_results_of_every_shape_come_back_alike() -> None:
         peer = await gateway.accept()
         for number, value in enumerate(values):
             assert (await peer.call("test.echo", value, f"r{number}"))["result"] == value
+
+
+@asynchronous
+async def test_a_result_the_guides_parser_cannot_read_is_a_failure_of_the_call() -> None:
+    """The original drops such a response in silence, and its caller would wait for the whole deadline."""
+    results: dict[str, Any] = {"long": 10**400, "deep": json.loads("[" * 127 + "]" * 127), "fine": 10**300}
+    registry = ToolRegistry()
+
+    @registry.tool("test.result")
+    async def result(ctx: ToolContext, name: str) -> Any:
+        return results[name]
+
+    async with FakeGateway() as gateway, serving(gateway.url, registry):
+        peer = await gateway.accept()
+        assert (await peer.call("test.result", {"name": "fine"}, "r0"))["result"] == 10**300
+        for name, reason in {"long": "out of range", "deep": "nested deeper than 126 levels"}.items():
+            answer = await peer.call("test.result", {"name": name}, name)
+            assert answer["ok"] is False and answer["error"]["kind"] == "failed"
+            assert reason in answer["error"]["message"]
 
 
 @asynchronous

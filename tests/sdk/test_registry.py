@@ -150,6 +150,7 @@ def test_a_tool_as_an_object() -> None:
     registry = ToolRegistry().register("notes.search", tool)
     assert run(registry, "notes.search", "5") == ["notes.search", 5]
     assert registry.specs() == [ToolSpec("notes.search", "Search the notes.")]
+    assert registry.get("Notes.Search") is tool
 
 
 def test_arguments_that_are_json_but_no_python_value_are_the_callers_fault() -> None:

@@ -1,8 +1,9 @@
 """Few tools in the prompt, all of them in reach.
 
 A request carries the core tools and `tool_search`. Any other tool can be called by its name at any time; once a search
-has found it, or it was called, its schema is offered too. What is offered follows from the conversation alone, in the
-order things were found, so the beginning of the prompt stays the same from turn to turn.
+has found it, or it was called, its schema is offered too. `macos.notes.*` stands for tools that their node does not
+list. What is offered follows from the conversation alone, in the order things were found, so the beginning of the
+prompt stays the same from turn to turn.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from farhand.agent.tokens import tool_tokens
 from farhand.agent.tools import Call, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.names import SEPARATOR
+from farhand.protocol.names import FAMILY, SEPARATOR, covers
 from farhand.tools.agent_family import MAIN_AGENT
 
 NAME: Final = "tool_search"
@@ -49,6 +50,7 @@ SPEC: Final = ToolSpec(
 )
 
 _WORD = re.compile(r"[a-z]+|\d+")
+_BETWEEN = re.compile(r"[,\s]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _COMMON = frozenset({"and", "are", "can", "for", "from", "get", "how", "the", "that", "this", "tool", "use", "with"})
 
@@ -83,18 +85,19 @@ class ToolShelf:
 
     def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
         specs = self._specs()
-        known = {spec.name: spec for spec in specs if spec.name not in self._core}
+        further = [spec for spec in specs if spec.name not in self._core]
         core = [spec for spec in specs if spec.name in self._core]
-        found = [name for name in _found_in(messages) if name in known][-MOST_OFFERED:]
+        mentioned = [name for name in _found_in(messages) if name not in self._core]
+        found = [spec for name in mentioned if (spec := _named(name, further)) is not None]
         # Without anything to find there is nothing to search.
-        search = [SPEC] if known else []
-        return [*core, *search, *(known[name] for name in found)]
+        search = [SPEC] if further else []
+        return [*core, *search, *found[-MOST_OFFERED:]]
 
     async def call(self, use: ToolUse) -> Outcome:
         specs = self._specs()
         if use.name == NAME:
             return _searched(use, [spec for spec in specs if spec.name not in self._core])
-        if not self._judges and not any(spec.name == use.name for spec in specs):
+        if not self._judges and _named(use.name, specs) is None:
             return not_found(use.name, [spec.name for spec in specs])
         return await self._call(use)
 
@@ -105,9 +108,24 @@ class ToolShelf:
         return [ToolCost(spec.name, tool_tokens(spec), spec.name in offered) for spec in specs]
 
 
+def _named(name: str, specs: Sequence[ToolSpec]) -> ToolSpec | None:
+    """The tool of this name: one that is listed, or one of a family, of which nothing more is known."""
+    if name.endswith(FAMILY):
+        return None
+    family: ToolSpec | None = None
+    for spec in specs:
+        if spec.name == name:
+            return spec
+        if spec.name.endswith(FAMILY) and covers(spec.name.removesuffix(FAMILY), name):
+            family = spec
+    return None if family is None else msgspec.structs.replace(family, name=name)
+
+
 def search(query: str, specs: Sequence[ToolSpec], limit: int = MOST_FOUND) -> list[ToolSpec]:
     """The tools that fit a query best. An exact name comes first; words count more the fewer tools have them."""
-    exact = {name.strip().casefold() for name in re.split(r"[,\s]+", query) if name.strip()}
+    words = [word for word in _BETWEEN.split(query) if word]
+    exact = {word.casefold() for word in words}
+    specs = [*specs, *(spec for word in words if (spec := _named(word, specs)) is not None and spec not in specs)]
     described = [(spec, set(_words(spec.name)), set(_words(spec.description))) for spec in specs]
     often = Counter(word for _, name, text in described for word in name | text)
     wanted = [word for word in dict.fromkeys(_words(query)) if len(word) > 1 and word not in _COMMON]

@@ -7,10 +7,11 @@ from msgspec import UNSET
 
 from farhand.gateway.catalog import Target, read_arguments
 from farhand.gateway.credentials import OWNER, Credential, Scope
-from farhand.gateway.roster import Node
+from farhand.gateway.roster import Connection, Node
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.messages import ToolRequest, encode
+from farhand.protocol.readable import unreadable
 from farhand.store.calls import CallRecord
 
 DEFAULT_TIMEOUT_MS = 300_000
@@ -98,6 +99,16 @@ def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -
             timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
         )
     )
+
+
+def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | None:
+    """Why a node would drop a request without an answer; None: it reads it."""
+    if len(request) > connection.max_request_bytes:
+        most = connection.max_request_bytes
+        return f"the request has {len(request)} bytes, node {connection.node_id!r} takes at most {most}"
+    if connection.plain and (fault := unreadable(args)) is not None:
+        return f"arguments: {fault}, which the plain node {connection.node_id!r} cannot read"
+    return None
 
 
 def repeated_frame(record: CallRecord) -> bytes:

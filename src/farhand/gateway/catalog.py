@@ -10,7 +10,7 @@ import msgspec
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
-from farhand.protocol.names import LONGEST_TOOL_NAME, join_tool, split_tool
+from farhand.protocol.names import FAMILY, LONGEST_TOOL_NAME, join_tool, split_tool
 from farhand.tools import undo
 from farhand.tools.tool import Tool
 
@@ -238,6 +238,23 @@ class Catalog:
                 specs.setdefault(name, (spec, node_id))
         disabled = self._disabled()
         return {name: found for name, found in specs.items() if name not in disabled}
+
+    def families(self, among: Callable[[Node], bool] | None = None) -> list[ToolSpec]:
+        """What stands for the tools of connected nodes that list none: `macos.notes.*` for each capability.
+
+        `among`: of these nodes only.
+        """
+        hosts: dict[str, list[str]] = {}
+        for node_id, node in sorted(self._roster.nodes.items()):
+            if node.online and not node.card.tools and (among is None or among(node)):
+                for capability in (each for each in node.card.capabilities if split_tool(each) is None):
+                    hosts.setdefault(capability, []).append(node_id)
+        return [
+            ToolSpec(
+                capability + FAMILY, f"On {', '.join(ids)}, which tells neither names nor parameters of its tools."
+            )
+            for capability, ids in sorted(hosts.items())
+        ]
 
     def _shared(self, node: Node, spec: ToolSpec) -> bool:
         """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.

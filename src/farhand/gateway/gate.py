@@ -20,7 +20,7 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
+from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous, unread
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.credentials import Credential
 from farhand.gateway.excerpts import CUTTING, hide_cuts
@@ -469,16 +469,9 @@ class Gate:
         connection = self._way_to(opened)
         if connection is None:
             return
-        if len(opened.request) > connection.max_request_bytes:
-            self._end(
-                opened,
-                CallState.ERROR,
-                ToolResult.failed(
-                    "invalid_args",
-                    f"the request has {len(opened.request)} bytes, node {connection.node_id!r} takes at most "
-                    f"{connection.max_request_bytes}",
-                ),
-            )
+        fault = unread(connection, opened.request, opened.record.args)
+        if fault is not None:
+            self._end(opened, CallState.ERROR, ToolResult.failed("invalid_args", fault))
             return
         opened.sent = True
         connection.link.send(opened.request)

@@ -76,6 +76,10 @@ class Pinned:
             name: (spec, host) for name, (spec, host) in found.items() if host != "local" or spec.capability is None
         }
 
+    def families(self) -> list[ToolSpec]:
+        """What stands for the tools of nodes within reach that list none."""
+        return self._catalog.families(self._pin.fits)
+
     def names(self) -> list[str]:
         """What the tools are called of the machine that names without a node mean."""
         first = {node.card.node_id for node in self.nodes[:1]}

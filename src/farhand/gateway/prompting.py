@@ -16,7 +16,7 @@ from farhand.gateway.agents import Agents
 from farhand.gateway.roster import Roster
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import SEPARATOR
+from farhand.protocol.names import FAMILY, SEPARATOR
 from farhand.store.objects import AGENTS, Objects
 from farhand.store.sessions import SessionRecord
 
@@ -75,6 +75,8 @@ class Prompts:
                 for spec in node.card.tools
                 if spec.name in callable_ or f"{node_id}{SEPARATOR}{spec.name}" in callable_
             )
+            if not node.card.tools:
+                names = tuple(family for each in node.card.capabilities if (family := f"{each}{FAMILY}") in callable_)
             system = node.card.runtime.get("hostOs")
             described = [*([system] if isinstance(system, str) else []), *node.card.tags]
             machines.append(Machine(node_id, ", ".join(described), names))

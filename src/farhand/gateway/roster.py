@@ -91,6 +91,8 @@ class Connection:
         self.generation = generation
         self.token_id = token_id
         features = extras.features if extras else []
+        self.plain = not features
+        """It knows the plug-in guide's messages alone, and reads them with that project's parser."""
         self.can_cancel = FEATURE_CANCEL in features
         self.can_transfer = FEATURE_TRANSFER in features
         self.has_files = FEATURE_FILES in features

@@ -119,12 +119,12 @@ class Turns:
 
     def specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
         """The tools that may be called with a credential, under the names that call them."""
-        found = self.hub.catalog.specs() if pinned is None else pinned.specs()
-        return [
+        reach = self.hub.catalog if pinned is None else pinned
+        listed = [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
-            for name, (spec, _) in found.items()
-            if credential.may(scope_of(spec))
+            for name, (spec, _) in reach.specs().items()
         ]
+        return [spec for spec in (*listed, *reach.families()) if credential.may(scope_of(spec))]
 
     def sub_agent_specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
         known = {name: tool.spec for name, tool in self.sub_agent.items()}

@@ -11,6 +11,9 @@ NATIVE = "gsv"
 
 SEPARATOR = "__"
 
+FAMILY = ".*"
+"""After a capability: this tool or any below it, of a node that does not list its tools."""
+
 LONGEST_TOOL_NAME = 1024
 """A longer one names nothing: a node's id and a capability are much shorter."""
 

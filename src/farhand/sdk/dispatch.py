@@ -14,6 +14,7 @@ from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
+from farhand.protocol.readable import unreadable
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.fitting import Room, fitted
 from farhand.sdk.ledger import Ledger, storable
@@ -228,6 +229,8 @@ class Dispatcher:
         try:
             value = await tool.run(context, request.args)
             result = msgspec.json.encode(value)
+            if not self._keeps and (fault := unreadable(result)) is not None:
+                raise Failed(f"the result cannot be sent to this gateway: {fault}")
         except ToolError as error:
             return _failure(request.request_id, error)
         except asyncio.CancelledError:

@@ -241,12 +241,15 @@ async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.so
     """A connected socket, also put into `dialled`: picows loses sight of one whose upgrade is given up."""
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in addresses:
         try:
             candidate = socket.socket(family, kind, protocol)
             try:
                 candidate.setblocking(False)
-                await loop.sock_connect(candidate, address)
+                # One that does not answer, as where half of IPv6 is set up, leaves time for the others.
+                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                    await loop.sock_connect(candidate, address)
             except BaseException:
                 candidate.close()
                 raise

@@ -32,7 +32,8 @@ class Registered(msgspec.Struct, frozen=True):
 
     spec: ToolSpec
     run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
-    handler: Callable[..., Any]
+    handler: Callable[..., Any] | NodeTool
+    """As it was registered."""
     continues: bool = False
     """The same call again goes on with what it began, also after this program was killed; it never begins twice."""
     unlisted: bool = False
@@ -71,7 +72,7 @@ class ToolRegistry:
             return await call(ctx, value)
 
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
-        return self.add(Registered(described, run, target))
+        return self.add(Registered(described, run, handler))
 
     def tool(
         self,
@@ -137,8 +138,8 @@ class ToolRegistry:
         """The names of the tools that are not offered."""
         return [tool.spec.name for tool in self._tools.values() if tool.unlisted]
 
-    def get(self, name: str) -> Callable[..., Any] | None:
-        """The handler registered under `name`, in any casing."""
+    def get(self, name: str) -> Callable[..., Any] | NodeTool | None:
+        """The handler registered under `name`, in any casing: the very function or object."""
         tool = self._tools.get(name.lower())
         return tool.handler if tool else None
 
