@@ -136,7 +136,7 @@ class Request:
         text = self.query(name)
         if text is None:
             return default
-        if not text.lstrip("-").isdecimal() or len(text) > 20 or not low <= int(text) <= high:
+        if not text.removeprefix("-").isdecimal() or len(text) > 20 or not low <= int(text) <= high:
             shown = repr(text[:50])
             raise Problem(400, "invalid_request", f"{name} must be a whole number from {low} to {high}, not {shown}")
         return int(text)
