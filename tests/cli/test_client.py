@@ -259,6 +259,7 @@ def test_what_is_no_text_is_named(command: Command, arguments: list[str]) -> Non
         ["log", "--day", "0001-01-01"],
         ["audit", "verify", "--from", "9" * 30],
         ["config", "get", ""],
+        ["bench", "--seconds", "nan"],
     ],
 )
 def test_values_nobody_can_mean(command: Command, arguments: list[str]) -> None:

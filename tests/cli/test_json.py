@@ -145,3 +145,15 @@ def test_a_host_that_is_none_of_ours_is_named(tmp_path: Path, host: str) -> None
     done = Command(tmp_path / "home")("gateway", "--host", host, "--port", "0", "--json")
     told = done.json()["error"]["message"]
     assert done.status == 1 and host in told and "--host" in told and "--port" not in told
+
+
+def test_a_node_without_anything_to_log_in_with_is_told_how(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    done = Command(tmp_path)("node", "--gateway", shared_gateway.url, "--id", "told", "--json")
+    message = done.json()["error"]["message"]
+    assert done.status == 1 and shared_gateway.url in message and "`farhand node pair`" in message
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1", "http://:3210"])
+def test_a_node_for_an_address_that_is_none(tmp_path: Path, url: str) -> None:
+    done = Command(tmp_path, SA_NODE_TOKEN="x")("node", "--gateway", url, "--json")
+    assert done.status == 1 and url in done.json()["error"]["message"]

@@ -275,7 +275,7 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=_trust())
+        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=trust())
     else:
         connection = http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_SECONDS)
     try:
@@ -305,7 +305,8 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     return connection
 
 
-def _trust() -> ssl.SSLContext:
+def trust() -> ssl.SSLContext:
+    """Whom to believe that they are who they say. Raises ClientError."""
     file = os.environ.get("FARHAND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)

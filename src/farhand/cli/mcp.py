@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import selectors
-import ssl
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ from typing import Any, Final
 import click
 import httpx2
 
-from farhand.cli.client import Address, Client, client_command
+from farhand.cli.client import Address, Client, client_command, trust
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 LOST: Final = -32000
@@ -56,8 +55,7 @@ class Bridge:
         self._headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
         if address.token:
             self._headers["authorization"] = f"Bearer {address.token}"
-        authority = os.environ.get("FARHAND_CA_FILE")
-        verify = ssl.create_default_context(cafile=authority) if authority else True
+        verify = trust() if os.environ.get("FARHAND_CA_FILE") else True
         self._http = httpx2.AsyncClient(verify=verify, timeout=httpx2.Timeout(None, connect=10.0))
         self._session: Json = {}
         """Headers of a client that shook hands."""
