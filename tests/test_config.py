@@ -56,3 +56,15 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     write(tmp_path, '[tools]\nroots = ["/srv"]\ndisabled = ["shell"]')
     config = load(tmp_path, {"FARHAND_TOOLS_ROOTS": "/a, /b", "FARHAND_TOOLS_DISABLED": ""})
     assert (config.tools.roots, config.tools.disabled) == (["/a", "/b"], [])
+
+
+def test_a_section_that_is_no_table_is_named_whatever_the_environment_says(tmp_path: Path) -> None:
+    write(tmp_path, "gateway = 5")
+    with pytest.raises(ConfigError, match="gateway"):
+        load(tmp_path, {"FARHAND_GATEWAY_PORT": "0"})
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str) -> None:
+    with pytest.raises(ConfigError, match=port):
+        load(tmp_path, {"FARHAND_GATEWAY_PORT": port})

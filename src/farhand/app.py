@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import functools
 import gc
@@ -378,7 +379,8 @@ class Gateway:
             )
             server.config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from None
+            files = f"the TLS certificate {section.tls_cert} or its key {section.tls_key}"
+            raise ConfigError(f"{files} cannot be used: {error}") from None
         _put_before(server.config, lobby)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -502,9 +504,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(1024)
         listener.setblocking(False)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FarhandError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
+        wrong = "port" if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise FarhandError(f"cannot listen on {host}:{port}: {reason}; choose another --{wrong}") from None
     return listener
 
 

@@ -215,12 +215,14 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
             continue
         for key in msgspec.structs.fields(section.type):
             name = f"FARHAND_{section.name}_{key.name}".upper()
-            if name in environ:
-                values.setdefault(section.name, {})[key.name] = _read(name, environ[name], key.type)
+            if name in environ and isinstance(values.setdefault(section.name, {}), dict):
+                values[section.name][key.name] = _read(name, environ[name], key.type)
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_worded(str(error))}") from None
+    if not 0 <= config.gateway.port <= 65535:
+        raise ConfigError(f"[gateway] port must be a number from 0 to 65535, not {config.gateway.port}")
     for root in config.tools.roots:
         if not root.startswith(("/", "~")):
             raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")

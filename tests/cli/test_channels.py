@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,13 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     home = tmp_path_factory.mktemp("channels") / "home"
     with GatewayProcess(home):
         yield Command(home)
+
+
+def test_what_is_not_there_yet_is_said(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "home") as gateway:
+        for arguments in (["message", "list"], ["channels", "hook"], ["tools", "--cost", "no-such-tool"]):
+            done = Command(gateway.home)(*arguments)
+            assert done.status == 0 and "Traceback" not in done.err and done.out + done.err
 
 
 def test_a_message_is_sent_listed_and_shown(talking: Command) -> None:

@@ -227,3 +227,75 @@ def test_a_reader_that_left_early_is_no_crash(shared_gateway: GatewayProcess, co
 def test_the_port_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "gateway.json").write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "pid": os.getpid()}))
     assert "nothing answers" in Command(tmp_path)("nodes").err
+
+
+NO_TEXT = os.fsdecode(b"\xff")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["logs", NO_TEXT],
+        ["calls", "--node", NO_TEXT],
+        ["sessions", "show", NO_TEXT],
+        ["memory", "search", NO_TEXT],
+        ["call", "x", "--session", NO_TEXT],
+        ["message", "send", "hi", "--id", NO_TEXT],
+    ],
+)
+def test_what_is_no_text_is_named(command: Command, arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert (done.status, done.out) == (2, "") and "Traceback" not in done.err and done.err.startswith("farhand: ")
+    as_json = command(*arguments, "--json")
+    assert (as_json.status, as_json.err, as_json.json()["error"]["code"]) == (2, "", "usage")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["node", "pair", "--minutes", "nan"],
+        ["cron", "run", "--due", "--wait", "inf"],
+        ["log", "--day", "9999-12-31"],
+        ["log", "--day", "0001-01-01"],
+        ["audit", "verify", "--from", "9" * 30],
+        ["config", "get", ""],
+        ["bench", "--seconds", "nan"],
+    ],
+)
+def test_values_nobody_can_mean(command: Command, arguments: list[str]) -> None:
+    done = command(*arguments, "--json")
+    assert (done.status, done.err, done.json()["error"]["code"]) == (2, "", "usage")
+
+
+@pytest.mark.parametrize("span", ["9" * 400 + "d", "99999999999d"])
+def test_a_span_of_all_time_begins_with_the_journal(command: Command, span: str) -> None:
+    first = command("log", "--since", span, "--limit", "100000", "--json").json()["events"][0]
+    assert first["id"] == 1
+
+
+@pytest.mark.parametrize("name", ["FARHAND_HOME", "--home"])
+def test_the_home_of_a_user_who_is_not_there(tmp_path: Path, name: str) -> None:
+    home = "~nobody-of-that-name/x"
+    command = Command(tmp_path, FARHAND_HOME=home) if name == "FARHAND_HOME" else Command(tmp_path)
+    done = command("nodes", *([] if name == "FARHAND_HOME" else [name, home]))
+    assert done.status == 1 and home in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["nodes"], ["nodes", "--json"], ["message", "list"], ["doctor"]])
+def test_with_its_output_closed_a_command_does_what_it_does(command: Command, arguments: list[str]) -> None:
+    words = [sys.executable, "-m", "farhand", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *words],
+        check=False, env=command.env, stderr=subprocess.PIPE, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["call", "node.ping", "-"], ["chat"]])
+def test_with_its_input_closed_there_is_nothing_to_read(command: Command, arguments: list[str]) -> None:
+    words = [sys.executable, "-m", "farhand", *arguments, "--json"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *words],
+        check=False, env=command.env, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "usage")

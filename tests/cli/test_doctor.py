@@ -186,3 +186,10 @@ def test_every_unsafe_exposure_is_said_loudly(tmp_path: Path) -> None:
 def test_open_beyond_this_machine_does_not_even_start(tmp_path: Path) -> None:
     done = Command(tmp_path / "home")("gateway", "--open", "--host", "0.0.0.0", "--port", "0")
     assert done.status == 1 and "loopback" in done.err
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "no address"])
+def test_an_address_that_is_none_is_a_finding(tmp_path: Path, url: str) -> None:
+    done = Command(tmp_path)("doctor", "--url", url, "--json")
+    (found,) = [check for check in done.json()["checks"] if check["name"] == "gateway"]
+    assert done.status == 1 and "is not the address of a gateway" in found["message"]

@@ -126,3 +126,34 @@ def test_a_node_that_never_got_through_says_so(tmp_path: Path) -> None:
     process.stderr.readline()  # it tries
     status, told, _ = ended(process)
     assert (status, told["ready"]) == (0, False)
+
+
+def test_a_folder_that_cannot_be_made_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = Command(tmp_path / "home")("gateway", "--port", "0", "--workspace", str(tmp_path / "file/inside"), "--json")
+    assert done.status == 1 and str(tmp_path / "file") in done.json()["error"]["message"]
+
+
+def test_what_nobody_thought_of_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "home" / "memory.db").mkdir(parents=True)
+    done = Command(tmp_path / "home")("gateway", "--port", "0", "--json")
+    assert done.status == 1 and done.json()["error"]["message"] and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "no-such-host.invalid", "203.0.113.9"])
+def test_a_host_that_is_none_of_ours_is_named(tmp_path: Path, host: str) -> None:
+    done = Command(tmp_path / "home")("gateway", "--host", host, "--port", "0", "--json")
+    told = done.json()["error"]["message"]
+    assert done.status == 1 and host in told and "--host" in told and "--port" not in told
+
+
+def test_a_node_without_anything_to_log_in_with_is_told_how(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    done = Command(tmp_path)("node", "--gateway", shared_gateway.url, "--id", "told", "--json")
+    message = done.json()["error"]["message"]
+    assert done.status == 1 and shared_gateway.url in message and "`farhand node pair`" in message
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1", "http://:3210"])
+def test_a_node_for_an_address_that_is_none(tmp_path: Path, url: str) -> None:
+    done = Command(tmp_path, SA_NODE_TOKEN="x")("node", "--gateway", url, "--json")
+    assert done.status == 1 and url in done.json()["error"]["message"]

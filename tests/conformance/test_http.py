@@ -176,7 +176,10 @@ def test_caller_token_can_call_but_not_make_tokens(shared_gateway: GatewayProces
     assert shared_gateway.request("POST", "/v1/tokens", {"scopes": ["admin"]}, token=token).status == 403
 
 
-@pytest.mark.parametrize("wanted", [{"scopes": []}, {"scopes": ["everything"]}, {"scopes": "read"}, {"label": 5}, []])
+@pytest.mark.parametrize(
+    "wanted",
+    [{"scopes": []}, {"scopes": ["everything"]}, {"scopes": "read"}, {"label": 5}, {"expires_seconds": 1e300}, []],
+)
 def test_token_request_that_cannot_be_is_400(shared_gateway: GatewayProcess, wanted: Any) -> None:
     answer = shared_gateway.request("POST", "/v1/tokens", wanted)
     assert answer.status == 400 and problem(answer)["code"] == "invalid_request"
@@ -376,9 +379,18 @@ def test_what_is_not_http_gets_no_service(shared_gateway: GatewayProcess, reques
     assert shared_gateway.get("/healthz", token=None) == {"ok": True}
 
 
-@pytest.mark.parametrize("query", ["limit=" + "9" * 5000, "limit=1e3", "limit=", "limit=%FF"])
+@pytest.mark.parametrize("query", ["limit=" + "9" * 5000, "limit=1e3", "limit=", "limit=--5", "limit=%FF"])
 def test_absurd_numbers_are_400(shared_gateway: GatewayProcess, query: str) -> None:
     answer = shared_gateway.request("GET", f"/v1/calls?{query}")
+    assert answer.status == 400 and problem(answer)["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/policy/replay", {"since": 10**30}), ("/v1/policy/replay", {"since": -(10**30)})],
+)
+def test_absurd_numbers_in_a_body_are_400(shared_gateway: GatewayProcess, path: str, body: Any) -> None:
+    answer = shared_gateway.request("POST", path, body)
     assert answer.status == 400 and problem(answer)["code"] == "invalid_request"
 
 
@@ -831,7 +843,13 @@ def test_port_in_use_is_one_clear_line(gateway: GatewayProcess, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("[gateway\n", "farhand.toml"), ("[gateway]\nprot = 1\n", "prot"), ('[gateway]\nport = "x"\n', "port")],
+    [
+        ("[gateway\n", "farhand.toml"),
+        ("[gateway]\nprot = 1\n", "prot"),
+        ('[gateway]\nport = "x"\n', "port"),
+        ("[gateway]\nport = 70000\n", "70000"),
+        ("[gateway]\nport = -1\n", "-1"),
+    ],
 )
 def test_broken_settings_are_one_clear_line(tmp_path: Path, text: str, named: str) -> None:
     home = tmp_path / "home"

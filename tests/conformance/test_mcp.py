@@ -409,6 +409,42 @@ def test_a_gateway_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     assert done.returncode == 1 and b"no gateway is running" in done.stderr
 
 
+def bridge(gateway: GatewayProcess, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    arguments = [sys.executable, "-m", "farhand", "mcp", "--home", str(gateway.home)]
+    return subprocess.run(arguments, check=False, timeout=60, **streams)
+
+
+def test_a_file_of_messages_is_answered_whole(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}
+    messages = [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        listing(),
+    ]
+    (tmp_path / "said").write_text("".join(f"{json.dumps(message)}\n" for message in messages))
+    with (tmp_path / "said").open() as said:
+        done = bridge(shared_gateway, stdin=said, capture_output=True)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [message["id"] for message in told] == [0, 1] and all("result" in message for message in told)
+
+
+def test_without_anything_to_read_it_ends(shared_gateway: GatewayProcess) -> None:
+    done = bridge(shared_gateway, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_client_that_stops_listening_is_no_crash(shared_gateway: GatewayProcess) -> None:
+    pipe_out, pipe_in = os.pipe()
+    os.close(pipe_out)
+    asked = f"{json.dumps(listing())}\n".encode()
+    try:
+        done = bridge(shared_gateway, input=asked, stdout=pipe_in, stderr=subprocess.PIPE)
+    finally:
+        os.close(pipe_in)
+    assert b"Traceback" not in done.stderr and done.returncode in (0, 141)
+
+
 # -- by hand
 
 

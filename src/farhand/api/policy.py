@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -29,7 +30,7 @@ class ExplainRequest(msgspec.Struct):
 
 
 class ReplayRequest(msgspec.Struct):
-    since: int
+    since: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
     """Milliseconds since 1970."""
     policy: PolicySettings | None = None
     """Instead of the one in force."""

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from typing import Any, Final, NoReturn
 
 import click
@@ -102,6 +103,7 @@ def farhand() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run a command. Mistakes end with one line, or one JSON document with --json, and never a stack trace."""
+    _open_what_is_closed()
     arguments = sys.argv[1:] if args is None else args
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -126,17 +128,43 @@ def main(args: list[str] | None = None) -> None:
         except FarhandError as error:
             code = getattr(error, "code", "failed")
             _fail(code, str(error), as_json, _STATUS.get(code, 1), getattr(error, "details", None))
+        except UnicodeEncodeError as error:  # of a command line that was not text
+            _fail("usage", f"{error.object!r} is not UTF-8 text", as_json, 2)
         except KeyboardInterrupt:
             _fail("interrupted", "interrupted", as_json, 130)
+        except OSError as error:
+            if not as_json or isinstance(error, BrokenPipeError):
+                raise
+            _fail("failed", _told(error), as_json, 1)
+        except Exception as error:
+            _fail("internal", _mistake(error), as_json, 1)
     except BrokenPipeError:  # whoever read our output has left
         _write_no_more()
         raise SystemExit(141) from None
     except OSError as error:  # a full disk, most likely, and our output on it
         _write_no_more()
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"farhand: {place}{error.strerror or error}", file=sys.stderr)
+        print(f"farhand: {_told(error)}", file=sys.stderr)
         raise SystemExit(1) from None
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _open_what_is_closed() -> None:
+    """Of the standard streams, as with `>&-`: else whatever is opened next would be taken for one of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+
+
+def _told(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"
+
+
+def _mistake(error: Exception) -> str:
+    """An error that nobody thought of, in one line that whoever mends it can use."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(str(error).split())
+    return f"{type(error).__name__}: {what} (at {place.filename}:{place.lineno}); this is a mistake in Farhand"
 
 
 def _write_no_more() -> None:

@@ -21,7 +21,7 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option("--from", "start", type=click.IntRange(min=1), metavar="ID", help="Begin with this event.")
+@click.option("--from", "start", type=click.IntRange(1, 2**62), metavar="ID", help="Begin with this event.")
 @click.option("--head", "noted", metavar="ID:HASH", help="A head noted earlier: it must still be there.")
 @client_command
 def verify(start: int | None, noted: str | None, client: Client, as_json: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import platform
 import signal
@@ -76,6 +77,8 @@ def bench(seconds: float, as_json: bool) -> int:
       farhand bench
       farhand bench --seconds 5 --json
     """
+    if math.isnan(seconds):  # which no range excludes
+        raise click.UsageError("--seconds takes a number from 0.2 to 60, not nan.")
     machine = Machine()
     with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir=_disk_folder()) as name, _farhand(Path(name)) as run:
         figures = list(_measure(run, seconds, quiet=as_json or not on_terminal()))

@@ -158,6 +158,9 @@ def hook(client: Client, as_json: bool) -> None:
     if as_json:
         show_answer(answer)
         return
+    if not answer.value["hooks"]:
+        remark("no hooks yet: `farhand channels hook add ID` makes one")
+        return
     columns = [
         Column("PATH"),
         Column("SIGNED"),

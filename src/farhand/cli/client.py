@@ -107,6 +107,7 @@ class Client:
         token = None if self._home_option and not url else os.environ.get("FARHAND_TOKEN")
         if url:
             url = url if "://" in url else f"http://{url}"
+            _split(url)
             if not token and url.rstrip("/") == self._announced_url():
                 token = self._home_token()
             return Address(url.rstrip("/"), token or None, None)
@@ -119,8 +120,9 @@ class Client:
 
     def _announced_url(self) -> str | None:
         """What a gateway wrote into the home when it began to serve, unless it has ended since."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, ClientError):
             known = json.loads((self.home / GATEWAY_FILE).read_bytes())
+            _split(str(known["url"]))
             with contextlib.suppress(PermissionError):  # somebody else's, but alive
                 os.kill(int(known["pid"]), 0)
             return str(known["url"])
@@ -228,10 +230,12 @@ class Client:
 def _utf8(body: Any) -> bytes:
     """A body as JSON, in characters: escaped, most of the world's would be twice as long and more."""
     try:
-        return json.dumps(body, ensure_ascii=False).encode()
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         part = error.object[max(0, error.start - 20) : error.start]
         raise ClientError("usage", f"what is sent has to be text, and after {part!r} comes something else") from None
+    except ValueError:
+        raise ClientError("usage", "a number that is sent has to be one of JSON's, which nan and inf are not") from None
 
 
 def read_json(text: str | bytes) -> Any:
@@ -271,7 +275,7 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=_trust())
+        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=trust())
     else:
         connection = http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_SECONDS)
     try:
@@ -301,7 +305,8 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     return connection
 
 
-def _trust() -> ssl.SSLContext:
+def trust() -> ssl.SSLContext:
+    """Whom to believe that they are who they say. Raises ClientError."""
     file = os.environ.get("FARHAND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)

@@ -27,6 +27,7 @@ from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
+from farhand.sdk.errors import Refused
 
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
 """What `farhand join` got: the gateway, this node's id and its token, and by what its certificate is known."""
@@ -149,7 +150,12 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
     connected = _Connected(lambda: show_only({"ready": True, **facts}))
     if as_json:
         connected.listen()
-    run_loop(serve())
+    try:
+        run_loop(serve())
+    except Refused as error:
+        with_nothing = not chosen.token and not chosen.use_key
+        hint = "; this node has neither token nor key: `farhand node pair` on the gateway lets it join"
+        raise FarhandError(f"{gateway_url}: {error}{hint if with_nothing else ''}") from None
     if as_json and not connected.told:
         show_only({"ready": False, **facts})
 
@@ -213,9 +219,13 @@ async def _end_with(parent: int, shutdown: asyncio.Event) -> None:
 
 def node_socket_url(url: str) -> str:
     """`http(s)://host:port` or `ws(s)://…/v1/nodes/ws` -> the node socket. Raises FarhandError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
-    if scheme is None or not parts.netloc:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
+        usable = bool(scheme and parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
         raise FarhandError(f"--gateway takes http(s)://host:port or ws(s)://host:port/v1/nodes/ws, not {url!r}")
     path = parts.path if parts.path not in ("", "/") else "/v1/nodes/ws"
     return f"{scheme}://{parts.netloc}{path}" + (f"?{parts.query}" if parts.query else "")

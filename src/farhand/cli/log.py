@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import click
 
-from farhand.cli.client import Client, NoGateway, client_command
+from farhand.cli.client import Client, ConnectionLost, NoGateway, client_command
 from farhand.cli.screen import STATE_COLOURS, moment, moment_briefly, on_terminal, paint, plain, remark, show_json
 
 LIMIT: Final = 200
@@ -101,7 +101,7 @@ def _follow(client: Client, query: dict[str, Any], last: int) -> Iterator[Any]:
     while True:
         try:
             page = client.get(f"/v1/journal?{urlencode({**query, 'after': last, 'limit': PAGE})}").value
-        except NoGateway:
+        except (NoGateway, ConnectionLost):
             time.sleep(1.0)
             continue
         yield from page["events"]
@@ -172,17 +172,17 @@ def _day(text: str) -> tuple[int, int]:
     named = {"today": date.today(), "yesterday": date.today() - timedelta(days=1)}
     try:
         day = named.get(text) or date.fromisoformat(text)
-    except ValueError:
+        begin = datetime(day.year, day.month, day.day).astimezone()
+        following = day + timedelta(days=1)
+        end = datetime(following.year, following.month, following.day).astimezone()
+    except (ValueError, OverflowError):  # the calendar has a first day and a last
         raise click.BadParameter(f"{text!r} is no day; write it as 2026-11-15", param_hint="--day") from None
-    begin = datetime(day.year, day.month, day.day).astimezone()
-    following = day + timedelta(days=1)
-    end = datetime(following.year, following.month, following.day).astimezone()
-    return round(begin.timestamp() * 1000), round(end.timestamp() * 1000)
+    return max(0, round(begin.timestamp() * 1000)), max(0, round(end.timestamp() * 1000))
 
 
 def _since(text: str) -> int:
     if (span := _SPAN.fullmatch(text.strip())) is not None:
-        return round((time.time() - float(span[1]) * _SECONDS[span[2]]) * 1000)
+        return round(max(0.0, time.time() - float(span[1]) * _SECONDS[span[2]]) * 1000)
     try:
         return max(0, round(datetime.fromisoformat(text).astimezone().timestamp() * 1000))
     except (ValueError, OverflowError):

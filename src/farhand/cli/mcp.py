@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
-import ssl
+import selectors
+import stat
 import sys
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import click
 import httpx2
 
-from farhand.cli.client import Address, Client, client_command
+from farhand.cli.client import Address, Client, client_command, trust
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 LOST: Final = -32000
@@ -22,6 +23,9 @@ PARSE_ERROR: Final = -32700
 LONGEST_LINE: Final = 64 * 1024 * 1024
 AWAY_SECONDS: Final = 120.0
 """How long an answer that was under way is looked for after the gateway went away."""
+LAST_ANSWERS_SECONDS: Final = 1.5
+"""How long a client that has closed our input may still be answered: after two seconds most would kill us, and with
+us gone nobody cancels what they left behind."""
 FIRST_DELAY: Final = 0.2
 LONGEST_DELAY: Final = 10.0
 
@@ -51,8 +55,7 @@ class Bridge:
         self._headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
         if address.token:
             self._headers["authorization"] = f"Bearer {address.token}"
-        authority = os.environ.get("FARHAND_CA_FILE")
-        verify = ssl.create_default_context(cafile=authority) if authority else True
+        verify = trust() if os.environ.get("FARHAND_CA_FILE") else True
         self._http = httpx2.AsyncClient(verify=verify, timeout=httpx2.Timeout(None, connect=10.0))
         self._session: Json = {}
         """Headers of a client that shook hands."""
@@ -61,13 +64,21 @@ class Bridge:
 
     async def run(self) -> None:
         """Until the client closes our input."""
-        reader = asyncio.StreamReader(limit=LONGEST_LINE)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        reader = self._reader = asyncio.StreamReader(limit=LONGEST_LINE)
+        patience = None
+        if _can_be_waited_for(sys.stdin.fileno()):
+            patience = LAST_ANSWERS_SECONDS
+            await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        else:
+            reader.feed_data(sys.stdin.buffer.read())
+            reader.feed_eof()
         async with self._http:
             try:
                 while line := await reader.readline():
                     if line.strip():
                         await self._pass_on(line)
+                if self._asked:  # a script says all it has to say and then listens
+                    await asyncio.wait(self._asked.values(), timeout=patience)
             finally:
                 tasks = [*self._asked.values(), *([self._news] if self._news else [])]
                 for task in tasks:
@@ -85,7 +96,10 @@ class Bridge:
             _say({"jsonrpc": "2.0", "id": None, "error": {"code": PARSE_ERROR, "message": "a line is one message"}})
             return
         if "id" in message and "method" in message:
-            self._asked[json.dumps(message["id"])] = asyncio.create_task(self._ask(message))
+            asking = self._asked[json.dumps(message["id"])] = asyncio.create_task(self._ask(message))
+            asking.add_done_callback(self._failed)
+            if message["method"] == "initialize":  # what follows belongs to the session that it opens
+                await asyncio.wait([asking])
             return
         cancels = message.get("method") == "notifications/cancelled"
         if self._session or not cancels:  # without a session, to leave is to cancel
@@ -97,6 +111,12 @@ class Bridge:
                 asked.cancel()  # who cancelled is not answered
         if message.get("method") == "notifications/initialized" and self._news is None:
             self._news = asyncio.create_task(self._listen())
+            self._news.add_done_callback(self._failed)
+
+    def _failed(self, task: asyncio.Task[None]) -> None:
+        """When nobody reads our output any more, there is nothing left to do."""
+        if not task.cancelled() and isinstance(error := task.exception(), OSError):
+            self._reader.set_exception(error)
 
     def _described(self, message: Json) -> Json:
         """The headers that go with a message."""
@@ -182,6 +202,18 @@ class Bridge:
                             _say(told)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LONGEST_DELAY)
+
+
+def _can_be_waited_for(descriptor: int) -> bool:
+    """Whether the system tells when there is more to read; of files, and of /dev/null, it does not."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return False
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(descriptor, selectors.EVENT_READ)
+        except OSError:
+            return False
+    return True
 
 
 async def _events(answer: httpx2.Response) -> AsyncIterator[tuple[str | None, Json | None]]:

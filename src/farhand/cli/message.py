@@ -66,6 +66,8 @@ def send(
         "replyToId": reply_to,
         "media": list(media),
     }
+    if message_id is not None and not (message_id.isascii() and message_id.isprintable()):
+        raise click.UsageError("--id takes printable ASCII characters.")
     args = {name: value for name, value in given.items() if value}
     headers = {"Idempotency-Key": message_id} if message_id else None
     answer = client.request(
@@ -100,6 +102,9 @@ def list_(channel: str | None, to: str | None, state: str | None, limit: int, cl
     )
     if as_json:
         show_answer(answer)
+        return
+    if not answer.value["messages"]:
+        remark("no such messages" if channel or to or state else "no messages yet: `farhand message send` sends one")
         return
     columns = [Column("ID"), Column("WHEN"), Column("TO"), Column("STATE"), Column("TEXT", flexible=True)]
     show_table(columns, [_row(one) for one in answer.value["messages"]])

@@ -155,7 +155,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
     from rich.cells import cell_len  # noqa: PLC0415
 
-    return [max(len(column.name), *(cell_len(row[place]) for row in rows)) for place, column in enumerate(columns)]
+    return [max([len(column.name), *(cell_len(row[place]) for row in rows)]) for place, column in enumerate(columns)]
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,10 +73,12 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         if options["as_json"]:
             show_only(_facts(gateway, home, with_node=with_node))
         else:
-            click.echo(f"farhand ready on {gateway.url}")
-            click.echo(f"  console   {gateway.sign_in_link()}")
-            click.echo("  lend another machine:  farhand node pair, then there: farhand join CODE")
-            sys.stdout.flush()
+            # All at once: whoever waits for the first line and leaves has the gateway running all the same.
+            click.echo(
+                f"farhand ready on {gateway.url}\n"
+                f"  console   {gateway.sign_in_link()}\n"
+                "  lend another machine:  farhand node pair, then there: farhand join CODE"
+            )
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
 

@@ -41,6 +41,8 @@ def get(path: str, client: Client, as_json: bool) -> int:
     Example:
       farhand config get gateway.hosts.0
     """
+    if not path.strip():
+        raise click.UsageError("PATH is blank; `farhand config` shows all settings.")
     result = _ask(client, {"path": path})
     value = result["value"]
     if as_json:

@@ -448,7 +448,7 @@ class Hub:
         if any(not tool or tool.split() != [tool] for tool in (*tools, *nodes)):
             raise ValueError("tools and nodes are named without spaces")
         if expires_seconds is not None and not 0 < expires_seconds < 1e10:
-            raise ValueError("a token expires after some seconds")
+            raise ValueError(f"expires_seconds must be more than 0 and less than 1e10, not {expires_seconds:g}")
         now = self.roster.clock()
         secret = new_secret("fhn" if node_id is not None else "fhc")
         token = Token(

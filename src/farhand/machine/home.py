@@ -17,9 +17,12 @@ class HomeError(FarhandError):
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """What was named, or `~/.farhand`."""
-    chosen = option or environ.get("FARHAND_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".farhand"
+    """What was named, or `~/.farhand`. Raises HomeError where there is no such user."""
+    chosen = option or environ.get("FARHAND_HOME") or "~/.farhand"
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError:
+        raise HomeError(f"the home folder {chosen} cannot be used: nobody knows where that user's home is") from None
 
 
 def make_home(home: Path) -> None:
