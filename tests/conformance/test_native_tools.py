@@ -34,6 +34,12 @@ enabled = false
 
 [skills.entries.forced]
 always = true
+
+[models.small]
+context_tokens = 1
+
+[models."small.2"]
+context_tokens = 2
 """
 
 
@@ -495,6 +501,8 @@ def test_the_full_config_is_masked(gateway: GatewayProcess) -> None:
         ("skills.entries.forbidden.enabled", False),
         ("gateway.tlsKey", ""),
         ("session.dmScope", "main"),
+        ("models.small.context_tokens", 1),
+        ("models.small.2.contextTokens", 2),
         ("gateway.hosts.7", None),
         ("gateway.nothing.at.all", None),
         ("nothing", None),
@@ -502,6 +510,11 @@ def test_the_full_config_is_masked(gateway: GatewayProcess) -> None:
 )
 def test_config_by_path(gateway: GatewayProcess, path: str, value: Any) -> None:
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": value}
+
+
+def test_a_path_of_very_many_parts_holds_nobody_up(gateway: GatewayProcess) -> None:
+    path = "a." * 40_000
+    assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": None}
 
 
 @pytest.mark.parametrize("path", ["", " ", None])

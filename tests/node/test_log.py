@@ -26,6 +26,16 @@ def test_files_take_turns_and_are_read_through(tmp_path: Path, monkeypatch: pyte
     assert json.loads(lines[0])["message"] == "line 51"
     everything, truncated = last_lines(tmp_path / "logs", 5000)
     assert not truncated and json.loads(everything[0])["event"] == "node.start" and len(everything) == 302
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
+
+
+def test_a_log_whose_file_has_just_made_way_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_log, "MAX_BYTES", 1000)
+    with kept_log(tmp_path / "logs", "n", tmp_path):
+        while not (tmp_path / "logs" / f"{FILE}.1").exists():
+            calls.info("a line")
+        lines, truncated = last_lines(tmp_path / "logs", 2)
+    assert [json.loads(line)["message"] for line in lines] == ["a line"] * 2 and truncated
 
 
 def test_lines_longer_than_a_block(tmp_path: Path) -> None:

@@ -52,9 +52,12 @@ def _find(value: Any, parts: list[str]) -> Any:
         known = index.isdecimal() and len(index) < 10 and int(index) < len(value)
         return _find(value[int(index)], parts[1:]) if known else None
     if isinstance(value, Mapping):
-        for count in range(1, len(parts) + 1):
+        # No further than the longest name here: a path of many parts would cost their square.
+        most = max((str(name).count(".") + 1 for name in value), default=0)
+        for count in range(1, min(most, len(parts)) + 1):
             name = ".".join(parts[:count])
             for spelling in (name, snake_case(name), f"{snake_case(name)}s"):
-                if spelling in value:
-                    return _find(value[spelling], parts[count:])
+                # Beside `gpt-4` there may be a `gpt-4.1`.
+                if spelling in value and (found := _find(value[spelling], parts[count:])) is not None:
+                    return found
     return None

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -33,7 +34,6 @@ def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets 
     """Keep everything this program logs, from `node.start` to `shutdown`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     handler = _TurningFile(folder / FILE, encoding="utf-8", errors="backslashreplace")
-    (folder / FILE).chmod(0o600)
     handler.setFormatter(_JsonLines(node_id, str(workspace), secrets or KnownSecrets()))
     handler.setLevel(logging.INFO)
     program = logging.getLogger("farhand")
@@ -52,10 +52,15 @@ def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets 
 
 
 class _TurningFile(logging.FileHandler):
-    """A file that makes way for a new one once it is full.
+    """A file of its owner's alone that makes way for a new one once it is full.
 
     (`logging.handlers` has one that makes each line twice, and brings half a megabyte of other things along.)
     """
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        os.fchmod(stream.fileno(), 0o600)
+        return stream
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
@@ -108,7 +113,7 @@ def last_lines(folder: Path, count: int) -> tuple[list[str], bool]:
         try:
             file = (folder / name).open("rb")
         except FileNotFoundError:
-            break
+            continue  # one that is full has just made way, and nothing was written since
         with file:
             for line in _backwards(file):
                 room -= len(line)
