@@ -668,6 +668,45 @@ def test_only_the_six_messages_ever_reach_a_plain_node(shared_gateway: GatewayPr
             assert set(message) <= {"type", "request_id", "tool", "args", "session_key"}
 
 
+def test_what_only_farhand_nodes_know_is_not_said_to_a_plain_one(gateway: GatewayProcess) -> None:
+    """A freeze and its end, a file, a log, a command's output, and gateways that stop and are killed amid a call."""
+    seen: list[Any] = []
+
+    async def until_lost(lose: Any) -> Any:
+        async with PlainNode.connect(gateway, "never-heard", ["heard"]) as node:
+            call = asyncio.create_task(gateway.ainvoke("heard.slow", background=True))
+            seen.append(await node.receive())
+            record = await call
+            for method, path, body in (
+                ("GET", f"/v1/calls/{record['request_id']}/output?wait=0", None),
+                ("GET", "/v1/nodes/never-heard/logs", None),
+                ("GET", "/v1/jobs", None),
+                ("POST", "/v1/transfers", {"source": "gsv:x", "destination": "never-heard:/tmp/x"}),
+                ("POST", "/v1/freeze", {"reason": "a test"}),
+                ("POST", "/v1/thaw", {}),
+            ):
+                await asyncio.to_thread(gateway.request, method, path, body)
+            call = asyncio.create_task(gateway.ainvoke("heard.again", background=True))
+            seen.append(await node.receive())
+            await call
+            await asyncio.to_thread(lose)
+            with contextlib.suppress(websockets.ConnectionClosed):
+                while True:
+                    seen.append(json.loads(await node.socket.recv()))
+            await asyncio.to_thread(gateway.start)
+
+    async def scenario() -> None:
+        for lose in (gateway.stop, gateway.kill):
+            await until_lost(lose)
+        async with PlainNode.connect(gateway, "never-heard", ["heard"]) as node:
+            await node.send({"type": "ping", "timestamp": 1})
+            seen.append(await node.receive())
+
+    asyncio.run(scenario())
+    assert [message["type"] for message in seen] == ["tool_request"] * 4 + ["pong"]
+    assert all(set(message) == {"type", "request_id", "tool", "args"} for message in seen[:4])
+
+
 @pytest.mark.parametrize("timestamp", [1708099200000, 0, -1, 2**63 - 1])
 def test_ping_is_answered_with_the_same_timestamp(shared_gateway: GatewayProcess, timestamp: int) -> None:
     async def scenario() -> str:
