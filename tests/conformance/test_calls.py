@@ -615,6 +615,23 @@ def test_calls_are_listed_newest_first(shared_gateway: GatewayProcess, worker: P
     assert [call["id"] for call in rest] == ids[2::-1]
 
 
+def test_list_has_bodies_as_far_as_they_fit(shared_gateway: GatewayProcess, worker: Plugin) -> None:
+    """However much the calls brought, a list of them is an answer that can be held; each call by itself is whole."""
+    size = 20_000_000
+    ids = [
+        shared_gateway.invoke(tool, args, session_key="heavy")["request_id"]
+        for tool, args in [("worker.effect", {}), ("worker.blob", {"size": size}), ("worker.blob", {"size": size})]
+    ]
+    newest, second, small = shared_gateway.get("/v1/calls?session_key=heavy")["calls"]
+    assert [newest["id"], second["id"], small["id"]] == ids[::-1]
+    assert len(newest["result"]) == size and newest["args"] == {"size": size}
+    assert "result" not in second and "args" not in second and second["state"] == "ok"
+    assert small["result"]["call"] == ids[0]
+    assert len(record(shared_gateway, ids[1])["result"]) == size
+    bare = shared_gateway.get("/v1/calls?session_key=heavy&bodies=0")["calls"]
+    assert [call["id"] for call in bare] == ids[::-1] and not any({"args", "result"} & call.keys() for call in bare)
+
+
 def test_pages_have_every_call_once_however_long_each_took(shared_gateway: GatewayProcess) -> None:
     """A read-only call is written down at its end, so behind those that were made after it."""
     extras = {"features": ["tools"], "tools": [{"name": "paged.look", "read_only": True}, {"name": "paged.act"}]}

@@ -31,7 +31,7 @@ from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.protocol.login import key_text, read_key
 from farhand.protocol.names import NATIVE
-from farhand.store.calls import CallRecord, CallState
+from farhand.store.calls import LEFT_OUT, CallRecord, CallState
 from farhand.store.events import Event
 from farhand.store.tokens import Token
 
@@ -43,7 +43,9 @@ CALL_QUERY = (
     Query("state", "In this state.", CallState),
     Query("session_key", "Of this session."),
     Query("group", "Of this fan-out."),
-    Query("bodies", "0 leaves arguments and results out."),
+    Query(
+        "bodies", "0 leaves arguments and results out. A list has 32 MiB of them at most, those of the newest calls."
+    ),
 )
 OUTPUT_QUERY = (
     Query("offset", "From this byte on.", int),
@@ -299,10 +301,12 @@ class Doors:
         if state is not None and state not in {known.value for known in CallState}:
             known_states = ", ".join(known.value for known in CallState)
             raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
-        records = await self._hub.calls(filters, limit, request.query("before"), request.query("group"))
+        bodies = request.flag("bodies")
+        before, group = request.query("before"), request.query("group")
+        records = await self._hub.calls(filters, limit, before, group, bodies=bodies)
         views = [self._view(record) for record in records]
-        if not request.flag("bodies"):
-            for view in views:
+        for record, view in zip(records, views, strict=True):
+            if not bodies or record.args == LEFT_OUT:
                 view.pop("args", None)
                 view.pop("result", None)
         return json_reply({"calls": views, "count": len(views)})

@@ -304,7 +304,8 @@ def calls(
     if waiting and state not in (None, "waiting"):
         raise click.UsageError("--waiting is --state waiting; choose one state.")
     state = "waiting" if waiting else state
-    filters = {"node_id": node_id, "tool": tool, "state": state, "group": group, "limit": limit}
+    bodies = None if as_json else 0
+    filters = {"node_id": node_id, "tool": tool, "state": state, "group": group, "limit": limit, "bodies": bodies}
     answer = client.get("/v1/calls?" + urlencode({key: value for key, value in filters.items() if value is not None}))
     if as_json:
         show_answer(answer)
@@ -419,7 +420,7 @@ def cancel(call_id: str, client: Client, as_json: bool) -> int:
 def call_path(client: Client, call_id: str) -> str:
     """The resource of a call named by its id or the end of it. Raises ClientError when that is not one call."""
     if len(call_id) != 36:
-        recent: Answer = client.get(f"/v1/calls?limit={SEARCHED}")
+        recent: Answer = client.get(f"/v1/calls?limit={SEARCHED}&bodies=0")
         found = [record["id"] for record in recent.value["calls"] if call_id and record["id"].endswith(call_id)]
         if len(found) > 1:
             raise ClientError("ambiguous", f"{len(found)} calls have ids that end in {call_id!r}")

@@ -356,13 +356,19 @@ class Hub:
     # -- the record -------------------------------------------------------------------------------------
 
     async def calls(
-        self, filters: Mapping[str, str], limit: int, before: str | None = None, group: str | None = None
+        self,
+        filters: Mapping[str, str],
+        limit: int,
+        before: str | None = None,
+        group: str | None = None,
+        *,
+        bodies: bool = True,
     ) -> list[CallRecord]:
-        """Newest first; read-only calls that still run are known to the gate alone."""
+        """Newest first; read-only calls that still run are known to the gate alone. `bodies` as for `calls.search`."""
         running = self.gate.open_records()  # one that ends meanwhile may be too late for the rows
         found, members = await self._database.read(
             lambda store: (
-                calls.search(store, filters, limit=limit, before=before, group=group),
+                calls.search(store, filters, limit=limit, before=before, group=group, bodies=bodies),
                 set() if group is None else fanout_calls(store, group),
             )
         )

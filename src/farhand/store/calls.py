@@ -97,6 +97,11 @@ ONE: Final = f"{_SELECT} WHERE id = ?"
 _COVERED: Final = f"SELECT {', '.join(_COLUMNS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 _NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
+LEFT_OUT: Final = msgspec.Raw(b"")
+"""In place of the arguments of a call that is shown without bodies."""
+_WITHOUT_BODIES: Final = _SELECT.replace(" args,", " x'' AS args,").replace(" result,", " NULL AS result,")
+MOST_LISTED_BYTES: Final = 32 * 1024 * 1024
+"""Of arguments and results in one list."""
 MOST_LATE_BYTES: Final = 256 * 1024
 """Of a result that came late; of a longer one only its length is kept."""
 
@@ -307,10 +312,12 @@ def search(
     limit: int,
     before: str | None = None,
     group: str | None = None,
+    bodies: bool = True,
 ) -> list[CallRecord]:
     """Newest first. `filters` name columns of the caller's choice among tool, node_id, state and session_key.
 
-    `group`: only the calls of this fan-out.
+    `group`: only the calls of this fan-out. Without `bodies`, and where those of one call and the newer ones together
+    are too large for one answer, its arguments are `LEFT_OUT` and so is its result.
     """
     clauses = [f"{column} = ?" for column in filters]
     values: list[Any] = list(filters.values())
@@ -322,8 +329,18 @@ def search(
         values.append(before)
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
     # Ids sort by when the calls were made; in which order they were written down is another thing.
-    rows = connection.execute(f"{_SELECT}{where} ORDER BY id DESC LIMIT ?", (*values, limit))
-    return [_record(row) for row in rows]
+    select = _SELECT if bodies else _WITHOUT_BODIES
+    found: list[CallRecord] = []
+    room = MOST_LISTED_BYTES
+    for row in connection.execute(f"{select}{where} ORDER BY id DESC LIMIT ?", (*values, limit)):
+        record = _record(row)
+        size = len(bytes(record.args)) + (0 if record.result is None else len(bytes(record.result)))
+        if size > room:
+            record = msgspec.structs.replace(record, args=LEFT_OUT, result=None)
+        else:
+            room -= size
+        found.append(record)
+    return found
 
 
 def _append_end(connection: apsw.Connection, record: CallRecord, covered: bytes) -> None:
