@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import get_args, get_origin
 
+import msgspec
 import pytest
 
-from farhand.config import FILE, LOOK_SECONDS, ConfigError, LiveConfig, load
-from tests.harness import wait_until
+from farhand.app import LIVE_SECTIONS
+from farhand.config import FILE, LOOK_SECONDS, Config, ConfigError, LiveConfig, load
+from tests.harness import ROOT, wait_until
 
 
 def write(home: Path, text: str) -> None:
@@ -68,3 +71,19 @@ def test_a_section_that_is_no_table_is_named_whatever_the_environment_says(tmp_p
 def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str) -> None:
     with pytest.raises(ConfigError, match=port):
         load(tmp_path, {"FARHAND_GATEWAY_PORT": port})
+
+
+def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restart() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    names = {"agents": "NAME", "providers": "NAME", "models": "NAME", "channels": "NAME", "hooks": "ID"}
+    for section in msgspec.structs.fields(Config):
+        assert f"[{section.name}{'.' + names[section.name] if section.name in names else ''}]" in page, section.name
+        named = f"{section.name}.{names[section.name]}" if section.name in names else section.name
+        kind = get_args(section.type)[-1] if get_origin(section.type) in (dict, list) else section.type
+        keys = [field.name for field in msgspec.structs.fields(kind)] if section.name != "channels" else []
+        missing = [
+            key for key in keys if f"`{named}.{key}`" not in page and not (named == "gateway" and f"`{key}`" in page)
+        ]
+        assert not missing, named
+    live = page.partition(" hold without a restart")[0].rpartition("\n\n")[2]
+    assert {f"`[{name}]`" for name in LIVE_SECTIONS} == set(live.replace(" and ", ", ").split(", "))

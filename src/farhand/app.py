@@ -111,7 +111,7 @@ GATEWAY_FILE = "gateway.json"
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 """What the commands of this machine's tools are not given."""
 MEMORY_FILE = "memory.db"
-LIVE_SECTIONS = ("tools", "schedule", "heartbeat", "retention", "sandbox")
+LIVE_SECTIONS = ("tools", "policy", "schedule", "heartbeat", "retention", "sandbox")
 """What is read again whenever the file changes; all else holds from the next start."""
 
 

@@ -414,6 +414,7 @@ def test_rules_hold_for_the_next_call_on_a_connection_that_is_kept(tmp_path: Pat
         write_policy(home, '\n[[policy.rules]]\nname = "stop"\ndecision = "deny"\nnode = "plug"\n')
         denied = call()
         assert denied["state"] == "denied" and "(stop)" in denied["error"]["message"], denied
+        assert gateway.invoke("gsv__ConfigGet", {"path": "policy.rules.0.name"})["result"]["value"] == "stop"
         write_policy(home, '\n[[policy.rules]]\ndecision = "nonsense"\n')
         assert call()["state"] == "denied"  # a file that cannot be used changes nothing
         write_policy(home, "")
