@@ -14,7 +14,7 @@ import pytest
 from farhand.cli.token import SCOPES
 from farhand.gateway.credentials import CALLER_SCOPES, Scope
 from tests.cli.conftest import Command
-from tests.harness import GatewayProcess
+from tests.harness import GatewayProcess, PluginProcess
 
 
 def test_the_scopes_offered_are_those_there_are() -> None:
@@ -69,6 +69,22 @@ def test_a_callers_token_may_do_what_its_scopes_say(command: Command, shared_gat
     assert "never" not in line, "its last use is shown"
     refused = reader("call", "node.ping", "--json")
     assert refused.status == 1 and refused.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if not scope.startswith("tools.") and scope != "chat"])
+def test_the_printed_command_is_one_that_the_token_may_give(command: Command, tmp_path: Path, scope: str) -> None:
+    made = command("token", "create", "--scope", scope, "--json").json()
+    url, token, _, *words = shlex.split(made["command"])
+    done = Command(tmp_path, **dict(word.split("=", 1) for word in (url, token)))(*words)
+    assert done.status == 0, done
+
+
+def test_the_printed_command_of_a_narrow_token_is_a_call(command: Command, hello: PluginProcess) -> None:
+    made = command("token", "create", "--tool", "node.echo", "--node-only", "hello", "--json").json()
+    *known, _ = shlex.split(made["command"])
+    assert known[2:] == ["farhand", "call", "node.echo"]
+    caller = command.with_env(**dict(word.split("=", 1) for word in known[:2]))
+    assert caller("call", "node.echo", "a=1", "--json").json()["result"] == {"a": 1}
 
 
 def test_list_shows_no_secrets_and_marks_what_was_revoked(command: Command) -> None:

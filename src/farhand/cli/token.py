@@ -14,6 +14,18 @@ from farhand.cli.document import group_json_option
 from farhand.cli.screen import Column, ago, fits, paint, plain, remark, show_answer, show_fields, show_json, show_table
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
+USES: Final = (
+    ("admin", "tools"),
+    ("read", "tools"),
+    ("tools.read", "call"),
+    ("tools.write", "call"),
+    ("tools.exec", "call"),
+    ("chat", "chat"),
+    ("approve", "approvals"),
+    ("pair", "node pair"),
+    ("freeze", "freeze --status"),
+)
+"""What somebody with a scope may ask for, as an example."""
 
 
 @click.group()
@@ -110,7 +122,7 @@ def create(
         body["expires_seconds"] = _seconds(expires)
     answer = client.request("POST", "/v1/tokens", body).value
     url = client.find().url
-    command = _command(url, answer["token"], node_id)  # for a key there is no token to show
+    command = _command(url, answer, node_id)
     if as_json:
         show_json({**answer, "command": command})
         return
@@ -135,9 +147,14 @@ def _seconds(text: str) -> float:
     return float(text[:-1]) * unit
 
 
-def _command(url: str, secret: str, node_id: str | None) -> str:
+def _command(url: str, made: dict[str, Any], node_id: str | None) -> str:
+    """One that the new token may give."""
+    secret = made["token"]  # for a key there is none to show
     if node_id is None:
-        return f"FARHAND_URL={shlex.quote(url)} FARHAND_TOKEN={secret} farhand tools"
+        use = next(use for scope, use in USES if scope in made["scopes"])
+        if use == "call":
+            use += f" {shlex.quote(next((tool for tool in made['tools'] if '*' not in tool), 'TOOL'))} KEY=VALUE"
+        return f"FARHAND_URL={shlex.quote(url)} FARHAND_TOKEN={secret} farhand {use}"
     with_token = f"SA_NODE_TOKEN={secret} " if secret else ""
     return f"{with_token}farhand node --gateway {shlex.quote(url)} --id {shlex.quote(node_id)}"
 
