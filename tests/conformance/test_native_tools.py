@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,23 @@ def test_nothing_there(files: Files) -> None:
     files.fails("ReadFile", "not_found", path="mem")
 
 
+def test_a_very_deep_directory_is_no_hindrance(files: Files) -> None:
+    files.ok("WriteFile", path="a.md", content="")
+    deep = os.open(files.folder, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=deep)
+        inner = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = inner
+    os.close(os.open("x", os.O_CREAT, dir_fd=deep))
+    os.close(deep)
+    try:
+        assert files.ok("ReadFile") == {"path": "/", "files": ["a.md"], "directories": []}
+        files.fails("ReadFile", "not_found", path="d/d/d")
+    finally:
+        subprocess.run(["rm", "-r", files.folder / "d"], check=True)
+
+
 def test_a_long_directory_is_listed_whole(files: Files) -> None:
     (files.folder / "many").mkdir(parents=True)
     for number in range(1100):
@@ -228,6 +246,7 @@ TRAVERSALS = [
     "%2E%2e%2Fx",
     "%252e%252e/x",
     ".%2e/x",
+    ".\u200d./x",
     "\uff0e\uff0e/x",
     "\u2025/x",
     "skills/../x",
@@ -250,7 +269,21 @@ def test_dots_in_a_name_are_no_traversal(files: Files) -> None:
     assert files.ok("ReadFile", path="//v1..v2.md")["content"] == "x"
 
 
-@pytest.mark.parametrize("path", ["a\u0000b", "a\nb", "x" * 300, "d/" * 600 + "x"])
+@pytest.mark.parametrize("name", ["\U0001f469\u200d\U0001f680.md", "Screenshot at 1.00.00\u202fPM.png", "a\u00a0b.md"])
+def test_names_as_people_and_their_machines_make_them(files: Files, name: str) -> None:
+    files.ok("WriteFile", path=f"d/{name}", content="x")
+    assert files.ok("ReadFile", path="d")["files"] == [f"d/{name}"]
+    assert files.ok("ReadFile", path=f"d/{name}")["content"] == "x"
+    files.ok("DeleteFile", path=f"d/{name}")
+
+
+def test_a_path_that_takes_long_to_look_at_is_refused_at_once(files: Files) -> None:
+    path = "a" + "\u0315\u0300" * 200_000  # marks in the wrong order, which are put into the right one
+    assert "at most" in files.fails("ReadFile", "invalid_args", path=path)
+    assert "at most" in files.fails("WriteFile", "invalid_args", path=path, content="x")
+
+
+@pytest.mark.parametrize("path", ["a\u0000b", "a\nb", "a\u2028b", "x" * 300, "d/" * 600 + "x"])
 def test_names_that_are_none(files: Files, path: str) -> None:
     files.fails("ReadFile", "invalid_args", path=path)
     files.fails("WriteFile", "invalid_args", path=path, content="x")
@@ -396,6 +429,13 @@ def test_edit_that_cannot_be(files: Files) -> None:
     )
     assert files.fails("EditFile", "not_found", path="n.md", oldString="z", newString="") == "File not found: n.md"
     assert files.ok("ReadFile", path="x.md")["content"] == "abc"
+
+
+def test_an_edit_does_not_make_more_than_can_be_read(files: Files) -> None:
+    files.ok("WriteFile", path="x.md", content="a" * 3000)
+    message = files.fails("EditFile", "failed", path="x.md", oldString="a", newString="b" * 30_000, replaceAll=True)
+    assert "would have 90000000 bytes" in message
+    assert files.ok("ReadFile", path="x.md")["content"] == "a" * 3000
 
 
 def test_two_edits_at_once_lose_nothing(files: Files) -> None:
@@ -628,11 +668,13 @@ def skills_of(gateway: GatewayProcess, agent: str) -> dict[str, Any]:
 
 def test_what_a_skill_says_of_itself(gateway: GatewayProcess, files: Files, skill: Any) -> None:
     skill("plain", "# Title\n\nFirst paragraph\nof two lines.\n\nMore.")
+    skill("marked", "\ufeff# Title\n\nFirst paragraph.")
     skill("headed", '---\nname: Headed\ndescription: "Use it: always"\n---\nBody')
     skill("sloppy", "---\nname: sloppy\ndescription: Use when: it rains\nalways: true\n---\nBody")
     found = skills_of(gateway, files.agent)
     assert found["plain"]["description"] == "First paragraph of two lines."
     assert found["plain"]["path"] == found["plain"]["location"] == "skills/plain/SKILL.md"
+    assert found["marked"]["description"] == "First paragraph."
     assert found["plain"]["eligible"] is True and found["plain"]["reasons"] == []
     assert found["Headed"]["description"] == "Use it: always"
     assert found["sloppy"]["description"] == "Use when: it rains" and found["sloppy"]["always"] is True
@@ -644,6 +686,18 @@ def test_an_agents_skill_hides_the_global_one(gateway: GatewayProcess, files: Fi
     assert skills_of(gateway, files.agent)["sums"]["description"] == "own"
     assert skills_of(gateway, files.agent)["sums"]["source"] == "agent"
     assert skills_of(gateway, "main")["sums"]["description"] == "global"
+
+
+def test_a_skill_that_cannot_be_read_is_listed_with_the_reason(gateway: GatewayProcess, files: Files) -> None:
+    files.ok("WriteFile", path="skills/good/SKILL.md", content="---\ndescription: fine\n---")
+    files.ok("WriteFile", path="skills/linked/notes.md", content="x")
+    os.symlink("/etc/hostname", files.folder / "skills" / "linked" / "SKILL.md")
+    files.ok("WriteFile", path="skills/large/SKILL.md", content="x" * (1024 * 1024 + 1))
+    found = skills_of(gateway, files.agent)
+    assert found["good"]["eligible"] and found["good"]["description"] == "fine"
+    assert not found["linked"]["eligible"] and not found["large"]["eligible"]
+    assert found["linked"]["reasons"][0].startswith("cannot be read: ")
+    assert found["large"]["reasons"] == ["cannot be read: it has 1048577 bytes, more than 1048576"]
 
 
 def test_a_skill_that_needs_a_machine_waits_for_one(
@@ -766,6 +820,15 @@ def test_no_way_out_over_http(files: Files, path: str) -> None:
         assert answer.status in (400, 403), answer
 
 
+def test_a_write_that_is_refused_leaves_the_content_type(files: Files) -> None:
+    url = f"/v1/workspace/{files.agent}/page"
+    put = files.gateway.request("PUT", url, b"<p>", headers={"Content-Type": "text/html"})
+    refused = files.gateway.request("PUT", url, b"x", headers={"Content-Type": "text/css", "If-None-Match": "*"})
+    assert (put.status, refused.status) == (200, 412)
+    got = files.gateway.request("GET", url)
+    assert (got.body, got.headers["content-type"]) == (b"<p>", "text/html; charset=utf-8")
+
+
 def test_an_upload_that_breaks_off_changes_nothing(files: Files) -> None:
     url = f"/v1/workspace/{files.agent}/x.bin"
     files.gateway.request("PUT", url, b"old")
@@ -785,8 +848,9 @@ def test_an_upload_that_breaks_off_changes_nothing(files: Files) -> None:
 
 def test_workspaces_in_s3(bucket: tuple[str, str], tmp_path: Path) -> None:
     url, endpoint = bucket
+    place = f"{url}/{uuid.uuid4().hex}"
     env: dict[str, str | None] = {
-        "FARHAND_OBJECTS_URL": f"{url}/{uuid.uuid4().hex}",
+        "FARHAND_OBJECTS_URL": place,
         "FARHAND_OBJECTS_ENDPOINT": endpoint,
         "FARHAND_OBJECTS_ACCESS_KEY_ID": "AKIDEXAMPLE",
         "FARHAND_OBJECTS_SECRET_ACCESS_KEY": "hunter2hunter2",
@@ -808,6 +872,11 @@ def test_workspaces_in_s3(bucket: tuple[str, str], tmp_path: Path) -> None:
         assert [skill["name"] for skill in gateway.get("/v1/skills")["skills"]] == ["sums"]
         files.ok("DeleteFile", path="notes/a.json")
         files.fails("ReadFile", "not_found", path="notes")
+        # As the pages of storage providers make a folder; the skill in it is removed all the same.
+        marker = f"{endpoint}/{place.removeprefix('s3://')}/skills/sums/"
+        urllib.request.urlopen(urllib.request.Request(marker, b"", method="PUT"), timeout=30).close()
+        assert files.ok("ReadFile", path="skills/sums")["files"] == ["skills/sums/SKILL.md"]
+        assert gateway.request("DELETE", "/v1/skills/sums").json()["objects"] == 1
         for path in (None, "objects", "objects.secret_access_key", "objects.secretAccessKey"):
             shown = json.dumps(gateway.invoke("gsv__ConfigGet", {"path": path}))
             assert "hunter2" not in shown and "***" in shown

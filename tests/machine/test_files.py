@@ -390,6 +390,13 @@ def test_a_file_too_large_to_hold_is_not_edited(files: Files, tmp_path: Path) ->
         replace_text(files, "file", "x", "y")
 
 
+def test_an_edit_does_not_make_a_file_too_large_to_hold(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x" * 3000)
+    with pytest.raises(Failed, match="would have 90000000 bytes"):
+        replace_text(files, "file", "x", "y" * 30_000, every=True)
+    assert (tmp_path / "file").read_text() == "x" * 3000
+
+
 def test_a_file_changed_since_it_was_read_is_left_alone(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("theirs")
     with pytest.raises(Failed, match=r"changed by someone else .* Read it again"):

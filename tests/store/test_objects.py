@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -102,6 +103,8 @@ def test_an_empty_object_is_an_object(on_engine: Callable[[Check], None]) -> Non
         "agents/main/100%.txt",
         "agents/main/a+b=c&d?.txt",
         "skills/#x~'\"",
+        "agents/main/\U0001f469\u200d\U0001f680.md",
+        "agents/main/1.00.00\u202fPM.png",
     ],
 )
 def test_any_printable_name_will_do(on_engine: Callable[[Check], None], key: str) -> None:
@@ -225,6 +228,17 @@ def test_put_if_absent(on_engine: Callable[[Check], None]) -> None:
     on_engine(check)
 
 
+def test_a_refused_put_leaves_the_content_type(on_engine: Callable[[Check], None]) -> None:
+    async def check(objects: Objects) -> None:
+        await objects.put("agents/main/x", b"first", content_type="text/html")
+        with pytest.raises(Conflict):
+            await objects.put("agents/main/x", b"second", content_type="text/css", if_absent=True)
+        info, data = await objects.get("agents/main/x")
+        assert (info.content_type, data) == ("text/html", b"first")
+
+    on_engine(check)
+
+
 def test_put_if_match(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         first = await objects.put("agents/main/x", b"1")
@@ -317,6 +331,24 @@ def test_more_than_a_thousand(on_engine: Callable[[Check], None]) -> None:
         assert await keys(objects, "agents/main/", delimiter=True) == names
 
     on_engine(check)
+
+
+def test_folders_that_other_programs_made_are_no_objects(bucket: tuple[str, str]) -> None:
+    url, endpoint = bucket
+    prefix = uuid.uuid4().hex
+
+    async def main() -> None:
+        objects = S3Objects(f"{url}/{prefix}", endpoint=endpoint, access_key_id="any", secret_access_key="any")
+        await fill(objects, "agents/main/a/x", "agents/main/empty")
+        await objects.put("agents/main/empty", b"")
+        for marker in ("agents/main/a/", "agents/main/a/b/", "agents/main/c/"):
+            made = urllib.request.Request(f"{endpoint}/{url[5:]}/{prefix}/{marker}", b"", method="PUT")
+            await asyncio.to_thread(lambda request: urllib.request.urlopen(request, timeout=30).close(), made)
+        assert await keys(objects, "agents/main/") == ["agents/main/a/x", "agents/main/empty"]
+        assert await keys(objects, "agents/main/a/") == ["agents/main/a/x"]
+        assert await keys(objects, "agents/main/a/", delimiter=True) == ["agents/main/a/b/", "agents/main/a/x"]
+
+    asyncio.run(main())
 
 
 # -- streams --------------------------------------------------------------------------------------------------------
@@ -417,6 +449,7 @@ BAD_KEYS = [
     "skills/../token",
     "skills/a\0b",
     "skills/a\nb",
+    "skills/a\u2028b",
     "skills/\ud800",
     "skills/" + "x" * 256,
     "skills/" + "ä" * 128,
@@ -437,8 +470,10 @@ def test_what_is_no_key_reaches_nothing(on_engine: Callable[[Check], None], key:
         for attempt in (objects.head, objects.get, objects.delete, objects.open_read, objects.open_write):
             with pytest.raises(InvalidArgs):
                 await attempt(key)  # type: ignore[operator]
-        with pytest.raises(InvalidArgs):
-            await objects.put(key, b"x")
+        for content_type in (None, "text/plain"):
+            with pytest.raises(InvalidArgs):
+                await objects.put(key, b"x", content_type=content_type)
+        assert await keys(objects, "agents/") == await keys(objects, "skills/") == []
 
     on_engine(check)
 

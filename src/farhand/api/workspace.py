@@ -198,9 +198,8 @@ class WorkspaceDoors:
         count = 0
         try:
             prefix = f"{SKILLS}/{clean(name)}/"
-            while page := (await self._objects.list(prefix)).objects:
-                for info in page:
-                    count += await self._objects.delete(info.key)
+            async for key in self._keys(prefix):
+                count += await self._objects.delete(key)
         except ToolError as error:
             raise tool_problem(error) from None
         if not count:

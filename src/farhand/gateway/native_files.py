@@ -87,8 +87,7 @@ class NativeFiles:
         """
         if not oldString:
             raise InvalidArgs("oldString must not be empty")
-        _encoded("oldString", oldString)
-        _encoded("newString", newString)
+        old, new = _encoded("oldString", oldString), _encoded("newString", newString)
         key = self._workspace.key(context.agent_id, path)
         found = await self._workspace.find(context.agent_id, path)
         if found is None:
@@ -101,6 +100,9 @@ class NativeFiles:
             raise Failed(
                 f"oldString found {count} times in '{path}'. Use replaceAll: true or provide a more specific oldString."
             )
+        size = info.size + count * (len(new) - len(old))
+        if size > MOST_TEXT:
+            raise Failed(f"'{path}' would have {size} bytes, more than {MOST_TEXT}; nothing was written")
         inherited = found.source == "global"
         try:
             await self._workspace.objects.put(

@@ -53,6 +53,8 @@ class SkillFile(msgspec.Struct, frozen=True):
     requirements: Requirements
     well_formed: bool
     """False: its requirements cannot be read, so nobody can say that they are met."""
+    unreadable: str = ""
+    """Why nothing of it can be read, if so."""
 
 
 def read_skill(folder: str, text: str, path: str, location: str, source: str) -> SkillFile:
@@ -74,8 +76,14 @@ def read_skill(folder: str, text: str, path: str, location: str, source: str) ->
     )
 
 
+def unreadable_skill(folder: str, path: str, reason: str) -> SkillFile:
+    """A skill of which nothing but its place is known."""
+    return SkillFile(folder, folder, "", path, path, "unknown", False, Requirements(), True, reason)
+
+
 def split_head(text: str) -> tuple[str, str]:
-    lines = text.lstrip("\ufeff").splitlines()
+    text = text.removeprefix("\ufeff")
+    lines = text.splitlines()
     if not lines or lines[0].strip() != "---":
         return "", text
     for number, line in enumerate(lines[1:], 1):

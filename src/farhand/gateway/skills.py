@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.roster import Node, Roster
-from farhand.gateway.skill_file import Requirements, SkillEntry, SkillFile, read_skill
+from farhand.gateway.skill_file import Requirements, SkillEntry, SkillFile, read_skill, unreadable_skill
 from farhand.gateway.workspace import Workspace
-from farhand.protocol.errors import NotFound, ToolError
+from farhand.protocol.errors import Failed, NotFound, ToolError
 from farhand.store.objects import SKILLS
 
 log = logging.getLogger("farhand.skills")
@@ -83,12 +83,18 @@ class Skills:
         path = f"{SKILLS}/{name}/SKILL.md"
         try:
             found = await self._workspace.find(agent_id, path)
-            if found is None or found.info.size > LARGEST_SKILL:
+            if found is None:
                 return None
+            if found.info.size > LARGEST_SKILL:
+                raise Failed(f"it has {found.info.size} bytes, more than {LARGEST_SKILL}")
             _, data = await self._workspace.objects.get(found.info.key)
         except NotFound:
             return None  # removed just now
-        file = read_skill(name, data.decode(errors="replace"), path, found.info.key, found.source)
+        except ToolError as error:  # the others are none the worse for it
+            return unreadable_skill(name, path, error.message)
+        # In a thread: YAML is slow, and whoever writes the file decides how much there is of it.
+        text = data.decode(errors="replace")
+        file = await asyncio.to_thread(read_skill, name, text, path, found.info.key, found.source)
         entry = self._entry(file)
         if entry is None or entry.requires is None:
             return file
@@ -141,6 +147,8 @@ class Skills:
         reasons: list[str] = []
         if entry is not None and not entry.enabled:
             reasons = ["disabled by skills.entries policy"]
+        elif file.unreadable:
+            reasons = [f"cannot be read: {file.unreadable}"]
         elif always:
             hosts = sorted(name for name, node in self._roster.nodes.items() if node.online)
         elif not file.well_formed or not all(

@@ -15,10 +15,11 @@ import msgspec
 
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.names import MAIN_AGENT, validate_agent_id
-from farhand.store.objects import AGENTS, SKILLS, ObjectInfo, Objects
+from farhand.store.objects import AGENTS, MAX_KEY_BYTES, SKILLS, ObjectInfo, Objects
 
 Source = Literal["workspace", "agent", "global"]
 
+MOST_CHARACTERS: Final = 4 * MAX_KEY_BYTES
 _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
@@ -95,8 +96,10 @@ class Workspace:
 
 def clean(path: str) -> str:
     """A path without its outer slashes and needless parts. Raises NotAllowed for `..`, however it is spelled."""
+    if len(path) > MOST_CHARACTERS:  # to look for `..` in it would take its time
+        raise InvalidArgs(f"a path has at most {MOST_CHARACTERS} characters, and not {len(path)}")
     for part in _SEPARATORS.split(unicodedata.normalize("NFKC", _unquoted(path))):
-        if part.strip() == "..":
+        if "".join(character for character in part if unicodedata.category(character) != "Cf").strip() == "..":
             raise NotAllowed(f"Path traversal not allowed: {path[:200]!r}; paths begin at the workspace's root")
     return "/".join(part for part in path.strip().split("/") if part not in ("", "."))
 

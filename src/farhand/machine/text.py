@@ -122,7 +122,7 @@ def replace_text(
     With `any_line_end`, texts written with \\n also stand for lines that end with \\r\\n, and keep them so.
 
     All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
-    no text, is larger than MOST_TEXT, or is changed by somebody meanwhile.
+    no text, is or would be larger than MOST_TEXT, or is changed by somebody meanwhile.
     """
     content, changed, count = replaced_text(files, path, old, new, every=every, any_line_end=any_line_end)
     files.write(path, changed, expected=content)
@@ -151,6 +151,9 @@ def replaced_text(
         count = content.count(before)
     if count == 0 or (count > 1 and not every):
         raise NotOnce(count, windows_lines=windows != before and windows in content)
+    size = len(content) + count * (len(after) - len(before))
+    if size > MOST_TEXT:
+        raise Failed(f"Failed to edit '{name}': it would have {size} bytes, more than {MOST_TEXT}; nothing was changed")
     return content, content.replace(before, after), count
 
 

@@ -33,6 +33,7 @@ from farhand.protocol.errors import Failed, NotAllowed, NotFound, ToolError
 from farhand.store.objects import (
     AGENTS,
     CHUNK,
+    MAX_KEY_BYTES,
     PAGE,
     RESERVED,
     Conflict,
@@ -42,6 +43,7 @@ from farhand.store.objects import (
     check_key,
     check_prefix,
     content_type_of,
+    is_nameable,
 )
 
 TYPES_FOLDER = "object-types"
@@ -213,6 +215,8 @@ class FolderObjects:
         """Keys with their status and, with a delimiter, prefixes without; in order, those after `after`."""
         for child in self._children(folder):
             key = f"{folder}/{child.name}"
+            if len(key.encode()) > MAX_KEY_BYTES:
+                continue  # no object has such a key, nor is one to be found deeper
             if child.status is not None:
                 if key > after:
                     yield key, child.status
@@ -322,12 +326,15 @@ class FolderWriter:
         self._using = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._open = True
+        new_etag = self._new_etag = [""]  # not of this writer: one that is dropped must go at once
 
         def judge(old: os.stat_result | None) -> None:
             if if_absent and old is not None:
                 raise Conflict(f"the object {key!r} exists already; nothing was written")
             if if_match is not None and (old is None or _etag(old) != if_match):
                 raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written")
+            # Only now: the content that is there keeps its own type when it stays.
+            objects.keep_type(key, new_etag[0], content_type)
 
         with objects.shaping:
             self._files, self._path = objects.tree(key, make=True)
@@ -368,7 +375,7 @@ class FolderWriter:
             now = time.time_ns()
             os.utime(self._file.fileno(), ns=(now, now))
             status = os.fstat(self._file.fileno())
-            self._objects.keep_type(self._key, _etag(status), self._content_type)
+            self._new_etag[0] = _etag(status)
             self._open = False
             self._stack.close()
         return ObjectInfo(
@@ -411,7 +418,7 @@ def prune(files: Files, path: str) -> None:
 def _child(files: Files, path: str, entry: os.DirEntry[str]) -> _Child | None:
     """An entry of a folder, unless it cannot be an object or hold one."""
     name = entry.name
-    if not name.isprintable() or (name.startswith(RESERVED[0]) and name.endswith(RESERVED[1])):
+    if not is_nameable(name) or (name.startswith(RESERVED[0]) and name.endswith(RESERVED[1])):
         return None
     try:
         if entry.is_dir(follow_symlinks=False):

@@ -7,6 +7,7 @@ Two engines keep it: a folder of plain files (`folder_objects`) and S3-compatibl
 from __future__ import annotations
 
 import mimetypes
+import unicodedata
 from typing import Final, Protocol
 
 import msgspec
@@ -136,9 +137,14 @@ def check_key(key: str) -> str:
             raise InvalidArgs(f"a name in {key[:100]!r}… is longer than {MAX_NAME_BYTES} bytes; shorten it")
     if len(key.encode()) > MAX_KEY_BYTES:
         raise InvalidArgs(f"the key {key[:100]!r}… is longer than {MAX_KEY_BYTES} bytes; shorten it")
-    if not all(character.isprintable() or character == " " for character in key):
+    if not is_nameable(key):
         raise InvalidArgs(f"{key[:200]!r} is not the key of an object: it contains a control character")
     return key
+
+
+def is_nameable(text: str) -> bool:
+    """Whether a name may be so: any text in one line, its joiners (👩‍🚀) and rare spaces included."""
+    return text.isprintable() or not any(unicodedata.category(character) in _UNNAMEABLE for character in text)
 
 
 def check_prefix(prefix: str) -> str:
@@ -168,6 +174,8 @@ def content_type_of(key: str) -> str:
     return PLAIN if guessed is None or guessed.startswith("text/") else guessed
 
 
+_UNNAMEABLE: Final = ("Cc", "Cs", "Zl", "Zp")
+"""Control characters, halves of characters, and breaks of lines."""
 PLAIN: Final = "text/plain"
 TEXT_TYPES: Final = {
     ".md": "text/markdown",

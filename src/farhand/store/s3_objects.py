@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -67,7 +67,8 @@ class S3Objects:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> ObjectInfo:
-        kind = content_type or content_type_of(check_key(key))
+        check_key(key)
+        kind = content_type or content_type_of(key)
         mode: Any = "create" if if_absent else "overwrite"
         if if_match is not None:
             mode = {"e_tag": f'"{if_match}"'}
@@ -94,13 +95,22 @@ class S3Objects:
             stream = obstore.list(self._store, prefix, offset=after, chunk_size=limit + 1)
             async for page in stream:
                 infos = [_listed(meta) for meta in page]
-                return Listing(infos[:limit], after=infos[limit - 1].key if len(infos) > limit else None)
+                after = infos[limit - 1].key if len(infos) > limit else None
+                markers = await self._markers(infos[:limit])
+                return Listing([info for info in infos[:limit] if info.key not in markers], after=after)
         return Listing([])
+
+    async def _markers(self, infos: Sequence[ObjectInfo]) -> set[str]:
+        """With what other programs make folders: objects `a/`, which the library tells as `a`."""
+        empty = [info.key for info in infos if not info.size]
+        heads = await asyncio.gather(*(self.head(key) for key in empty))
+        return {key for key, info in zip(empty, heads, strict=True) if info is None}
 
     async def _level(self, prefix: str, after: str, limit: int) -> Listing:
         result = await obstore.list_with_delimiter_async(self._store, prefix)
         found: dict[str, ObjectInfo | None] = {f"{inner.rstrip('/')}/": None for inner in result["common_prefixes"]}
-        found |= {meta["path"]: _listed(meta) for meta in result["objects"]}
+        # Not the marker of the folder itself, which the library tells as an object without its last slash.
+        found |= {meta["path"]: _listed(meta) for meta in result["objects"] if meta["path"].startswith(prefix)}
         names = sorted(name for name in found if name > after)
         page = names[:limit]
         return Listing(
