@@ -115,6 +115,31 @@ def test_a_receiver_that_stays_away_leaves_unknown_only_what_is_unknown(scene: S
     asyncio.run(run())
 
 
+def test_who_reads_again_what_was_sent_before_may_be_silent_longer(tmp_path: Path) -> None:
+    """After a break both ends read what is there, for its digest: of a long file on a slow disk, for minutes."""
+    gateway = GatewayProcess(tmp_path / "home")
+    slow = "import farhand.gateway.transfers as t; t.IDLE_SECONDS, t.REREAD_BYTES = 5.0, 65536"
+    gateway._command[1:3] = ["-c", f"{slow}; from farhand.cli import main; main()"]
+
+    async def run(scene: Scene) -> None:
+        async with actor(gateway) as node:
+            transfer_id = await scene.begin("long", 20 * MIB)
+            stream = await take(node, 4 * MIB)
+            await node.send({"type": "transfer_credit", "stream": stream, "offset": 4 * MIB, "until": 8 * MIB})
+            path = f"/v1/transfers/{transfer_id}"
+            await asyncio.to_thread(wait_until, lambda: gateway.get(path)["bytesTransferred"], 20, "progress")
+        async with actor(gateway) as node:
+            stream = (await node.receive("transfer_open"))["stream"]
+            await asyncio.sleep(7)  # longer than anybody may be silent otherwise
+            assert gateway.get(path)["state"] == "running", gateway.get(path)
+            await node.send({"type": "transfer_ready", "stream": stream, "offset": 4 * MIB, "complete": False})
+            await node.send({"type": "transfer_credit", "stream": stream, "offset": 4 * MIB, "until": 8 * MIB})
+            assert isinstance(await node.socket.recv(), bytes), "it goes on"
+
+    with gateway, NodeProcess(gateway, tmp_path / "sender", "sender") as sender:
+        asyncio.run(run(Scene(gateway, sender)))
+
+
 def test_one_that_breaks_off_again_and_again_ends(scene: Scene) -> None:
     async def run() -> None:
         transfer_id = ""

@@ -68,6 +68,8 @@ class Stream:
         self.accepted: asyncio.Future[TransferReady] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
         self.heard_at = time.monotonic()
+        self.held = 0
+        """Bytes from earlier tries: until something moves, both ends may be reading them again, for their digests."""
         self._moved = moved
         self._next = 0
         self._until = 0
@@ -107,6 +109,7 @@ class Stream:
                 self._until = max(self._until, min(until, offset + TRANSFER_WINDOW_BYTES))
                 if offset > self._written:
                     self._written = offset
+                    self.held = 0
                     self.heard_at = time.monotonic()
                 self._moved(offset)
                 self.sender.tell(TransferCredit(self.number, offset, self._until))

@@ -48,6 +48,7 @@ from farhand.protocol.messages import (
     TransferStop,
     encode,
 )
+from farhand.protocol.version import MIB
 from farhand.store.database import Database, StoreError
 from farhand.store.transfers import (
     TransferRecord,
@@ -70,6 +71,8 @@ AWAY_SECONDS = 60.0
 """How long an end may be away before the transfer fails."""
 IDLE_SECONDS = 120.0
 """How long both ends may be there and silent."""
+REREAD_BYTES = 16 * MIB
+"""What a slow disk reads in a second: so much longer may be silent who has to read again what was sent before."""
 BROKEN_SECONDS = 300.0
 """How long one that breaks off again and again may bring nothing on."""
 PROGRESS_SECONDS = 1.0
@@ -485,6 +488,7 @@ class Transfers:
         record = opened.record
         stream = Stream(next(self._numbers) % 2**32, sender, receiver, partial(self._moved, opened))
         self._streams[stream.number] = stream
+        stream.held = record.bytes_done
         for end in opened.own.values():
             end.attach(stream)
         over = False
@@ -548,9 +552,10 @@ class Transfers:
     async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:
         """What an end answers. Raises Timeout when nobody says anything for too long."""
         while not future.done():
-            left = stream.heard_at + IDLE_SECONDS - time.monotonic()
+            patience = IDLE_SECONDS + stream.held / REREAD_BYTES
+            left = stream.heard_at + patience - time.monotonic()
             if left <= 0:
-                raise Timeout(f"Transfer timeout: neither end moved anything for {IDLE_SECONDS:.0f} s")
+                raise Timeout(f"Transfer timeout: neither end moved anything for {patience:.0f} s")
             await asyncio.wait({future}, timeout=left)
         return future.result()
 
