@@ -810,7 +810,14 @@ def test_conditions(files: Files) -> None:
     etag = files.gateway.request("GET", url).headers["etag"]
     assert files.gateway.request("PUT", url, b"3", headers={"If-Match": etag}).status == 200
     assert files.gateway.request("PUT", url, b"4", headers={"If-Match": etag}).status == 412
+    assert files.gateway.request("DELETE", url, headers={"If-Match": etag}).status == 412
     assert files.gateway.request("GET", url).body == b"3"
+    assert files.gateway.request("PUT", url, b"5", headers={"If-Match": "*"}).status == 200
+    etag = files.gateway.request("GET", url).headers["etag"]
+    assert files.gateway.request("DELETE", url, headers={"If-Match": etag}).status == 200
+    for method, body in (("PUT", b"6"), ("DELETE", None)):
+        assert files.gateway.request(method, url, body, headers={"If-Match": "*"}).status == 412
+    assert files.gateway.request("GET", url).status == 404
 
 
 @pytest.mark.parametrize("path", ["../../token", "%2e%2e/%2e%2e/token", "a/..%2f..%2ftoken", "%252e%252e/x", "..%5cx"])

@@ -239,14 +239,17 @@ def test_a_refused_put_leaves_the_content_type(on_engine: Callable[[Check], None
     on_engine(check)
 
 
-def test_put_if_match(on_engine: Callable[[Check], None]) -> None:
+def test_put_and_delete_if_match(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         first = await objects.put("agents/main/x", b"1")
         second = await objects.put("agents/main/x", b"2", if_match=first.etag)
         with pytest.raises(Conflict, match="agents/main/x"):
             await objects.put("agents/main/x", b"3", if_match=first.etag)
+        with pytest.raises(Conflict, match="agents/main/x"):
+            await objects.delete("agents/main/x", if_match=first.etag)
         assert (await objects.get("agents/main/x"))[1] == b"2"
-        await objects.delete("agents/main/x")
+        assert await objects.delete("agents/main/x", if_match=second.etag) is True
+        assert await objects.delete("agents/main/x", if_match=second.etag) is False
         with pytest.raises(Conflict):
             await objects.put("agents/main/x", b"4", if_match=second.etag)
         assert await objects.head("agents/main/x") is None

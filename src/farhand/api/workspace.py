@@ -59,7 +59,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.TOOLS_WRITE,
             doors.delete,
             acts=True,
-            about=About("Delete a file of an agent.", errors=(500,)),
+            about=About("Delete a file of an agent.", errors=(412, 500)),
         ),
         Route(
             "GET",
@@ -103,7 +103,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             skill,
             Scope.ADMIN,
             doors.delete_skill_file,
-            about=About("Delete a file of a global skill.", errors=(500,)),
+            about=About("Delete a file of a global skill.", errors=(412, 500)),
         ),
     ]
 
@@ -210,28 +210,40 @@ class WorkspaceDoors:
     async def _remove(self, request: Request, key: str, path: str) -> None:
         """Raises Problem; 404 when there is no such file."""
         try:
-            known = await self._objects.delete(key)
+            known = await self._objects.delete(key, if_match=await self._matching(request, key))
+        except Conflict as error:
+            raise Problem(412, "precondition_failed", error.message) from None
         except ToolError as error:
             raise tool_problem(error) from None
         if not known:
             raise Problem(404, "not_found", f"File not found: {path[:200]}")
         self._hub.note("object.deleted", key, {"credential": request.credential.id})
 
+    async def _matching(self, request: Request, key: str) -> str | None:
+        """The etag a file must have, of whatever is there for `If-Match: *`. Raises Conflict where nothing is."""
+        match = request.header(b"if-match")
+        if match is None or match.strip() != "*":
+            return None if match is None else match.strip().strip('"')
+        info = await self._objects.head(key)
+        if info is None:
+            raise Conflict(f"there is no object {key!r}; nothing was changed")
+        return info.etag
+
     async def _store(self, request: Request, key: str) -> ObjectInfo:
         """Take a body in. Raises Problem; then nothing was written."""
         content_type = request.header(b"content-type") or ""
         kept = None if content_type.partition(";")[0].strip().lower() in UNTYPED else content_type
-        match, absent = request.header(b"if-match"), request.header(b"if-none-match")
+        absent = request.header(b"if-none-match")
         try:
             if kept is not None and not (kept.isprintable() and kept.isascii() and len(kept) <= 200):
                 raise InvalidArgs(f"{kept[:100]!r} is not a content type")
+            match = await self._matching(request, key)
             if match is not None or absent is not None:
                 if absent not in (None, "*"):
                     raise InvalidArgs("If-None-Match takes * alone: the file must not exist yet")
                 body = await request.body()
-                etag = match.strip().strip('"') if match is not None else None
                 info = await self._objects.put(
-                    key, body, content_type=kept, if_absent=absent is not None, if_match=etag
+                    key, body, content_type=kept, if_absent=absent is not None, if_match=match
                 )
             else:
                 info = await self._stream_in(request, key, kept)

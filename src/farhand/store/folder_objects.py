@@ -102,8 +102,8 @@ class FolderObjects:
 
         return await asyncio.to_thread(write)
 
-    async def delete(self, key: str) -> bool:
-        return await asyncio.to_thread(self._delete, check_key(key))
+    async def delete(self, key: str, *, if_match: str | None = None) -> bool:
+        return await asyncio.to_thread(self._delete, check_key(key), if_match)
 
     async def list(
         self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
@@ -166,12 +166,15 @@ class FolderObjects:
         with file:
             return info, file.read()
 
-    def _delete(self, key: str) -> bool:
+    def _delete(self, key: str, if_match: str | None) -> bool:
         with self.shaping:
             try:
                 files, path = self.tree(key)
-                if stat.S_ISDIR(files.status(path).st_mode):
+                status = files.status(path)
+                if stat.S_ISDIR(status.st_mode):
                     return False
+                if if_match is not None and _etag(status) != if_match:
+                    raise Conflict(f"the object {key!r} was changed in the meantime; it was not removed")
                 files.remove(path)
             except NotFound:
                 return False

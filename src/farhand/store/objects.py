@@ -107,8 +107,9 @@ class Objects(Protocol):
         Raises Conflict when it must be absent and is not, or must have an etag and has not.
         """
 
-    async def delete(self, key: str) -> bool:
-        """False when there was no such object."""
+    async def delete(self, key: str, *, if_match: str | None = None) -> bool:
+        """False when there was no such object. Raises Conflict when it must have an etag and has not, as far as a look
+        just before its removal tells."""
 
     async def list(
         self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE

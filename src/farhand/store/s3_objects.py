@@ -78,9 +78,12 @@ class S3Objects:
             )
         return await self.known(key, len(data), result, kind)
 
-    async def delete(self, key: str) -> bool:
-        if await self.head(key) is None:
+    async def delete(self, key: str, *, if_match: str | None = None) -> bool:
+        info = await self.head(key)
+        if info is None:
             return False
+        if if_match is not None and info.etag != if_match:
+            raise Conflict(f"the object {key!r} was changed in the meantime; it was not removed")
         with told(key):
             await obstore.delete_async(self._store, key)
         return True
