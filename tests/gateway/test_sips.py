@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from farhand.api.node_socket import SIP_BYTES, SIPS_END_BYTES, Sips
+from farhand.api.sips import SIP_BYTES, SIPS_END_BYTES, Sips
 
 RUN: dict[str, Callable[..., object]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 
