@@ -20,9 +20,11 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
+from farhand.gateway import own_calls
 from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous, unread
-from farhand.gateway.catalog import Catalog, SwitchedOff, Target, read_arguments
+from farhand.gateway.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.credentials import Credential
+from farhand.gateway.deadlines import Deadlines
 from farhand.gateway.excerpts import CUTTING, hide_cuts
 from farhand.gateway.open_call import (
     NO_ERROR_GIVEN,
@@ -44,7 +46,7 @@ from farhand.gateway.record_keeper import RecordKeeper
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.gateway.vigil import Vigil
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
-from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
@@ -54,7 +56,7 @@ from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
 from farhand.store.measures import Durations
 from farhand.store.parked import all_parked
-from farhand.tools.tool import LEAVING, CallContext, Tool
+from farhand.tools.tool import LEAVING, Tool
 
 log = logging.getLogger("farhand.gate")
 
@@ -65,8 +67,6 @@ CONFIRM_SECONDS = 3.0
 RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 QUIET_CALLS = 2
-LOOK_SECONDS = 5.0
-"""How often calls are looked at whose deadline is far: only a near one has a timer, since nearly all end before."""
 MAX_IDEMPOTENCY_KEY = 256
 
 
@@ -87,7 +87,7 @@ class Gate:
         self._keeper = RecordKeeper(self, database)
         self._before_call, self._before_answer = Vigil(), Vigil()
         """Of a caller, or of a node, while there is nobody else."""
-        self._looking: asyncio.TimerHandle | None = None
+        self._deadlines = Deadlines(self._open, self._expire)
         self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
         """How long the calls took that ended, in milliseconds, by who ran them and how they ended."""
         self._closing = False
@@ -378,31 +378,7 @@ class Gate:
         if opened.node is not None:
             opened.node.running += 1
         if opened.own is None or opened.own.at_once is None:  # else it may be over before a timer could be set
-            self._set_deadline(opened, seconds)
-
-    def _set_deadline(self, opened: OpenCall, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        if seconds < 2 * LOOK_SECONDS:
-            opened.deadline = loop.call_later(seconds, self._expire, opened)
-            return
-        opened.expires = loop.time() + seconds
-        if self._looking is None:
-            self._looking = loop.call_later(LOOK_SECONDS, self._look_at_deadlines)
-
-    def _look_at_deadlines(self) -> None:
-        """Set timers for those calls whose deadlines have come near."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        far = False
-        for opened in self._open.values():
-            if opened.expires is None or opened.over or opened.stopping is not None:
-                continue
-            if opened.expires - now < 2 * LOOK_SECONDS:
-                opened.deadline = loop.call_at(opened.expires, self._expire, opened)
-                opened.expires = None
-            else:
-                far = True
-        self._looking = loop.call_later(LOOK_SECONDS, self._look_at_deadlines) if far else None
+            self._deadlines.set(opened, seconds)
 
     def _refuse_when_busy(self, node: Node | None) -> None:
         busy = len(self._open) >= MAX_OPEN_CALLS
@@ -463,7 +439,7 @@ class Gate:
             opened.sent = True
             if not self._ran_at_once(opened):
                 if opened.deadline is None:
-                    self._set_deadline(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
+                    self._deadlines.set(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
                 opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
         connection = self._way_to(opened)
@@ -493,58 +469,15 @@ class Gate:
         return connection
 
     def _ran_at_once(self, opened: OpenCall, saying: Saying | None = None) -> bool:
-        if opened.own is None or opened.own.at_once is None or not opened.read_only or self.frozen is not None:
-            return False
-        try:
-            arguments = read_arguments(opened.record.args)
-            value = opened.own.at_once(arguments) if isinstance(arguments, dict) else None
-        except ToolError:
-            return False
-        if value is None:
-            return False
-        result = msgspec.Raw(msgspec.json.encode(value))
-        opened.sent = True
-        if saying is not None:
-            opened.words = saying.words(value, result)
-        self._end(opened, CallState.OK, ToolResult(ok=True, result=result))
-        return True
+        result = own_calls.run_at_once(opened, saying) if self.frozen is None else None
+        if result is not None:
+            self._end(opened, CallState.OK, result)
+        return result is not None
 
     async def _run(self, opened: OpenCall, tool: Tool) -> None:
-        """Run a tool of the gateway's own. Once the call is stopping, what counts is that it has stopped."""
-        record = opened.record
-        context = CallContext(
-            record.id,
-            record.session_key,
-            record.agent_id,
-            record.credential,
-            record.deadline_at - record.created_at,
-        )
-        said = ""
-        try:
-            arguments = read_arguments(record.args)
-            if not isinstance(arguments, dict | None):
-                raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
-            value = await tool.run(arguments or {}, context)
-            result = ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
-        except asyncio.CancelledError:
-            if opened.stopping is None:
-                return  # the gateway itself is stopping: the call stays open in the record
-            result = failed("stopped")
-        except ToolError as error:
-            opened.raised = bare(error)
-            said = error.message
-            result = ToolResult(ok=False, error=ToolFailure.of(error))
-        except Exception as error:
-            log.exception("tool %s failed on call %s", record.tool, record.id)
-            result = failed(f"{record.tool} failed: {type(error).__name__}: {error}")
-        if result.ok:
-            self._end(opened, CallState.OK, result)
-        elif opened.stopping is not None:
-            state, reason = opened.stopping
-            self._end(opened, state, stopped(state, f"{reason}; {said}" if said else reason))
-        else:
-            unknown = result.error is not None and result.error.message.startswith(UNKNOWN)
-            self._end(opened, CallState.UNKNOWN if unknown else CallState.ERROR, result)
+        end = await own_calls.run(opened, tool)
+        if end is not None:
+            self._end(opened, *end)
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
@@ -707,8 +640,7 @@ class Gate:
     def close(self) -> None:
         """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
         self._closing = True
-        if self._looking is not None:
-            self._looking.cancel()
+        self._deadlines.close()
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
