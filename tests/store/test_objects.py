@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,6 +69,10 @@ async def keys(objects: Objects, prefix: str, **options: Any) -> list[str]:
         after = page.after
         if after is None:
             return found
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- one object -----------------------------------------------------------------------------------------------------
@@ -374,6 +379,26 @@ def test_a_stream_is_seen_when_it_is_committed(on_engine: Callable[[Check], None
         got = b"".join([part async for part in parts_of(reader)])
         assert reader.info == info
         assert got == piece * 12
+
+    on_engine(check)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_many_that_are_held_take_no_memory(on_engine: Callable[[Check], None]) -> None:
+    async def check(objects: Objects) -> None:
+        piece = bytes(range(256)) * 4096
+        before = resident_bytes()
+        writers = [await objects.open_write(f"agents/main/many/{number}", held=True) for number in range(64)]
+        for writer in writers:
+            for _ in range(6):
+                await writer.write(bytearray(piece))
+        assert resident_bytes() - before < 128 * 1024 * 1024
+        assert await keys(objects, "agents/main/many/") == []
+        for number, writer in enumerate(writers):
+            await (writer.commit() if number < 2 else writer.abort())
+            await writer.abort()
+        assert await keys(objects, "agents/main/many/") == ["agents/main/many/0", "agents/main/many/1"]
+        assert (await objects.get("agents/main/many/1"))[1] == piece * 6
 
     on_engine(check)
 

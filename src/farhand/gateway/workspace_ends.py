@@ -121,7 +121,7 @@ class _Receiver(OwnReceiver):
             raise Failed(f"the workspace keeps no links, and '{entry.path}' is one")
         path = f"{self._target}/{entry.path}" if entry.path else self._target
         key = self._workspace.key(self._agent_id, path)
-        self._writers.append(await self._workspace.objects.open_write(key, self._mime))
+        self._writers.append(await self._workspace.objects.open_write(key, self._mime, held=bool(entry.path)))
 
     async def take(self, data: bytes) -> None:
         await self._writers[-1].write(data)

@@ -114,7 +114,13 @@ class FolderObjects:
         info, file = await asyncio.to_thread(self._open, check_key(key), offset)
         return FolderReader(info, file)
 
-    async def open_write(self, key: str, content_type: str | None = None) -> FolderWriter:
+    async def open_write(
+        self,
+        key: str,
+        content_type: str | None = None,
+        *,
+        held: bool = False,  # noqa: ARG002 - what is written is on disk anyway
+    ) -> FolderWriter:
         return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type, noted=True)
 
     async def close(self) -> None:

@@ -119,7 +119,8 @@ class Objects(Protocol):
     async def open_read(self, key: str, offset: int = 0) -> ObjectReader:
         """Raises NotFound."""
 
-    async def open_write(self, key: str, content_type: str | None = None) -> ObjectWriter: ...
+    async def open_write(self, key: str, content_type: str | None = None, *, held: bool = False) -> ObjectWriter:
+        """`held`: it is one of many that stay open for a while, and takes no memory meanwhile."""
 
     async def close(self) -> None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -132,8 +133,13 @@ class S3Objects:
         info, result = await self._ask(key, options)
         return S3Reader(info, result.stream(min_chunk_size=CHUNK).__aiter__())
 
-    async def open_write(self, key: str, content_type: str | None = None) -> S3Writer:
-        return S3Writer(self, self._store, check_key(key), content_type or content_type_of(key))
+    async def open_write(
+        self, key: str, content_type: str | None = None, *, held: bool = False
+    ) -> S3Writer | HeldWriter:
+        check_key(key)
+        if held:
+            return HeldWriter(self, key, content_type)
+        return S3Writer(self, self._store, key, content_type or content_type_of(key))
 
     async def close(self) -> None:
         """Connections are the library's, and end with it."""
@@ -231,6 +237,35 @@ class S3Writer:
             with told(self._key):
                 self._upload.result()
             raise Failed(f"the upload of {self._key!r} ended before its time")
+
+
+class HeldWriter:
+    """An object that waits in a temporary file of this machine until it goes up."""
+
+    def __init__(self, objects: S3Objects, key: str, content_type: str | None) -> None:
+        self._objects = objects
+        self._key = key
+        self._content_type = content_type
+        with told(key):
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        with told(self._key):
+            await asyncio.to_thread(self._file.write, data)
+
+    async def commit(self) -> ObjectInfo:
+        writer = await self._objects.open_write(self._key, self._content_type)
+        try:
+            self._file.seek(0)
+            while piece := await asyncio.to_thread(self._file.read, CHUNK):
+                await writer.write(piece)
+            return await writer.commit()
+        finally:
+            await writer.abort()
+            self._file.close()
+
+    async def abort(self) -> None:
+        self._file.close()
 
 
 @contextlib.contextmanager
