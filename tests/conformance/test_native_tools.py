@@ -888,3 +888,20 @@ def test_workspaces_in_s3(bucket: tuple[str, str], tmp_path: Path) -> None:
             shown = json.dumps(gateway.invoke("gsv__ConfigGet", {"path": path}))
             assert "hunter2" not in shown and "***" in shown
         assert "hunter2" not in json.dumps(gateway.invoke("exec", {"command": "env"}))
+        # A file, and a folder, from a machine into the bucket and back.
+        with NodeProcess(gateway, tmp_path / "box", "box") as node:
+            (node.workspace / "tree" / "deep").mkdir(parents=True)
+            contents = {"tree/a": b"a", "tree/empty": b"", "tree/deep/large": os.urandom(9 * 1024 * 1024 + 1)}
+            for name, content in contents.items():
+                (node.workspace / name).write_bytes(content)
+            for source, destination in (
+                ("box:tree/deep/large", "gsv:one"),
+                ("gsv:one", "box:one"),
+                ("box:tree", "gsv:kept/"),
+                ("gsv:kept/tree", "box:back"),
+            ):
+                answer = gateway.invoke("gsv__Transfer", {"source": source, "destination": destination})
+                assert answer["ok"] is True, answer
+            assert (node.workspace / "one").read_bytes() == contents["tree/deep/large"]
+            for name, content in contents.items():
+                assert (node.workspace / "back" / name.removeprefix("tree/")).read_bytes() == content
