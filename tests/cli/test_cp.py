@@ -161,7 +161,7 @@ def test_a_new_file_here_has_the_mode_of_the_umask_and_can_be_run_if_the_source_
     node: NodeProcess, tmp_path: Path
 ) -> None:
     (node.workspace / "tools").mkdir()
-    for name, mode in (("run", 0o700), ("read", 0o600)):
+    for name, mode in (("run", 0o755), ("read", 0o644)):
         (node.workspace / "tools" / name).write_text("x")
         (node.workspace / "tools" / name).chmod(mode)
     before = os.umask(0o027)

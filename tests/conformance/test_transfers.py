@@ -134,6 +134,17 @@ def test_what_was_for_its_owner_alone_stays_so(pair: Pair) -> None:
     pair.move("left:.keys/deep/key", "type:right:public/.keys/open")
     assert (pair.right.workspace / "public" / ".keys" / "deep" / "key").stat().st_mode & 0o777 == 0o600
     assert (pair.right.workspace / "public" / ".keys" / "open").stat().st_mode & 0o077, "it was for all at its source"
+    project = pair.left.workspace / "project"
+    for name, mode in (("in", 0o755), ("in/keys", 0o700)):
+        (project / name).mkdir(mode, parents=True)
+    for name, mode in ((".env", 0o600), ("run", 0o700), ("in/page", 0o644), ("in/keys/open", 0o644)):
+        (project / name).write_text(name)
+        (project / name).chmod(mode)
+    pair.move("left:project", "type:right:project")
+    arrived = pair.right.workspace / "project"
+    modes = {str(path.relative_to(arrived)): path.stat().st_mode & 0o777 for path in arrived.rglob("*")}
+    assert (modes[".env"], modes["run"], modes["in/keys"]) == (0o600, 0o700, 0o700)
+    assert modes["in/page"] & 0o044 and modes["in"] & 0o055
 
 
 def test_a_folder_with_everything_in_it(pair: Pair) -> None:

@@ -328,7 +328,13 @@ class TransferDoors:
                 "executable": not offer.folder and any(each.executable for each in entries),
                 "private": offer.private,
                 "entries": [
-                    {"path": each.path, "kind": each.kind, "size": each.size, "executable": each.executable}
+                    {
+                        "path": each.path,
+                        "kind": each.kind,
+                        "size": each.size,
+                        "executable": each.executable,
+                        "private": each.private,
+                    }
                     for each in entries
                     if offer.folder
                 ],

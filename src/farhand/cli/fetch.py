@@ -46,11 +46,12 @@ def _fetch_folder(
     done = 0
     for entry in found["entries"]:
         target = local / entry["path"]
+        alone = private or bool(entry.get("private"))
         if entry["kind"] == "folder":
-            _make_folder(target, private)
+            _make_folder(target, alone)
         elif entry["kind"] == "file":
             inner = f"{source.rstrip('/')}/{entry['path']}"
-            modes = {"executable": entry["executable"], "private": private}
+            modes = {"executable": entry["executable"], "private": alone}
             done += _fetch_file(client, inner, agent, target, show, done, found["size"], modes)
         else:
             say_left_out(entry["path"], Kind.LINK)

@@ -187,7 +187,7 @@ class Arrival:
         write_beside(self._notes.path(self._id, "manifest"), data)
         if not self._manifest.single:
             with told("write", self._place.path):
-                os.mkdir(self._partial, self._mode(0o777), dir_fd=self._folder)
+                os.mkdir(self._partial, 0o700 if self._offer.private else 0o777, dir_fd=self._folder)
                 self._staging = _open_folder(self._partial, self._folder)
 
     def _next_part(self, manifest: Manifest, part: int) -> None:
@@ -199,27 +199,25 @@ class Arrival:
         self._hash = blake3()
         if manifest.single:
             old = replaceable(self._folder, self._name)
-            mode = 0o600 if old else self._file_mode(entry)
+            mode = 0o600 if old else self._mode(entry)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
             self._out = WriteOut(self._file, size=entry.size)
             return
         with self._parent(entry.path) as (folder, name):
             if entry.kind is EntryKind.FOLDER:
-                os.mkdir(name, self._mode(0o777), dir_fd=folder)
+                os.mkdir(name, self._mode(entry), dir_fd=folder)
             elif entry.kind is EntryKind.LINK:
                 os.symlink(entry.target, name, dir_fd=folder)
             else:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._file = os.open(name, flags, self._file_mode(entry), dir_fd=folder)
+                self._file = os.open(name, flags, self._mode(entry), dir_fd=folder)
                 self._out = WriteOut(self._file, size=entry.size)
 
-    def _file_mode(self, entry: Entry) -> int:
-        return self._mode(0o777 if entry.executable else 0o666)
-
-    def _mode(self, mode: int) -> int:
-        """What was for its owner alone stays so."""
-        return mode & 0o700 if self._offer.private else mode
+    def _mode(self, entry: Entry) -> int:
+        """Of what is made new. What was for its owner alone stays so."""
+        mode = 0o777 if entry.executable or entry.kind is EntryKind.FOLDER else 0o666
+        return mode & 0o700 if self._offer.private or entry.private else mode
 
     # -- taking up --------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Parcel:
             manifest_bytes=len(self._manifest.encoded),
             manifest_digest=blake3(self._manifest.encoded).hexdigest(),
             mime=mime,
-            private=not status.st_mode & 0o077,
+            private=_private(status),
         )
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Parcel:
                 raise Failed(f"a transfer has at most {MAX_ENTRIES} files; '{shown(self._place.path)}' has more")
             status = each.stat(follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                entries.append(Entry(path, EntryKind.FOLDER))
+                entries.append(Entry(path, EntryKind.FOLDER, private=_private(status)))
                 inner = os.open(
                     each.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
                 )
@@ -250,7 +250,11 @@ class Parcel:
 
 def _file_entry(path: str, status: os.stat_result) -> Entry:
     executable = bool(status.st_mode & 0o100)
-    return Entry(path, EntryKind.FILE, status.st_size, executable, status.st_mtime_ns)
+    return Entry(path, EntryKind.FILE, status.st_size, executable, status.st_mtime_ns, private=_private(status))
+
+
+def _private(status: os.stat_result) -> bool:
+    return not status.st_mode & 0o077
 
 
 def _mime(head: bytes, path: str) -> str | None:

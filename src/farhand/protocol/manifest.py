@@ -33,6 +33,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     changed: int = 0
     """When the file last changed, in nanoseconds, as its sender tells it."""
     target: str = ""
+    private: bool = False
+    """A file or folder for its owner alone."""
 
 
 class Manifest:
