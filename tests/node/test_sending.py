@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from farhand.machine.files import Files
-from farhand.node.sending import RESERVE, Parcel
+from farhand.node.sending import MOST_DEEP, RESERVE, Parcel
+from farhand.protocol.errors import Failed
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header
 from farhand.protocol.version import TRANSFER_FRAME_BYTES as FRAME
 
@@ -71,3 +72,12 @@ def test_a_receiver_whose_window_is_less_than_a_frame_gets_everything(parcel: Pa
             if isinstance(frame, bytearray):
                 received += bytes(frame)[RESERVE + HEADER_BYTES :]
     assert received == CONTENT
+
+
+def test_folders_in_folders_have_an_end(tmp_path: Path) -> None:
+    deep = tmp_path / "deep" / "/".join("d" * MOST_DEEP)
+    deep.mkdir(parents=True)
+    assert Parcel(Files(tmp_path), "deep", 7, tmp_path / "kept").offer.files == 0
+    (deep / "more").mkdir()
+    with pytest.raises(Failed, match=f"more than {MOST_DEEP} deep"):
+        Parcel(Files(tmp_path), "deep", 7, tmp_path / "another")

@@ -23,6 +23,8 @@ from farhand.sdk.link import FRAME_RESERVE
 RESERVE = FRAME_RESERVE
 """What the socket writes in front of a frame, in place."""
 MOST_FRAMES = 256
+MOST_DEEP = 256
+"""Folders within folders. Each is held open while what is in it is listed."""
 UNKNOWN_TYPE = "application/octet-stream"
 
 
@@ -233,6 +235,11 @@ class Parcel:
                 raise Failed(f"a transfer has at most {MAX_ENTRIES} files; '{shown(self._place.path)}' has more")
             status = each.stat(follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
+                if path.count("/") >= MOST_DEEP:
+                    raise Failed(
+                        f"'{shown(self._place.path)}' has folders in folders more than {MOST_DEEP} deep; transfer what "
+                        "lies so deep by itself"
+                    )
                 entries.append(Entry(path, EntryKind.FOLDER, private=_private(status)))
                 inner = os.open(
                     each.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
