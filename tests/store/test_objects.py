@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.store.folder_objects import FolderObjects
 from farhand.store.objects import Conflict, Objects, check_key, content_type_of
 from farhand.store.s3_objects import S3Objects
@@ -399,6 +400,25 @@ def test_many_that_are_held_take_no_memory(on_engine: Callable[[Check], None]) -
             await writer.abort()
         assert await keys(objects, "agents/main/many/") == ["agents/main/many/0", "agents/main/many/1"]
         assert (await objects.get("agents/main/many/1"))[1] == piece * 6
+
+    on_engine(check)
+
+
+def test_one_that_is_held_and_finds_no_room_is_nothing(on_engine: Callable[[Check], None]) -> None:
+    async def check(objects: Objects) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        writers = [await objects.open_write(f"agents/main/full/{number}", held=True) for number in range(2)]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, before[1]))
+        try:
+            for writer in writers:
+                with pytest.raises(Failed, match=r"agents/main/full|Failed to write"):
+                    for _ in range(600):
+                        await writer.write(bytes(1000))
+                await writer.abort()
+                await writer.abort()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert await keys(objects, "agents/main/") == []
 
     on_engine(check)
 

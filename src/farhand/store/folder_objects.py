@@ -399,7 +399,8 @@ class FolderWriter:
         with self._using:
             if self._open:
                 self._open = False
-                self._stack.__exit__(_Aborted, _Aborted(), None)
+                with contextlib.suppress(ToolError):  # of a full disk: what is left to be written is not wanted
+                    self._stack.__exit__(_Aborted, _Aborted(), None)
                 with self._objects.shaping:
                     prune(self._files, self._path)
 

@@ -256,16 +256,18 @@ class HeldWriter:
     async def commit(self) -> ObjectInfo:
         writer = await self._objects.open_write(self._key, self._content_type)
         try:
-            self._file.seek(0)
-            while piece := await asyncio.to_thread(self._file.read, CHUNK):
-                await writer.write(piece)
+            with told(self._key):
+                await asyncio.to_thread(self._file.seek, 0)
+                while piece := await asyncio.to_thread(self._file.read, CHUNK):
+                    await writer.write(piece)
             return await writer.commit()
         finally:
             await writer.abort()
-            self._file.close()
+            await self.abort()
 
     async def abort(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written before cannot be now, and is not wanted
+            self._file.close()
 
 
 @contextlib.contextmanager
