@@ -176,6 +176,66 @@ def test_a_request_may_come_in_pieces(hands: NodeProcess, line: Line) -> None:
         assert line.receive()[2]["result"]["output"] == "whole"
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.2])
+def test_a_body_may_come_behind_its_head(hands: NodeProcess, line: Line, pause: float) -> None:
+    """As most clients in Python send it, from the first request on."""
+    for number in range(6):
+        whole = line.bytes_of(read(f"{number}"))
+        size = whole.index(b"\r\n\r\n") + 4
+        line.send(whole[:size])
+        time.sleep(pause)
+        line.send(whole[size:])
+        status, headers, body = line.receive()
+        assert (status, body["result"]["output"]) == (200, f"{number}")
+        assert headers["x-request-id"] == body["request_id"]
+
+
+def test_a_body_behind_its_head_may_come_in_pieces_and_be_followed(hands: NodeProcess, line: Line) -> None:
+    warm(line, read("a"))
+    whole = line.bytes_of(read("a"))
+    size = whole.index(b"\r\n\r\n") + 4
+    for piece in (
+        whole[:size],
+        whole[size:-3],
+        whole[-3:] + whole[:size],
+        whole[size:] + whole,
+        whole[:size],
+        whole[size:],
+    ):
+        line.send(piece)
+        time.sleep(0.01)
+    assert [line.receive()[2]["result"]["output"] for _ in range(4)] == ["a"] * 4
+
+
+def test_a_head_without_a_body_holds_nobody_up(hands: NodeProcess, shared_gateway: GatewayProcess, line: Line) -> None:
+    warm(line, read("a"))
+    whole = line.bytes_of(read("a"))
+    line.send(whole[: whole.index(b"\r\n\r\n") + 4])
+    with Line(shared_gateway) as other:
+        warm(other, read("b"))
+    line.say_no_more()
+    assert line.reads_to_the_end() == b""
+
+
+def test_a_body_that_looks_like_a_request_is_a_body(
+    hands: NodeProcess, shared_gateway: GatewayProcess, line: Line
+) -> None:
+    body = {**read("x"), "session_key": "lane-look-alike"}
+    warm(line, body)
+    listed = "/v1/calls?session_key=lane-look-alike"
+    whole = line.bytes_of(body)
+    size = whole.index(b"\r\n\r\n") + 4
+    for alike in (whole, whole[:size]):
+        other = line.bytes_of(alike)
+        cut = other.index(b"\r\n\r\n") + 4
+        line.send(other[:cut].replace(b"/v1/tools/invoke", b"/v1/there/is/not"))
+        assert line.receive()[0] == 404
+        line.send(other[cut:])
+        time.sleep(0.02)
+    assert line.call(body)[2]["result"]["output"] == "x"
+    assert shared_gateway.get(listed)["count"] == 4
+
+
 def test_a_key_is_honoured_on_a_connection_that_repeats_it(hands: NodeProcess, shared_gateway: GatewayProcess) -> None:
     with Line(shared_gateway, extra="Idempotency-Key: lane-key\r\n") as line:
         answers = [line.call({"tool": "hands__Bash", "args": {"command": "date +%N"}})[2] for _ in range(5)]

@@ -55,6 +55,8 @@ class CorkedProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _between = True
+    """The last request has come whole, and nothing of the next."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport))  # type: ignore[arg-type]
@@ -84,11 +86,15 @@ class CorkedProtocol(HttpToolsProtocol):
         if self._in_head:  # what follows a body is no header: whoever checked the head has not seen it
             super().on_header(name, value)
 
+    def on_message_begin(self) -> None:
+        self._between = False
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head = True
+        self._in_head = self._between = True
         super().on_message_complete()

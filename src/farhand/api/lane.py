@@ -23,6 +23,8 @@ from farhand.gateway.credentials import Credential
 END_OF_LINE = b"\r\n"
 END_OF_HEAD = b"\r\n\r\n"
 FEW_CALLERS = 2
+BODY_SECONDS = 0.05
+"""A known head waits so long for its body; then both take the usual way."""
 
 
 class LaneDoor(Protocol):
@@ -90,6 +92,8 @@ class LaneProtocol(CorkedProtocol):
         self._doors = {f"POST {path} HTTP/1.1".encode(): door for path, door in doors.items()}
         self._seen = b""
         self._pass: Pass | None = None
+        self._head: asyncio.TimerHandle | None = None
+        """While it is set, the known head is here and its body is waited for."""
         self._busy = False
         """A call of the lane is being answered."""
         self._hang_up: Callable[[], None] | None = None
@@ -145,35 +149,57 @@ class LaneProtocol(CorkedProtocol):
             self.flow.pause_reading()
             return
         known = self._pass
-        if (
-            known is not None
-            and len(data) == known.size
-            and data.startswith(known.head)
-            and self.cycle.response_complete
-            and self._guard.still_admits(known.admission)
-        ):
-            self._busy = True
-            hang_up = known.door.answer_at_once(data[len(known.head) :], known.admission.credential, self._answer)
-            if hang_up is not None:
-                self._hang_up = hang_up if self._busy else None
+        if self._head is not None:
+            data = self._take_head() + data
+        if known is not None and self._between and self.cycle.response_complete and data.startswith(known.head):
+            if len(data) == known.size:
+                if self._guard.still_admits(known.admission) and self._took(known, data):
+                    return
+            elif len(data) == len(known.head):  # many clients send the body apart
+                self._head = self.loop.call_later(BODY_SECONDS, self._let_head_go)
                 return
-            self._busy = False
         self._answers.flush()  # what comes now may be refused at once, and stands behind the last answer
+        begins = self._between
         super().data_received(data)
-        door = self._doors.get(data[: data.find(END_OF_LINE)])
+        door = self._doors.get(data[: data.find(END_OF_LINE)]) if begins else None
         if door is not None:
             self._learn(data, door)
 
+    def _took(self, known: Pass, data: bytes) -> bool:
+        self._busy = True
+        hang_up = known.door.answer_at_once(data[len(known.head) :], known.admission.credential, self._answer)
+        if hang_up is None:
+            self._busy = False
+            return False
+        self._hang_up = hang_up if self._busy else None
+        return True
+
+    def _take_head(self) -> bytes:
+        assert self._head is not None and self._pass is not None
+        self._head.cancel()
+        self._head = None
+        return self._pass.head
+
+    def _let_head_go(self) -> None:
+        if self._head is not None:
+            self._answers.flush()
+            super().data_received(self._take_head())
+
     def _learn(self, data: bytes, door: LaneDoor) -> None:
-        """Remember a head that comes for the second time."""
-        size = data.find(END_OF_HEAD) + len(END_OF_HEAD)
+        """Remember a head that comes for the second time, by itself or with all of its body and nothing else."""
+        end = data.find(END_OF_HEAD)
+        if end < 0:
+            return
+        size = end + len(END_OF_HEAD)
         head = data[:size]
         if head != self._seen:
             self._seen = head
             return
-        admission = self._guard.admission(dict(self.scope), len(data) - size)
+        admission = self._guard.admission(dict(self.scope))
+        if admission is not None and len(data) - size not in (0, admission.length):
+            admission = None
         self._answers.callers += (admission is not None) - (self._pass is not None)
-        self._pass = None if admission is None else Pass(head, len(data), admission, door)
+        self._pass = None if admission is None else Pass(head, size + admission.length, admission, door)
 
     def _answer(self, call_id: str, reply: Reply) -> None:
         self._busy = False
@@ -203,7 +229,7 @@ class LaneProtocol(CorkedProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         # The lane leaves this timer alone, since setting one for each call costs more than looking at the clock here.
-        idle = 0.0 if self._busy else self.loop.time() - self._answered_at
+        idle = 0.0 if self._busy or self._head is not None else self.loop.time() - self._answered_at
         if idle < self.timeout_keep_alive:
             self._wait_for_more(self.timeout_keep_alive - idle)
         else:
@@ -215,6 +241,8 @@ class LaneProtocol(CorkedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_in()
         self._answers.callers -= self._pass is not None
+        if self._head is not None:
+            self._take_head()
         self._pass = None
         self._waiting = b""
         if self._hang_up is not None:
@@ -223,6 +251,7 @@ class LaneProtocol(CorkedProtocol):
         self._unset_keepalive_if_required()
 
     def shutdown(self) -> None:
+        self._let_head_go()
         self._answers.flush()
         if self._busy:
             self._last = True
