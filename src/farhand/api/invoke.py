@@ -191,7 +191,7 @@ def answer_of(record: CallRecord) -> bytes:
             error is UNSET,
             RouteTaken(record.route, record.node_id, record.capability),
             round(record.duration_ms or 0),
-            state.value,
+            str(state),
             result,
             error,
         )

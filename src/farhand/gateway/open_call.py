@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -77,75 +78,45 @@ class Parked(msgspec.Struct, kw_only=True):
     """Its question is being put, or it is being started."""
 
 
-class OpenCall:
+class OpenCall(msgspec.Struct, eq=False):
     """A call that has not ended."""
 
-    __slots__ = (
-        "deadline",
-        "expires",
-        "listeners",
-        "lost",
-        "node",
-        "over",
-        "own",
-        "parked",
-        "promised",
-        "raised",
-        "read_only",
-        "record",
-        "request",
-        "sent",
-        "started",
-        "stopping",
-        "stranded",
-        "task",
-        "told",
-        "unrun",
-        "waiter",
-        "waiters",
-        "words",
-        "written",
-    )
-
-    def __init__(
-        self, record: CallRecord, node: Node | None, request: bytes, read_only: bool, own: Tool | None = None
-    ) -> None:
-        self.record = record
-        self.node = node
-        self.own = own
-        """The gateway's own tool that runs it, where no node does."""
-        self.parked: Parked | None = None
-        """It is held back: nothing of it has left the gateway."""
-        self.promised = False
-        """It was held back once, and its caller was told to come again."""
-        self.raised: ToolError | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.request = request
-        self.read_only = read_only
-        self.listeners: list[Callable[[CallRecord], None]] = []
-        self.told: CallRecord | None = None
-        """What whoever waits is told once the call is over."""
-        self.deadline: asyncio.TimerHandle | None = None
-        self.expires: float | None = None
-        """By the loop's clock, while that is too far away for a timer."""
-        self.waiter: asyncio.Future[None] | None = None
-        """Who sends it, once it is written down; else the gate does."""
-        self.lost: Callable[[Exception], None] | None = None
-        """Is told that it could not be written down, and did not run."""
-        self.sent = False
-        self.stranded = False
-        """Its node left before it was sent, and is waited for."""
-        self.unrun = False
-        """It ended without having run, and nobody wanted that: its idempotency key may be used again."""
-        self.over = False
-        """It has ended; its record says so once that is written down."""
-        self.started = time.perf_counter()
-        self.stopping: tuple[CallState, str] | None = None
-        self.waiters = 0
-        self.words: Words | None = None
-        """What was said around it, and is kept with its end."""
-        self.written = False
-        """The tables have it as open."""
+    record: CallRecord
+    node: Node | None
+    request: bytes
+    read_only: bool
+    own: Tool | None = None
+    """The gateway's own tool that runs it, where no node does."""
+    parked: Parked | None = None
+    """It is held back: nothing of it has left the gateway."""
+    promised: bool = False
+    """It was held back once, and its caller was told to come again."""
+    raised: ToolError | None = None
+    task: asyncio.Task[None] | None = None
+    listeners: list[Callable[[CallRecord], None]] = []
+    told: CallRecord | None = None
+    """What whoever waits is told once the call is over."""
+    deadline: asyncio.TimerHandle | None = None
+    expires: float | None = None
+    """By the loop's clock, while that is too far away for a timer."""
+    waiter: asyncio.Future[None] | None = None
+    """Who sends it, once it is written down; else the gate does."""
+    lost: Callable[[Exception], None] | None = None
+    """Is told that it could not be written down, and did not run."""
+    sent: bool = False
+    stranded: bool = False
+    """Its node left before it was sent, and is waited for."""
+    unrun: bool = False
+    """It ended without having run, and nobody wanted that: its idempotency key may be used again."""
+    over: bool = False
+    """It has ended; its record says so once that is written down."""
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    stopping: tuple[CallState, str] | None = None
+    waiters: int = 0
+    words: Words | None = None
+    """What was said around it, and is kept with its end."""
+    written: bool = False
+    """The tables have it as open."""
 
     def ended(self) -> asyncio.Future[CallRecord]:
         """A future of the caller's own: whoever cancels it takes it from nobody else."""
@@ -216,11 +187,13 @@ def stopped(state: CallState, message: str) -> ToolResult:
 
 # An id is a name, not a secret: a generator that need not ask the kernel each time will do.
 _random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
+_halves = struct.Struct(">QQ").pack
 
 
 def new_call_id() -> str:
     """A UUID that sorts by time (version 7), so that the record's index grows at one end and lists it in order: in
     parts of a millisecond, since there is more than one call in it."""
-    (now, rest), bits = divmod(time.time_ns(), 1_000_000), _random_bits(62)
-    part, variant = (rest << 12) // 1_000_000, 0x8000 | bits >> 48
-    return f"{now >> 16:08x}-{now & 0xFFFF:04x}-7{part:03x}-{variant:04x}-{bits & 0xFFFF_FFFF_FFFF:012x}"
+    now, rest = divmod(time.time_ns(), 1_000_000)
+    moment = now << 16 | 0x7000 | (rest << 12) // 1_000_000
+    digits = _halves(moment, 1 << 63 | _random_bits(62)).hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

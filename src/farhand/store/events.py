@@ -29,7 +29,7 @@ def append_event(
     at: int,
     kind: str,
     subject: str,
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] | msgspec.Raw,
     covered: bytes = b"",
     *,
     skip: int = 1,
