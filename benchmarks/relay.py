@@ -52,7 +52,11 @@ def middle(sample: Sample) -> float:
 GOALS = (
     *(
         goal
-        for name, whose in (("mcp_2025", "Python SDK 2025's"), ("mcp", "Python SDK 2026's"))
+        for name, whose in (
+            ("mcp_plain", "Python SDK's as it comes"),
+            ("mcp_2025", "Python SDK 2025's"),
+            ("mcp", "Python SDK 2026's"),
+        )
         for goal in (
             Goal(f"calls/s at 16 callers, times the {whose}", throughput, name, 16, 5.0, at_least=True),
             Goal(f"calls/s at 64 callers, times the {whose}", throughput, name, 64, 12.0, at_least=True),

@@ -38,10 +38,14 @@ def start_floor(stack: ExitStack, folder: Path, python: str) -> list[Target]:
 
 
 def start_mcp(stack: ExitStack, folder: Path, python: str) -> list[Target]:
-    port = free_port()
-    command = [python, "-m", "benchmarks.mcp_peer", "--port", str(port)]
-    peer = stack.enter_context(running(command, folder / "mcp.log", "Application startup complete"))
-    url = f"http://127.0.0.1:{port}/mcp"
+    serve = [python, "-m", "benchmarks.mcp_peer", "--port"]
+    urls, peers = [], []
+    for name, further in (("mcp", []), ("mcp-as-it-comes", ["--as-it-comes"])):
+        port = free_port()
+        log = folder / f"{name}.log"
+        peers.append(stack.enter_context(running([*serve, str(port), *further], log, "Application startup complete")))
+        urls.append(f"http://127.0.0.1:{port}/mcp")
+    (url, plain_url), (peer, plain_peer) = urls, peers
     call = {"name": "echo", "arguments": {"text": TEXT}}
     accept = {**JSON, "Accept": "application/json, text/event-stream"}
     envelope = {
@@ -57,6 +61,7 @@ def start_mcp(stack: ExitStack, folder: Path, python: str) -> list[Target]:
     older = {**accept, "MCP-Protocol-Version": "2025-11-25"}
     modern_body = _json_rpc({**call, "_meta": envelope})
     return [
+        Target("mcp_plain", "MCP SDK as it comes", plain_url, modern_body, modern, TEXT, (plain_peer.pid,)),
         Target("mcp", "MCP SDK 2026-07-28, JSON", url, modern_body, modern, TEXT, (peer.pid,)),
         Target("mcp_2025", "MCP SDK 2025-11-25, stateless", url, _json_rpc(call), older, TEXT, (peer.pid,)),
     ]
