@@ -118,6 +118,9 @@ class OpenCall(msgspec.Struct, eq=False):
     written: bool = False
     """The tables have it as open."""
 
+    def __repr__(self) -> str:
+        return f"<open call {self.record.id}>"  # arguments and results are nothing for a log
+
     def ended(self) -> asyncio.Future[CallRecord]:
         """A future of the caller's own: whoever cancels it takes it from nobody else."""
         future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
