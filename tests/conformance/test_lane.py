@@ -207,6 +207,19 @@ def test_a_body_behind_its_head_may_come_in_pieces_and_be_followed(hands: NodePr
     assert [line.receive()[2]["result"]["output"] for _ in range(4)] == ["a"] * 4
 
 
+def test_a_bad_body_behind_its_head_is_refused_as_ever(hands: NodeProcess, line: Line) -> None:
+    good = line.bytes_of(read("a"))
+    warm(line, read("a"))
+    size = good.index(b"\r\n\r\n") + 4
+    for bad in (b"[" * (len(good) - size), b"\xff" * (len(good) - size)):
+        line.send(good[:size])
+        time.sleep(0.01)
+        line.send(bad)
+        status, _, answer = line.receive()
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    assert line.call(read("a"))[2]["result"]["output"] == "a"
+
+
 def test_a_head_without_a_body_holds_nobody_up(hands: NodeProcess, shared_gateway: GatewayProcess, line: Line) -> None:
     warm(line, read("a"))
     whole = line.bytes_of(read("a"))
@@ -232,6 +245,10 @@ def test_a_body_that_looks_like_a_request_is_a_body(
         assert line.receive()[0] == 404
         line.send(other[cut:])
         time.sleep(0.02)
+    line.send(b"POST /v1/there/is/not HTTP/1.1\r\nX-Note: ")  # and a header is a header
+    time.sleep(0.02)
+    line.send(whole)
+    assert line.receive()[0] == 404
     assert line.call(body)[2]["result"]["output"] == "x"
     assert shared_gateway.get(listed)["count"] == 4
 

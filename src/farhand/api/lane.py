@@ -92,7 +92,7 @@ class LaneProtocol(CorkedProtocol):
         self._doors = {f"POST {path} HTTP/1.1".encode(): door for path, door in doors.items()}
         self._seen = b""
         self._pass: Pass | None = None
-        self._head: asyncio.TimerHandle | None = None
+        self._body_due: asyncio.TimerHandle | None = None
         """While it is set, the known head is here and its body is waited for."""
         self._busy = False
         """A call of the lane is being answered."""
@@ -149,14 +149,14 @@ class LaneProtocol(CorkedProtocol):
             self.flow.pause_reading()
             return
         known = self._pass
-        if self._head is not None:
+        if self._body_due is not None:
             data = self._take_head() + data
         if known is not None and self._between and self.cycle.response_complete and data.startswith(known.head):
             if len(data) == known.size:
                 if self._guard.still_admits(known.admission) and self._took(known, data):
                     return
             elif len(data) == len(known.head):  # many clients send the body apart
-                self._head = self.loop.call_later(BODY_SECONDS, self._let_head_go)
+                self._body_due = self.loop.call_later(BODY_SECONDS, self._let_head_go)
                 return
         self._answers.flush()  # what comes now may be refused at once, and stands behind the last answer
         begins = self._between
@@ -166,6 +166,7 @@ class LaneProtocol(CorkedProtocol):
             self._learn(data, door)
 
     def _took(self, known: Pass, data: bytes) -> bool:
+        """Whether the door has taken a request; else nothing was done."""
         self._busy = True
         hang_up = known.door.answer_at_once(data[len(known.head) :], known.admission.credential, self._answer)
         if hang_up is None:
@@ -175,13 +176,13 @@ class LaneProtocol(CorkedProtocol):
         return True
 
     def _take_head(self) -> bytes:
-        assert self._head is not None and self._pass is not None
-        self._head.cancel()
-        self._head = None
+        assert self._body_due is not None and self._pass is not None
+        self._body_due.cancel()
+        self._body_due = None
         return self._pass.head
 
     def _let_head_go(self) -> None:
-        if self._head is not None:
+        if self._body_due is not None:
             self._answers.flush()
             super().data_received(self._take_head())
 
@@ -229,7 +230,7 @@ class LaneProtocol(CorkedProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         # The lane leaves this timer alone, since setting one for each call costs more than looking at the clock here.
-        idle = 0.0 if self._busy or self._head is not None else self.loop.time() - self._answered_at
+        idle = 0.0 if self._busy or self._body_due is not None else self.loop.time() - self._answered_at
         if idle < self.timeout_keep_alive:
             self._wait_for_more(self.timeout_keep_alive - idle)
         else:
@@ -241,7 +242,7 @@ class LaneProtocol(CorkedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_in()
         self._answers.callers -= self._pass is not None
-        if self._head is not None:
+        if self._body_due is not None:
             self._take_head()
         self._pass = None
         self._waiting = b""

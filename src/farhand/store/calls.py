@@ -104,6 +104,7 @@ _WITHOUT_BODIES: Final = _SELECT.replace(" args,", " x'' AS args,").replace(" re
 MOST_LISTED_BYTES: Final = 32 * 1024 * 1024
 """Of arguments and results in one list."""
 LONGEST_KEPT_NAME: Final = 256
+"""Of a tool, for what is said of its calls to be kept at hand: anybody may ask for a longer one that is not there."""
 MOST_LATE_BYTES: Final = 256 * 1024
 """Of a result that came late; of a longer one only its length is kept."""
 
@@ -159,7 +160,7 @@ def _tell_of(
     if record.ended_at is not None and not started:
         _append_end(connection, record, packed(values) + number)
         return
-    data = _told(record)
+    data = _shown(record)
     if record.state is CallState.WAITING:
         append_event(connection, record.created_at, "call.waiting", record.id, data, packed(_asked(values)) + number)
     elif record.ended_at is None:
@@ -179,7 +180,7 @@ def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
         return False
     row = covered_row(connection, record.id)
     assert row is not None
-    append_event(connection, now, "call.started", record.id, _told(record), row.begun)
+    append_event(connection, now, "call.started", record.id, _shown(record), row.begun)
     return True
 
 
@@ -233,7 +234,7 @@ def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) ->
     if record.ended_at is not None:
         _append_end(connection, record, row.ended if begun else row.whole)
     elif not begun:
-        data = _told(record)
+        data = _shown(record)
         append_event(connection, now, "call.started", record.id, data, row.begun)
 
 
@@ -346,24 +347,22 @@ def search(
 
 
 def _append_end(connection: apsw.Connection, record: CallRecord, covered: bytes) -> None:
-    told = _told(record, record.state)
+    shown = _shown(record, record.state)
     error = {"kind": record.error_kind, "message": record.error_message}
-    data = told if record.error_kind is None else {**msgspec.json.decode(told), "error": error}
+    data = shown if record.error_kind is None else {**msgspec.json.decode(shown), "error": error}
     append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
 
 
-def _told(record: CallRecord, state: CallState | None = None) -> msgspec.Raw:
-    """What the journal says of a call; of the next one it is mostly the same."""
-    short = len(record.tool) <= LONGEST_KEPT_NAME
-    return (_tell_again if short else _tell)(record.tool, record.node_id, state)
+def _shown(record: CallRecord, state: CallState | None = None) -> msgspec.Raw:
+    """What the journal shows of a call: mostly the same as of the one before."""
+    show = _show if len(record.tool) <= LONGEST_KEPT_NAME else _show.__wrapped__
+    return show(record.tool, record.node_id, state)
 
 
-def _tell(tool: str, node_id: str | None, state: CallState | None) -> msgspec.Raw:
-    said = {"tool": tool, "node_id": node_id, "state": state}
-    return msgspec.Raw(_encode({name: value for name, value in said.items() if value is not None}))
-
-
-_tell_again = functools.lru_cache(maxsize=1024)(_tell)
+@functools.lru_cache(maxsize=1024)
+def _show(tool: str, node_id: str | None, state: CallState | None) -> msgspec.Raw:
+    data = {"tool": tool, "node_id": node_id, "state": state}
+    return msgspec.Raw(_encode({name: value for name, value in data.items() if value is not None}))
 
 
 def _record(row: tuple[Any, ...]) -> CallRecord:
