@@ -147,6 +147,26 @@ def test_a_revoked_token_is_refused_on_the_connection_it_used(
         assert line.call(read("mine"))[0] == 401
 
 
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_a_body_kept_back_until_its_token_was_revoked_is_refused(
+    hands: NodeProcess, shared_gateway: GatewayProcess, calls_before: int
+) -> None:
+    made = shared_gateway.request("POST", "/v1/tokens", {"label": "kept-back"}).json()
+    with Line(shared_gateway, made["token"]) as line:
+        body = {**read("late"), "session_key": f"kept-back-{calls_before}"}
+        for _ in range(calls_before):
+            assert line.call(body)[0] == 200
+        whole = line.bytes_of(body)
+        size = whole.index(b"\r\n\r\n") + 4
+        line.send(whole[: size + 5])
+        time.sleep(0.1)  # it has been let in by now
+        assert shared_gateway.request("DELETE", f"/v1/tokens/{made['id']}").status == 200
+        line.send(whole[size + 5 :])
+        status, _, answer = line.receive()
+    assert (status, answer["error"]["code"]) == (401, "unauthorized")
+    assert shared_gateway.get(f"/v1/calls?session_key=kept-back-{calls_before}")["count"] == calls_before
+
+
 def test_another_head_on_the_same_connection_is_looked_at_afresh(
     hands: NodeProcess, shared_gateway: GatewayProcess, line: Line
 ) -> None:

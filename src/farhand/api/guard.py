@@ -128,6 +128,8 @@ class Guard:
                 raise Problem(403, "forbidden", reason)
             if route.acts and (order := self._held()) is not None:
                 raise Problem(423, "frozen", order.refusal().message)
+            if credential not in (NOBODY, OWNER):
+                receive = self._received_while_valid(receive, headers)
             request = Request(scope, receive, headers, credential)
             request.params = params
             reply = await self._serve(route, request)
@@ -148,6 +150,18 @@ class Guard:
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
         await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
+
+    def _received_while_valid(self, receive: Receive, headers: dict[bytes, bytes]) -> Receive:
+        """A body counts only while its token does: else one could be kept back until after the token was revoked."""
+        secret = _secret(headers)
+
+        async def received() -> Any:
+            message = await receive()
+            if message["type"] == "http.request" and secret and self._credentials.recognise(secret) is None:
+                raise Problem(401, "unauthorized", "this token came to its end before the request had come whole")
+            return message
+
+        return received
 
     async def _while_valid(self, pieces: AsyncIterator[bytes], credential: Credential) -> AsyncIterator[bytes]:
         """A stream ends when the token it was asked for with is revoked, or comes to its end."""
