@@ -58,7 +58,7 @@ apply_patch(files, patch)
 print(count)
 """
 
-HALF_WAY = 17
+HALF_WAY = 18
 """Of these steps: the first file is changed then, the last is not."""
 
 

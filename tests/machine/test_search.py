@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from farhand.machine.files import Files
 from farhand.machine.find import find
@@ -48,6 +50,50 @@ def test_patterns_that_mean_nothing(pattern: str) -> None:
         parse(pattern)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("a" * 4097, "4097 characters"),
+        ("/".join("a" * 65), "65 parts"),
+        ("{a,b}" * 9 + "c" * 400, "32768 characters in all"),
+    ],
+)
+def test_patterns_that_are_too_large(pattern: str, why: str) -> None:
+    with pytest.raises(BadPattern, match=why):
+        parse(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*?" * 9 + "*!", "*a" * 2000, "*[a-z]" * 500, "{*a*a,*?*b}" * 9, "*a*" + "?" * 250]
+)
+def test_no_pattern_takes_exponential_time(pattern: str) -> None:
+    """Without a limit on time: an expression that backtracks over every star would not end in years."""
+    expression = name_expression(pattern)
+    assert not expression.fullmatch("a" * 100 + ".")
+
+
+def backtracking(pattern: str, name: str) -> bool:
+    """The meaning of a pattern of `*`, `?`, `[ab]` and plain characters, by trying everything."""
+    if not pattern:
+        return not name
+    if pattern[0] == "*":
+        return any(backtracking(pattern[1:], name[at:]) for at in range(len(name) + 1))
+    if pattern.startswith("[ab]"):
+        return name[:1] in ("a", "b") and backtracking(pattern[4:], name[1:])
+    return bool(name) and pattern[0] in ("?", name[0]) and backtracking(pattern[1:], name[1:])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["*", "?", "a", "b", "[ab]"]), min_size=1, max_size=8),
+    st.text("ab\n", max_size=8),
+)
+def test_patterns_mean_what_trying_everything_finds(pieces: list[str], name: str) -> None:
+    pattern = "".join(pieces)
+    assume("**" not in pattern)
+    assert bool(name_expression(pattern).fullmatch(name)) is backtracking(pattern, name)
+
+
 # -- finding by name
 
 
@@ -76,6 +122,7 @@ def found(tree: Path, pattern: str, base: str = ".", files: Files | None = None)
         ("src/**/*.rs", ["src/deep/er/lib.rs", "src/main.rs"]),
         ("src/*.{rs,ts}", ["src/app.ts", "src/main.rs"]),
         ("{src,.hidden}/*", [".hidden/x.md", "src/app.ts", "src/main.rs"]),
+        ("src/**/**/**/*.rs", ["src/deep/er/lib.rs", "src/main.rs"]),
         ("src/**", ["src/app.ts", "src/deep/er/lib.rs", "src/main.rs"]),
         ("**/deep/**/lib.rs", ["src/deep/er/lib.rs"]),
         ("**/src/main.rs", ["src/main.rs"]),
@@ -356,3 +403,17 @@ def test_the_users_own_ripgrep_settings_do_not_matter(tree: Path, monkeypatch: p
     (tree / "config").write_text("--invert-match\n")
     monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(tree / "config"))
     assert hits(tree, re.escape("text of old.md")) == [("old.md", 1, "text of old.md")]
+
+
+def test_comments_and_ends_of_text_as_in_rust(tree: Path) -> None:
+    (tree / "ends").write_bytes(b"first one\r\nsecond one\none more\n\\\\z\n")
+    assert hits(tree, r"(?x) fir st \s one # a comment") == [("ends", 1, "first one")]
+    assert hits(tree, "(?x) second # a comment\n \\s one # another") == [("ends", 2, "second one")]
+    assert hits(tree, r"(?ix: SECOND # a comment" + "\n)") == [("ends", 2, "second one")]
+    assert hits(tree, r"one\z") == [("ends", 1, "first one"), ("ends", 2, "second one")]
+    assert hits(tree, r"\Aone\b") == [("ends", 3, "one more")]
+    assert hits(tree, r"\\z") == [("ends", 4, r"\\z")]
+    with pytest.raises(BadPattern):
+        hits(tree, "(?x) ( # a comment")
+    with pytest.raises(BadPattern):
+        hits(tree, "( # x")

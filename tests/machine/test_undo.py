@@ -377,6 +377,34 @@ def test_the_rules_for_paths_hold(machine: Machine, tmp_path: Path) -> None:
     assert (machine.work / "a").read_text() == "new"
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_path_that_became_a_folder_is_named_as_changed(machine: Machine, removed: bool) -> None:
+    machine.write("c1", "note.txt", b"first")
+    if removed:
+        with call("c1"):
+            machine.files.remove("note.txt")
+    else:
+        (machine.work / "note.txt").unlink()
+    (machine.work / "note.txt").mkdir()
+    (machine.work / "note.txt" / "inner").write_text("stays")
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(ChangedSince, match=r"was changed since the call.*now it is a folder.*nothing was undone"):
+            machine.undo("c1", **options)
+    assert (machine.work / "note.txt" / "inner").read_text() == "stays"
+    os.rename(machine.work / "note.txt", machine.work / "aside")
+    if not removed:
+        (machine.work / "note.txt").write_bytes(b"first")
+        assert machine.undo("c1")["files"][0]["action"] == "removed"
+
+
+def test_a_path_that_became_a_pipe_is_named_as_changed(machine: Machine) -> None:
+    machine.write("c1", "note.txt", b"first")
+    (machine.work / "note.txt").unlink()
+    os.mkfifo(machine.work / "note.txt")
+    with pytest.raises(ChangedSince, match="now it is not a regular file"):
+        machine.undo("c1")
+
+
 def test_a_link_that_took_a_folders_place_is_not_followed(machine: Machine, tmp_path: Path) -> None:
     (machine.work / "d").mkdir()
     (machine.work / "d/a").write_text("old")

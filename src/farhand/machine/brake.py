@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ class FileBrake(Brake):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        self._keeping = threading.Lock()
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=Kept)
         except FileNotFoundError:
@@ -36,6 +38,10 @@ class FileBrake(Brake):
         self.order, self.thawed_at = kept.order, kept.thawed_at
 
     def _keep(self) -> None:
+        with self._keeping:  # a thaw may come while a freeze is still being written, in another thread
+            self._write()
+
+    def _write(self) -> None:
         beside = self._path.with_name(f"{self._path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:

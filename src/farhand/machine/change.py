@@ -9,19 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from farhand.machine.files import (
-    Files,
-    Place,
-    content_of,
-    folder_of,
-    open_regular,
-    replaceable,
-    shown,
-    take_over,
-    told,
-)
+from farhand.machine.allowed_paths import Place, shown
+from farhand.machine.files import Files, content_of, folder_of, open_regular, replaceable, take_over, told
 from farhand.machine.intents import Step, digest, intended
-from farhand.machine.kept import Changing, Digest
+from farhand.machine.kept import Changing, Digest, call_id
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import Failed, NotAllowed
 
@@ -45,6 +36,8 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
     if files.read_only:
         raise NotAllowed("Failed to write: the files here are read-only")
     steps = [_Step(files.place(change.path), change) for change in changes]
+    for step in steps:
+        files.refuse_unwritable("write", step.place)
     written = [step.written() for step in steps]
     with intended(files.intents, written) as intent, contextlib.ExitStack() as stack:
         for step in steps:
@@ -67,6 +60,8 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
                     for step in reversed(done):
                         step.take_back()
                     raise
+    if files.kept is not None and (call := call_id.get()) is not None:
+        files.kept.close_to_others(call)  # the steps have given up their second names of the old files
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The files of one computer that may be touched, and the three ways to touch them: open, list, replace.
 
-A path is judged by where it really leads, links resolved, and then opened without following any link.
-What the kernel refuses comes out as the error a caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
+A path is checked by `AllowedPaths` and then opened without following any link. What the kernel refuses
+comes out as the error a caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
+from farhand.machine import steering
+from farhand.machine.allowed_paths import AllowedPaths, Place, shown
 from farhand.machine.kept import Changing, Digest, KeptFiles
-from farhand.machine.refused_paths import EXISTS, OUTSIDE, PROTECTED, UPWARD, AlreadyThere, ForbiddenPath
+from farhand.machine.refused_paths import EXISTS, PROTECTED, AlreadyThere, ForbiddenPath
 from farhand.machine.root import Root, open_at_hand, sync_folder
+from farhand.machine.steering import SteeringFiles
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 MOST_SHOWN = 4096
@@ -29,21 +30,10 @@ MOST_SHOWN = 4096
 MOST_PEEKED = 256
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A judged path: as the caller spells it, where it really is, and the root that allows it."""
-
-    path: str
-    real: str
-    root: Root
-
-
 class Files:
-    """Everything beneath the roots (without roots: everything), except what is hidden.
+    """The files that `AllowedPaths` allows. What a call changes is kept in `kept`, so that it can be undone.
 
-    Relative paths start at the workspace; `.` and `..` are taken out of the text before links are looked at, or, with
-    `upward=False`, a path with a part `..` is refused; `~` is an ordinary character. Of what is hidden, `exposed`
-    folders are still to be seen. Roots that change are given as a function. What a call changes is kept in `kept`, so
-    that it can be undone. Safe to use from several threads.
+    Safe to use from several threads.
     """
 
     def __init__(
@@ -57,17 +47,15 @@ class Files:
         upward: bool = True,
         intents: Path | None = None,
         kept: KeptFiles | None = None,
+        steering: SteeringFiles | None = None,
     ) -> None:
-        """`intents`: where changes of several files at once are written down while they are under way."""
-        self.workspace = os.path.abspath(workspace)  # noqa: PTH100 (a spelling, not a file)
-        fixed = () if callable(roots) else tuple(roots) or (Root("/"),)
-        self._roots = roots if callable(roots) else lambda: fixed
+        """`intents`: where changes of several files at once are written down while they are under way. `steering`: the
+        files that are changed only where `steering.allowed` says so."""
+        self.steering = steering
+        self.paths = AllowedPaths(workspace, roots=roots, hidden=hidden, exposed=exposed, upward=upward)
+        self.workspace = self.paths.workspace
         self.read_only = read_only
         self.intents = intents
-        self.hidden = tuple(os.path.realpath(path) for path in hidden)
-        self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
-        self._exposed = tuple(os.path.realpath(path).rstrip("/") + "/" for path in exposed)
-        self._upward = upward
         self.kept = kept
         self._peeked: dict[str, str] = {}
         """Paths that `peek` has judged, and what each comes to; nothing of the file system is remembered."""
@@ -77,35 +65,20 @@ class Files:
 
     @property
     def roots(self) -> Sequence[Root]:
-        return self._roots()
+        return self.paths.roots
 
     def resolve(self, path: str) -> str:
-        """The absolute path a caller means. Raises InvalidArgs for text that cannot name a file, ForbiddenPath."""
-        refuse_unnameable("path", path)
-        if not self._upward and _UPWARD.search(path):
-            raise ForbiddenPath(f"'{shown(path)}' {UPWARD}")
-        return os.path.normpath(os.path.join(self.workspace, path))  # noqa: PTH118
+        """Return the absolute path a caller means: see `AllowedPaths.normalise`. Raises ToolError."""
+        return self.paths.normalise(path)
 
     def place(self, path: str) -> Place:
-        """Judge a path. Raises ForbiddenPath when it leads to where nobody may go; it need not exist."""
-        spelled = self.resolve(path)
-        with told("resolve", spelled):
-            real = os.path.realpath(spelled)
-        # Also as it is spelled: what lies in /proc leads anywhere, and back again.
-        if self.is_hidden(real) or self.is_hidden(spelled):
-            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
-        roots = self.roots
-        for root in roots:
-            if root.contains(real):
-                return Place(spelled, real, root)
-        allowed = ", ".join(root.path for root in roots)
-        raise ForbiddenPath(f"'{shown(spelled)}' {OUTSIDE} {allowed}")
+        """Check a path, which need not exist: see `AllowedPaths.check`. Raises ToolError."""
+        with told("resolve", self.resolve(path)):
+            return self.paths.check(path)
 
     def is_hidden(self, real: str) -> bool:
-        """Whether a real path is hidden, or beneath something that is, and not exposed."""
-        # With a slash at the end a path begins with every folder it is in, and with itself.
-        path = real + "/"
-        return path.startswith(self._hidden) and not path.startswith(self._exposed)
+        """Return whether a real path is hidden, or beneath something that is, and not exposed."""
+        return self.paths.is_protected(real)
 
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
@@ -123,7 +96,7 @@ class Files:
         roots = self.roots
         if roots is not self._peeked_beneath or len(self._peeked) > MOST_PEEKED:
             self._peeked, self._peeked_beneath = {}, roots
-        spelled = self._peeked.get(path) or self._judged(path, roots)
+        spelled = self._peeked.get(path) or self.paths.check_at_hand(path, roots)
         descriptor = None if spelled is None else open_at_hand(spelled, reading=True)
         if spelled is None or descriptor is None:
             return None
@@ -142,22 +115,6 @@ class Files:
         finally:
             os.close(descriptor)
         return bytes(content[:size]) if size == status.st_size else None
-
-    def _judged(self, path: str, roots: Sequence[Root]) -> str | None:
-        """The absolute spelling of a path that leads, without a link, to a regular file that may be seen; else None."""
-        try:
-            spelled = self.resolve(path)
-        except ToolError:
-            return None
-        if self.is_hidden(spelled) or not any(root.contains(spelled) for root in roots):
-            return None
-        named = open_at_hand(spelled, reading=False)
-        if named is None:
-            return None
-        try:
-            return spelled if stat.S_ISREG(os.fstat(named).st_mode) else None
-        finally:
-            os.close(named)
 
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""
@@ -192,7 +149,11 @@ class Files:
             file.write(content)
 
     def append(self, path: str, content: bytes) -> int:
-        """Add to the end of a file that is there and tell its new size; when the disk fails, nothing was added."""
+        """Add to the end of a file that is there and return its new size; when the disk fails, nothing was added.
+
+        A file with further names is replaced by one that has only this name: one of the others may lie outside the
+        roots, and what it names must not change.
+        """
         place = self._writable(path)
         with told("write", place.path), folder_of(place) as (folder, name), self.settling:
             refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
@@ -200,21 +161,50 @@ class Files:
             with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
                 before = os.fstat(file.fileno())
                 refuse_irregular(before)
-                with self._keeping_appended(folder, name, place, content):
-                    try:
-                        file.write(content)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    except OSError:
-                        os.ftruncate(file.fileno(), before.st_size)
-                        raise
-                return os.fstat(file.fileno()).st_size
+                if before.st_nlink == 1:
+                    with self._keeping_appended(folder, name, place, content):
+                        try:
+                            file.write(content)
+                            file.flush()
+                            os.fsync(file.fileno())
+                        except OSError:
+                            os.ftruncate(file.fileno(), before.st_size)
+                            raise
+                    return os.fstat(file.fileno()).st_size
+        return self._append_to_copy(path, content)
+
+    def _append_to_copy(self, path: str, content: bytes) -> int:
+        with self.open(path) as old:
+            before = os.fstat(old.fileno())
+
+            def refuse_changed(now: os.stat_result | None) -> None:
+                if now is None or _version(now) != _version(before):
+                    raise Failed(
+                        f"Failed to write '{shown(path)}': another program changed the file in the meantime, so "
+                        "nothing was added; try again"
+                    )
+
+            with self.replacing(path, judge=refuse_changed) as (file, _):
+                shutil.copyfileobj(old, file)
+                file.write(content)
+                return file.tell()
 
     def _writable(self, path: str) -> Place:
         place = self.place(path)
-        if self.read_only:
-            raise NotAllowed(f"Failed to write '{shown(place.path)}': the files here are read-only")
+        self.refuse_unwritable("write", place)
         return place
+
+    def refuse_unwritable(self, action: str, place: Place, *, folder: bool = False) -> None:
+        """Raise NotAllowed for a place whose files may only be read, or not be changed by this caller.
+
+        `folder`: a whole folder is to be put there.
+        """
+        if self.read_only or not place.root.writable:
+            raise NotAllowed(f"Failed to {action} '{shown(place.path)}': the files here are read-only")
+        if self.steering is None or steering.allowed.get():
+            return
+        if self.steering.covers(place.real) or (folder and self.steering.holds(place.real)):
+            raise steering.refused(shown(place.path))
 
     @contextlib.contextmanager
     def replacing(
@@ -275,20 +265,21 @@ class Files:
     def remove(self, path: str) -> None:
         """Remove a file, or a link but never what it leads to. Raises NotFound when there is none."""
         spelled = self.resolve(path)
-        if self.read_only:
-            raise NotAllowed(f"Failed to remove '{shown(spelled)}': the files here are read-only")
         parent, name = os.path.split(spelled)
         place = self.place(parent)
-        if self.is_hidden(os.path.join(place.real, name)):  # noqa: PTH118
+        real = os.path.join(place.real, name)  # noqa: PTH118
+        self.refuse_unwritable("remove", Place(spelled, real, place.root))
+        if self.is_hidden(real):
             raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
         with told("remove", spelled):
             folder = place.root.open_folder(place.real)
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 linked = stat.S_ISLNK(status.st_mode)
+                if self.paths.is_protected_status(status):
+                    raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
                 if not linked:
                     refuse_irregular(status)
-                real = os.path.join(place.real, name)  # noqa: PTH118
                 with self.settling, self.keeping(folder, name, real, None, unkept="it was a link" if linked else ""):
                     os.unlink(name, dir_fd=folder)
                 sync_folder(folder)
@@ -340,26 +331,6 @@ class Files:
             new = Digest.of((content_of(folder, name) or b"") + content)
         with self.keeping(folder, name, place.real, new, in_place=True):
             yield
-
-
-# As a path separates its parts, and as an address or another system would.
-_SLASH = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
-_UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.IGNORECASE)
-
-
-def shown(path: str) -> str:
-    """A path as text that can travel: bytes of a name that are not UTF-8 become U+FFFD."""
-    return path if path.isascii() else os.fsencode(path).decode("utf-8", "replace")
-
-
-def refuse_unnameable(parameter: str, text: str) -> None:
-    """Raises InvalidArgs naming the parameter when the text cannot be handed to the system."""
-    if "\0" in text:
-        raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError as error:
-        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
 
 
 @contextlib.contextmanager
@@ -465,6 +436,10 @@ def _status(folder: int, name: str) -> os.stat_result | None:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _refuse_missing(old: os.stat_result | None) -> None:

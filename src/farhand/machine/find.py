@@ -15,12 +15,14 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 
-from farhand.machine.files import Files, Place, shown, told
+from farhand.machine.allowed_paths import Place, shown
+from farhand.machine.files import Files, told
 from farhand.machine.pattern import BadPattern, Part, Route, combined, parse
 from farhand.machine.root import Root
 from farhand.protocol.errors import NotFound, Timeout, ToolError
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHECKED_EVERY = 1000  # entries of one folder between two looks at the clock
 _DEPTH = 100  # folders held open at once; deeper ones are opened anew from their root
 
 
@@ -90,9 +92,10 @@ class _Walk:
         self._deadline = time.monotonic() + seconds
         self._steps: dict[frozenset[Route], _Step] = {}
         self._waiting: list[tuple[Place, _Step]] = []
+        self._protected = files.paths.protected_identities()
         # A hidden folder is never entered, so all that can still be met is what is hidden in the folder itself.
         self._hidden_in: dict[str, set[str]] = {}
-        for path in files.hidden:
+        for path in files.paths.hidden:
             folder, _, name = path.rpartition("/")
             self._hidden_in.setdefault(folder + "/", set()).add(name)
 
@@ -115,8 +118,9 @@ class _Walk:
     def _visit(self, folder: int, path: str, real: str, root: Root, step: _Step, depth: int) -> None:
         """Search an opened folder and those beneath, and close it. Both spellings of it end with a slash."""
         try:
-            if time.monotonic() > self._deadline:
-                raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
+            self._check_deadline()
+            if self._protected and _identity(folder) in self._protected:
+                return  # a hidden folder under another spelling, or a second mount of it
             plain = step.plain  # every folder is searched for the same, and none is itself a match
             for name in self._scan(folder, path, real, step):
                 inner = real + name
@@ -135,6 +139,10 @@ class _Walk:
         finally:
             os.close(folder)
 
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
+
     def _scan(self, folder: int, path: str, real: str, step: _Step) -> list[str]:
         """Note the files that match in a folder; tells the names of the folders in it."""
         found, hidden = self.found, self._hidden_in.get(real)
@@ -147,7 +155,9 @@ class _Walk:
             _pass_over(error)
             return folders
         with entries:
-            for entry in entries:
+            for number, entry in enumerate(entries, 1):
+                if not number % _CHECKED_EVERY:
+                    self._check_deadline()
                 name = entry.name
                 if hidden and name in hidden:
                     continue
@@ -186,6 +196,11 @@ class _Walk:
                 self._waiting.append((place, following))
         elif stat.S_ISREG(status.st_mode) and step.files and step.files.fullmatch(name):
             self.found[path] = status.st_mtime_ns
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager

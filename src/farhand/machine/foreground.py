@@ -11,6 +11,8 @@ from farhand.machine.job import Ending, Job
 from farhand.machine.jobs import Jobs
 from farhand.protocol.errors import Cancelled, Failed
 
+START_SECONDS = 2.0
+
 
 class Foreground:
     """Runs commands of one `Jobs` to their end."""
@@ -43,6 +45,8 @@ class Foreground:
             yield
         except asyncio.CancelledError as cancelled:
             if leaving is not None and leaving in cancelled.args:
+                # A start that is cut off half-way would end the command.
+                await asyncio.wait({starting}, timeout=START_SECONDS)
                 raise
             # A task of its own: whoever cancels us again does not stop it.
             ending = asyncio.ensure_future(self._end(starting))

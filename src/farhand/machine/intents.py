@@ -16,7 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.machine.files import Files, content_of, folder_of, shown, told
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files, content_of, folder_of, told
+from farhand.machine.private_files import open_private
 from farhand.machine.root import sync_folder
 from farhand.protocol.errors import ToolError
 
@@ -48,7 +50,7 @@ class Intent:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / f"{secrets.token_hex(8)}{UNDER_WAY}"
         beside = self._path.with_suffix(".new")
-        with beside.open("wb") as file:
+        with open_private(beside, "wb") as file:
             file.write(msgspec.json.encode(list(steps)))
             file.flush()
             os.fsync(file.fileno())

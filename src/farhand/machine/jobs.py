@@ -28,6 +28,7 @@ from farhand.machine.conversation import SOCKET, line
 from farhand.machine.job import Ending, Job, processes, read_record
 from farhand.machine.link import Link
 from farhand.machine.output import Chunk
+from farhand.machine.private_files import open_private
 from farhand.machine.tree import Process
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
@@ -128,6 +129,7 @@ class Jobs:
         stdin: bool = False,
         background: bool = False,
         env: Mapping[str, str] | None = None,
+        bare: bool = False,
         shell: Sequence[str] | None = None,
         grace: float = GRACE,
         job_id: str | None = None,
@@ -135,8 +137,10 @@ class Jobs:
     ) -> Job:
         """Start `command` with the login shell, or the words of `shell` before it, in the absolute folder `workdir`.
 
-        `timeout` is in seconds, 0 for none. Without `stdin` the command's input is at its end. A call (or a job id)
-        starts at most once while its record is kept: started before, by whatever program, that job is the answer.
+        `env` adds to the environment; with `bare` it is all of it, for a sandbox: in there, /proc shows the environment
+        of the program that made it. `timeout` is in seconds, 0 for none. Without `stdin` the command's input is at its
+        end. A call (or a job id) starts at most once while its record is kept: started before, by whatever program,
+        that job is the answer.
         Raises NotFound, InvalidArgs or NotAllowed for a workdir that cannot be used, Failed when the command could
         not be started; nothing runs then. Cancelled, it ends what it may have started.
         """
@@ -149,7 +153,7 @@ class Jobs:
             return await asyncio.shield(self._starting[name])
         if (job_id or call_id) and (known := await self.find(name)):
             return known
-        environment = {**self.environment, **(env or {})}
+        environment = {**({} if bare else self.environment), **(env or {})}
         request: dict[str, Any] = {
             "id": name,
             "callId": call_id,
@@ -438,7 +442,7 @@ class Jobs:
         fact = {"event": "lost", "lostAt": _now_ms()}
         folder = self.folder / job.id
         with contextlib.suppress(OSError):
-            with (folder / "record.jsonl").open("ab") as record:
+            with open_private(folder / "record.jsonl", "ab") as record:
                 record.write(b"\n" + line(fact))
             (folder / "socket").unlink(missing_ok=True)
         job.learn(fact)
@@ -490,7 +494,7 @@ def _run_keeper(folder: Path, linger: float) -> None:
         log.unlink()
     argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN_KEEPER]
     argv += [str(Path(__file__).parents[2]), str(folder), str(linger)]
-    with log.open("ab") as words:
+    with open_private(log, "ab") as words:
         try:
             status = subprocess.run(
                 argv,

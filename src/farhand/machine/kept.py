@@ -246,6 +246,19 @@ class KeptFiles:
             line = Done(call, change)
             self._apply(line)
             self._note(line)
+        self.close_to_others(call)
+
+    def close_to_others(self, call: str) -> None:
+        """Leave what was kept for a call to its owner alone, once it has no other name.
+
+        A content that was kept by a second name has the mode of the file it was.
+        """
+        with self._using:
+            found = self._calls.get(call)
+            for file in found.files if found is not None else ():
+                with contextlib.suppress(OSError):
+                    if file.old and os.stat(file.old, dir_fd=self._contents, follow_symlinks=False).st_nlink == 1:
+                        os.chmod(file.old, 0o600, dir_fd=self._contents)
 
     def _make_room(self, newest: str) -> None:
         while self._total > self.quota or len(self._calls) > self._most_calls:
@@ -370,7 +383,7 @@ class KeptFiles:
         contents = self.folder / "contents"
         for folder in (self.folder.parent, self.folder, contents):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+            folder.chmod(0o700)
         self._calls.clear()
         self._dropped.clear()
         self._uses.clear()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from farhand.machine.allowed_paths import shown
 from farhand.machine.change import Change, change_files
-from farhand.machine.files import Files, shown
+from farhand.machine.files import Files
 from farhand.machine.patch_format import Hunk, Section, parse
 from farhand.machine.text import MOST_TEXT
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound

@@ -122,7 +122,7 @@ def _hunks(body: list[str], number: int) -> Iterator[Hunk]:
         while index < len(body) and body[index].startswith("@@"):
             if ranged := _RANGE.fullmatch(body[index].rstrip()):
                 near = int(ranged[1])
-            elif text := re.sub(r"^@@ ?|\s*@@\s*$", "", body[index]):
+            elif text := _heading(body[index]):
                 after.append(text)
             index += 1
         start = index
@@ -185,3 +185,10 @@ def _unified_section(old: str | None, new: str | None, body: list[str], first: i
 def _diff_name(line: str) -> str | None:
     name = line[4:].partition("\t")[0].strip()
     return None if name in ("/dev/null", "") else re.sub(r"^[ab]/", "", name)
+
+
+def _heading(line: str) -> str:
+    """What a line `@@ text @@` names; the second mark may be left out."""
+    text = line.removeprefix("@@").removeprefix(" ")
+    bare = text.rstrip()
+    return bare.removesuffix("@@").rstrip() if bare.endswith("@@") else text

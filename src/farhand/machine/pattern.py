@@ -1,6 +1,10 @@
 """Patterns of file names: `*`, `?`, `[a-z]`, `{one,two}`, and `**` for any depth of folders.
 
 `*` does not cross `/` and does match names that begin with a dot; case counts; `\\` takes the next character as it is.
+
+The expressions made here do not backtrack over `*`: matching a name takes at most (length of the name) times (length of
+the pattern) steps. Python's `re` holds the interpreter lock while it matches, so a pattern with exponential cost would
+stop the whole process, also from a thread.
 """
 
 from __future__ import annotations
@@ -12,6 +16,11 @@ from collections.abc import Iterator
 import msgspec
 
 _MOST_ALTERNATIVES = 1000
+_LONGEST_PATTERN = 4096  # characters, as in the longest path Linux takes
+_LONGEST_EXPANSION = 32_768  # characters of all alternatives together
+_MOST_PARTS = 64  # names and `**` between slashes
+_STAR = ".*"
+_LAZY_STAR = ".*?"
 
 
 class BadPattern(Exception):
@@ -35,6 +44,8 @@ class Route(msgspec.Struct, frozen=True):
 
 def parse(pattern: str) -> list[Route]:
     """The alternatives of a pattern. Raises BadPattern."""
+    if len(pattern) > _LONGEST_PATTERN:
+        raise BadPattern(f"it has {len(pattern)} characters; at most {_LONGEST_PATTERN} are allowed")
     return [_route(alternative) for alternative in _alternatives(pattern)]
 
 
@@ -58,7 +69,10 @@ def _route(pattern: str) -> Route:
     texts = [text for text in pattern.split("/") if text not in ("", ".")]
     if not texts:
         raise BadPattern("it names no file")
-    parts = [_part(text) for text in texts]
+    # Several `**` in a row mean the same as one.
+    parts = [_part(text) for before, text in itertools.pairwise(["", *texts]) if not text == before == "**"]
+    if len(parts) > _MOST_PARTS:
+        raise BadPattern(f"it has {len(parts)} parts between slashes; at most {_MOST_PARTS} are allowed")
     folders = pattern.endswith("/")
     if parts[-1].expression is None and not folders:
         parts.append(_part("*"))
@@ -74,7 +88,26 @@ def _part(text: str) -> Part:
     if all(plain for _, plain in pieces):
         literal = "".join(piece for piece, _ in pieces)
         return Part(re.escape(literal), literal)
-    return Part("".join(re.escape(piece) if plain else piece for piece, plain in pieces))
+    chunks = [""]
+    for piece, plain in pieces:
+        if piece == _STAR and not plain:
+            chunks.append("")
+        else:
+            chunks[-1] += re.escape(piece) if plain else piece
+    return Part(_without_backtracking(chunks))
+
+
+def _without_backtracking(chunks: list[str]) -> str:
+    """One expression for chunks of fixed length that are separated by `*`.
+
+    For every star but the last, the first place where the following chunk fits is as good as any other, so the atomic
+    group need not try another one. This is what `fnmatch.translate` does, too.
+    """
+    first, *others = chunks
+    if not others:
+        return first
+    between = "".join(f"(?>{_LAZY_STAR}{chunk})" for chunk in others[:-1] if chunk)
+    return f"{first}{between}{_STAR}{others[-1]}"
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
@@ -84,7 +117,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
         character = text[at]
         at += 1
         if character == "*":
-            yield ".*", False
+            yield _STAR, False
         elif character == "?":
             yield ".", False
         elif character == "[":
@@ -123,11 +156,13 @@ def _alternatives(pattern: str) -> list[str]:
     """Resolve braces, outermost first."""
     done: list[str] = []
     waiting = [pattern]
+    size = 0
     while waiting:
         text = waiting.pop()
         group = _first_group(text)
         if group is None:
             done.append(text)
+            size += len(text)
         else:
             start, commas, end = group
             edges = [start, *commas, end]
@@ -136,6 +171,8 @@ def _alternatives(pattern: str) -> list[str]:
             )
         if len(done) + len(waiting) > _MOST_ALTERNATIVES:
             raise BadPattern(f"its braces stand for more than {_MOST_ALTERNATIVES} patterns")
+        if size > _LONGEST_EXPANSION:
+            raise BadPattern(f"its braces stand for patterns of more than {_LONGEST_EXPANSION} characters in all")
     return done
 
 

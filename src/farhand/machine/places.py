@@ -1,7 +1,8 @@
-"""Where tools that run on the gateway's own machine may go. One rule, whichever family of tools asks.
+"""What is allowed on the gateway's own machine, and which part of a home tools may use.
 
-A path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and the real file, after
-every link, lies in an allowed folder and neither in a system folder nor among the gateway's own keys and records.
+On the gateway's machine a path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and
+the real file lies in an allowed folder and neither in a system folder nor among the gateway's own keys and records.
+`AllowedPaths` applies the rule.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from farhand.machine.files import Files
 from farhand.machine.intents import INTENTS_FOLDER
 from farhand.machine.kept import KeptFiles
 from farhand.machine.root import Root
+from farhand.machine.steering import SteeringFiles
 from farhand.protocol.errors import NotFound
 
 log = logging.getLogger("farhand.places")
@@ -39,29 +41,41 @@ AGENTS_FOLDER = "agents"
 
 
 def local_files(
-    workspace: Path, home: Path, allowed: Callable[[], Sequence[str]], kept: KeptFiles | None = None
+    workspace: Path,
+    home: Path,
+    allowed: Callable[[], Sequence[str]],
+    kept: KeptFiles | None = None,
+    *,
+    readable: Path | None = None,
 ) -> Files:
-    """The files of this machine: those of the workspace and of the folders that are `allowed` at the time."""
-    own = home.resolve()
-    exposed = [own / AGENTS_FOLDER]
-    if own in workspace.resolve().parents:
-        exposed.append(workspace)
+    """The files of this machine: those of the workspace and of the folders that are `allowed` at the time.
+
+    `readable`: a folder of the home that may be read and not written.
+    """
+    also = [] if readable is None else [readable]
     return Files(
         workspace,
-        roots=_Roots(workspace, allowed),
-        hidden=[*SYSTEM_FOLDERS, own],
-        exposed=exposed,
+        roots=_Roots(workspace, allowed, tuple(Root(folder, writable=False) for folder in also)),
+        hidden=[*SYSTEM_FOLDERS, home],
+        exposed=exposed_in_home(home, workspace, *also),
         upward=False,
-        intents=own / INTENTS_FOLDER,
+        intents=home.resolve() / INTENTS_FOLDER,
         kept=kept,
+        steering=SteeringFiles(home, [workspace]),
     )
+
+
+def exposed_in_home(home: Path, *folders: Path) -> list[Path]:
+    """Return what tools may use in a home: the agents' workspaces, and those of the folders that lie in it."""
+    own = home.resolve()
+    return [own / AGENTS_FOLDER, *(folder for folder in folders if own in folder.resolve().parents)]
 
 
 class _Roots:
     """The roots of the settings as they are now."""
 
-    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]]) -> None:
-        self._workspace = Root(workspace)
+    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]], readable: Sequence[Root]) -> None:
+        self._fixed = [*readable, Root(workspace)]
         self._allowed = allowed
         self._known: tuple[Sequence[str], tuple[Root, ...]] | None = None
         self._missed: Sequence[str] = ()
@@ -71,7 +85,7 @@ class _Roots:
         known = self._known
         if known is not None and known[0] is allowed:
             return known[1]
-        roots, missing = [self._workspace], []
+        roots, missing = list(self._fixed), []
         for path in allowed:
             try:
                 roots.append(Root(Path(path).expanduser()))

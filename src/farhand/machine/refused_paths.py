@@ -9,14 +9,20 @@ from farhand.protocol.errors import ErrorKind, Failed, NotAllowed, ToolError
 UPWARD = "has a part '..'; write the path without it"
 PROTECTED = "is in a protected folder; no tool may use it"
 OUTSIDE = "leads outside the allowed folders; use a path in"
+KERNEL_LINK = "goes through a link of a process in /proc; use the path of the file itself"
+STEERING = "steers the agent; changing it needs the scope 'chat' without a restriction to some tools or nodes"
 EXISTS = "already exists"
 
-_FORBIDDEN = re.compile(rf"'.*' (?:{re.escape(UPWARD)}|{re.escape(PROTECTED)}|{re.escape(OUTSIDE)} .*)", re.DOTALL)
+_FORBIDDEN = re.compile(
+    rf"'.*' (?:{re.escape(UPWARD)}|{re.escape(PROTECTED)}|{re.escape(KERNEL_LINK)}|{re.escape(STEERING)}|"
+    rf"{re.escape(OUTSIDE)} .*)",
+    re.DOTALL,
+)
 _THERE = re.compile(rf"'.*' {EXISTS}", re.DOTALL)
 
 
 class ForbiddenPath(NotAllowed):
-    """A path that leads to where nobody may go: it is `UPWARD`, `PROTECTED` or `OUTSIDE`."""
+    """A path that this caller may not use: it is `UPWARD`, `PROTECTED`, `OUTSIDE`, a `KERNEL_LINK` or `STEERING`."""
 
 
 class AlreadyThere(Failed):

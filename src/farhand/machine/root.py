@@ -27,10 +27,11 @@ Opener = Callable[[int, Sequence[str]], int]
 
 
 class Root:
-    """One allowed folder; `/` allows everything."""
+    """One allowed folder; `/` allows everything. What lies in one that is not `writable` may only be read."""
 
-    def __init__(self, path: str | os.PathLike[str], *, opener: Opener | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, opener: Opener | None = None, writable: bool = True) -> None:
         """Raises NotFound when there is no such folder. A link given here is resolved once, now."""
+        self.writable = writable
         self.path = os.path.realpath(path)
         if not Path(self.path).is_dir():
             raise NotFound(f"'{os.fspath(path)}' is not a folder; a root must be one that exists")

@@ -21,7 +21,8 @@ from typing import IO, BinaryIO
 
 import msgspec
 
-from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files import Files, told
 from farhand.machine.pattern import BadPattern, name_expression
 from farhand.machine.text import is_text
 from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
@@ -50,6 +51,8 @@ _OPTIONS = (
 )
 _EVERYTHING = ("--no-ignore",)
 _NOT_IGNORED = ("--no-require-git", "--no-ignore-global", "--no-ignore-parent")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _BINARY_NOTE = re.compile(
     rb"^.*: (?:WARNING: stopped searching binary file after match|binary file matches) \(found [^\n]*\)\n",
     re.DOTALL,
@@ -85,10 +88,11 @@ def search(
     Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
     """
     refuse_unnameable("pattern", pattern)
-    if len(pattern) > _LONGEST_PATTERN:
+    expression = _by_line(pattern)
+    if len(expression) > _LONGEST_PATTERN:
         raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
     base = files.resolve(path)
-    options = [*_OPTIONS, f"--max-count={most + 1}", f"--regexp={pattern}"]
+    options = [*_OPTIONS, f"--max-count={most + 1}"]
     named = _name_filter("include", include.rpartition("/")[2] if include and by_path else include)
     _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
     folder = None
@@ -102,13 +106,30 @@ def search(
         options += ["--glob=" + _glob(include)] if include else []
         options += ["--glob=!" + _glob(exclude)] if exclude else []
         options += [] if ignored else ["--glob=!.git/"]  # the last that fits decides
-    found: list[Match] = []
-    with told("search", base), contextlib.closing(_hits([ripgrep(), *options, "--", base], folder, seconds)) as hits:
-        for match in _read(files, hits, width):
-            found.append(match)
-            if len(found) > most:
-                break
+
+    def matches(expression: str) -> list[Match]:
+        found: list[Match] = []
+        command = [ripgrep(), *options, f"--regexp={expression}", "--", base]
+        with told("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
+            for match in _read(files, hits, width):
+                found.append(match)
+                if len(found) > most:
+                    break
+        return found
+
+    try:
+        found = matches(expression)
+    except BadPattern:
+        if "#" not in pattern or _VERBOSE.search(pattern) is None:
+            raise
+        # ripgrep puts the expression into a group, whose end a comment on the last line would swallow.
+        found = matches(f"{expression}\n")
     return sorted(found[:most], key=lambda match: (match.path, match.line)), len(found) > most
+
+
+def _by_line(pattern: str) -> str:
+    """The expression with `\\z` as the end of a line: each line is searched as a text of its own, whatever ends it."""
+    return _ESCAPE.sub(lambda escape: "(?m:$)" if escape[0] == r"\z" else escape[0], pattern)
 
 
 @functools.cache

@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from farhand.machine.files import Files, shown
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files
 from farhand.protocol.errors import Failed, InvalidArgs
 
 MOST_TEXT = 64 * 1024 * 1024  # bytes handed out or edited at once; more is a mistake and would fill the memory

@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import stat
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from farhand.machine.allowed_paths import Place, shown
 from farhand.machine.change import Change, change_files
-from farhand.machine.files import Files, Place, shown
+from farhand.machine.files import Files
 from farhand.machine.kept import KeptCall, KeptFiles, call_id
 from farhand.machine.kept_lines import KeptFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
 MOST_DIFFED: Final = 64 * 1024
+MOST_COMPARED: Final = 4_000_000  # pairs of lines: comparing takes that much time at worst
 """Longer contents are not compared line by line."""
 _ACTS: Final = {(True, True): "restored", (True, False): "recreated", (False, True): "removed"}
 
@@ -50,6 +53,8 @@ class _Step(msgspec.Struct, frozen=True):
         try:
             before, after = now.decode().splitlines(keepends=True), then.decode().splitlines(keepends=True)
         except UnicodeDecodeError:
+            return None
+        if len(before) * len(after) > MOST_COMPARED:
             return None
         name = shown(self.place.path)
         lines = difflib.unified_diff(before, after, name if self.now is not None else "/dev/null", name)
@@ -147,6 +152,19 @@ def _content(files: Files, file: KeptFile, largest: int) -> bytes | None:
             return opened.read()
     except NotFound:
         return None
+    except Failed as error:
+        status = files.status(file.name)
+        if stat.S_ISREG(status.st_mode):
+            raise
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise ChangedSince(
+            f"'{shown(file.name)}' was changed since the call: the call left {_left(file)}, and now it is {kind}, "
+            f"changed at {_moment(status.st_mtime_ns // 1_000_000)}; nothing was undone"
+        ) from error
+
+
+def _left(file: KeptFile) -> str:
+    return "no file" if file.new is None else f"{file.new_size} bytes with SHA-256 {file.new[:16]}…"
 
 
 def _digest(content: bytes | None) -> str | None:
@@ -154,7 +172,6 @@ def _digest(content: bytes | None) -> str | None:
 
 
 def _changed(files: Files, file: KeptFile, now: bytes | None, at: int) -> str:
-    expected = "no file" if file.new is None else f"{file.new_size} bytes with SHA-256 {file.new[:16]}…"
     if now is None:
         found, when = "it is gone", ""
     else:
@@ -164,8 +181,8 @@ def _changed(files: Files, file: KeptFile, now: bytes | None, at: int) -> str:
         except ToolError:
             when = ""
     return (
-        f"'{shown(file.name)}' was changed since the call: the call left {expected} at {_moment(at)}, and now {found}"
-        f"{when}; nothing was undone"
+        f"'{shown(file.name)}' was changed since the call: the call left {_left(file)} at {_moment(at)}, and now "
+        f"{found}{when}; nothing was undone"
     )
 
 

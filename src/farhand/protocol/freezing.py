@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
 from farhand.protocol.errors import NotAllowed
+from farhand.protocol.untrusted import one_line
 
 MOST_REASON = 500
+MOST_NAME = 200
+
+# Milliseconds since 1970, up to the last year that can be written with four digits.
+Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
 
 
 class Frozen(NotAllowed):
@@ -18,7 +24,7 @@ class Frozen(NotAllowed):
 class FreezeOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """Since when, by whom and why nothing may run."""
 
-    since: int
+    since: Moment
     by: str
     reason: str = ""
     gateway_id: str = ""
@@ -28,7 +34,9 @@ class FreezeOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     def told(self) -> str:
         """`frozen since 2026-11-16 04:10:03 UTC by owner: it mails everybody`."""
         moment = datetime.fromtimestamp(self.since / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return f"frozen since {moment} by {self.by}" + (f": {self.reason}" if self.reason else "")
+        # The other end of a link may have written the name and the reason.
+        by, reason = one_line(self.by, MOST_NAME), one_line(self.reason, MOST_REASON)
+        return f"frozen since {moment} by {by}" + (f": {reason}" if reason else "")
 
     def refusal(self) -> Frozen:
         """What the gateway says to whoever wants something run."""

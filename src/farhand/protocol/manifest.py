@@ -15,6 +15,8 @@ from farhand.protocol.errors import ProtocolError
 
 MAX_ENTRIES = 200_000
 MAX_MANIFEST_BYTES = 48 * 1024 * 1024
+# What is between two entries. A path may contain it too, but not so often.
+_BETWEEN = b"],["
 
 
 class EntryKind(StrEnum):
@@ -49,6 +51,8 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """Raises ProtocolError for a manifest that no sender of ours would send, such as one with paths that climb."""
+        if data.count(_BETWEEN) >= MAX_ENTRIES:  # before millions of them are made
+            raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries")
         try:
             entries = _decoder.decode(data)
         except msgspec.MsgspecError as error:

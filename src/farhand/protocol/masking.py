@@ -20,10 +20,11 @@ _IN_TEXT: Final = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_IN_URL: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(@)", re.IGNORECASE)
+# The scheme is left to itself: looking for one takes a search from every dot of a long name to its end.
+_IN_URL: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)", re.IGNORECASE)
 _IN_SETTING: Final = re.compile(
     r"""
-    ( \b[a-z][a-z0-9+.-]*:// ) [^\s/:@?#]+ (?=@)                                  # whoever asks, in a URL
+    ( :// ) [^\s/:@?#]+ (?=@)                                  # whoever asks, in a URL
     | ( [?&][\w.-]*(?:key|sig|signature|code|auth|pass|token|secret)= ) [^\s&#]+   # what it asks with
     | ( ://hooks\.slack\.com/\w+/ | /api/webhooks/ ) \S+                          # a place whoever knows may write to
     """,

@@ -141,11 +141,13 @@ class Pong(Struct, frozen=True, tag_field="type", tag="pong"):
     timestamp: Millis
 
 
-class ToolCancel(Struct, frozen=True, tag_field="type", tag="tool_cancel"):
+class ToolCancel(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="tool_cancel"):
     """Gateway -> node (`cancel`): stop working on this call."""
 
     request_id: str
     reason: str = ""
+    # Also end what the call started and left running, even though the call itself is over.
+    all: bool = False
 
 
 class ToolAck(Struct, frozen=True, tag_field="type", tag="tool_ack"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
+from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MAX_NAME_LENGTH, MAX_NODE_ID_LENGTH
 
 NATIVE = "gsv"
@@ -74,7 +76,66 @@ def acceptable_name(name: str) -> bool:
         validate_capability(name)
     except ValueError:
         return False
-    return len(name) <= MAX_NAME_LENGTH and name.isprintable()
+    return len(name) <= MAX_NAME_LENGTH and one_line(name, MAX_NAME_LENGTH) == name
+
+
+# Cyrillic and Greek letters, and digits, that are read as a Latin letter (a selection of Unicode's confusables).
+_LOOK_ALIKE = {
+    ord(other): latin
+    for latin, others in {
+        "a": "\u0430\u03b1\u0251",
+        "b": "\u0432",
+        "c": "\u0441\u03f2",
+        "d": "\u0501",
+        "e": "\u0435",
+        "g": "\u0261\u0581",
+        "h": "\u04bb\u043d",
+        "i": "\u0456\u03b9\u0131",
+        "j": "\u0458\u03f3",
+        "k": "\u043a\u03ba",
+        "l": "1I|\u04cf\u0406\u0399\u01c0",
+        "m": "\u043c",
+        "n": "\u0578",
+        "o": "0\u043e\u03bf\u0585",
+        "p": "\u0440\u03c1",
+        "q": "\u051b",
+        "r": "\u0433",
+        "s": "\u0455",
+        "t": "\u0442\u03c4",
+        "u": "\u03c5\u057d",
+        "v": "\u03bd\u0475",
+        "w": "\u051d\u0461",
+        "x": "\u0445\u03c7",
+        "y": "\u0443\u03b3\u04af",
+        "z": "\u1d22",
+    }.items()
+    for other in others
+}
+
+
+def look_alike(name: str, other: str) -> bool:
+    """Whether a reader could take one name for the other: they differ in case, form or similar letters alone."""
+    return not spellings(name).isdisjoint(spellings(other))
+
+
+def spellings(name: str) -> set[str]:
+    """Return what a reader may take a name for: two names are `look_alike` where these overlap."""
+    plain = unicodedata.normalize("NFKC", name)
+    return {plain.casefold(), plain.translate(_LOOK_ALIKE).casefold().translate(_LOOK_ALIKE)}
+
+
+def same_letters(name: str, other: str) -> bool:
+    """Whether two names differ in case, punctuation or similar letters alone, as `Lap-Top` and `laptop`."""
+    return not letter_spellings(name).isdisjoint(letter_spellings(other))
+
+
+def letter_spellings(name: str) -> set[str]:
+    """Return what two names have in common that differ in case, punctuation or similar letters alone."""
+    return spellings(_letters(name))
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in unicodedata.normalize("NFKC", name) if character.isalnum())
 
 
 def covers(capability: str, tool: str) -> bool:

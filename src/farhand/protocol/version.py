@@ -20,6 +20,9 @@ MAX_RESPONSE_BYTES = 1 * MIB
 MAX_FRAME_BYTES = 64 * MIB
 """Longest frame either end reads at all; beyond it the connection is closed."""
 
+MAX_PLAIN_FRAME_BYTES = 16 * MIB
+"""Longest frame a gateway takes from a plain node; a tool response in it has at most MAX_TOOL_RESPONSE_BYTES."""
+
 MAX_HELLO_BYTES = 1 * MIB
 MAX_CAPABILITIES = 256
 MAX_TOOLS = 1024
@@ -34,6 +37,9 @@ CLOSE_HELLO_TIMEOUT = 4408
 CLOSE_REPLACED = 4409
 """A newer connection of the same node took over."""
 CLOSE_SILENT = 4410
+
+# A plain node's response cannot be assigned to a call.
+CLOSE_UNREADABLE = 4422
 
 HELLO_SECONDS = 10.0
 """Both ends wait this long for the other's first message."""

@@ -1,0 +1,51 @@
+"""What a node, a person or a program says of itself, as one printable line with a bound, before anything shows it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, Final
+
+# Blank in most fonts, though a letter or a mark by category.
+_BLANK: Final = re.compile("[\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5\u2800]")
+_BREAKS: Final = frozenset({"Zl", "Zp", "Zs"})
+
+DEEPEST: Final = 6
+MOST_ITEMS: Final = 500
+LONGEST_VALUE: Final = 1024
+
+
+def one_line(text: str, longest: int) -> str:
+    """Return a text as one printable line of at most `longest` characters.
+
+    Taken out are control and format characters (bidirectional overrides, zero-width), surrogates, private and
+    unassigned ones.
+    """
+    text = text[: 8 * longest]
+    if not text.isprintable():
+        text = "".join(map(_shown, text))
+    if not text.isascii():
+        text = _BLANK.sub("", text)
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character in "\t\r\n" or unicodedata.category(character) in _BREAKS else ""
+
+
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value with each text in it one printable line; what is nested too deep or too many is left out."""
+    match value:
+        case str():
+            return one_line(value, LONGEST_VALUE)
+        case dict() if depth < DEEPEST:
+            items = list(value.items())[:MOST_ITEMS]
+            return {one_line(str(name), 128): plain_value(item, depth + 1) for name, item in items}
+        case list() if depth < DEEPEST:
+            return [plain_value(item, depth + 1) for item in value[:MOST_ITEMS]]
+        case bool() | int() | float() | None:
+            return value
+    return None
