@@ -42,7 +42,7 @@ def go(
     model: ScriptedModel, given: Tools | None = None, messages: Sequence[Message] = START, **options: Any
 ) -> list[Event]:
     async def main() -> list[Event]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             events = [event async for event in run(model, messages, given or tools(), **options)]
             await asyncio.sleep(0)
             assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -62,6 +62,28 @@ def test_memory_is_told_in_the_owners_own_session_only() -> None:
     assert "Never delete." in system_prompt(shared)
 
 
+def test_files_of_other_agents_workspaces_are_told_as_they_mean_them() -> None:
+    files = {
+        "TOOLS.md": "the camera is cam1",
+        "BOOTSTRAP.md": "ask for a name",
+        "BOOT.md": "greet",
+        "AGENTS.md": "rules",
+    }
+    own = system_prompt(PromptParts(files=files))
+    for told in (
+        "### TOOLS.md\nthe camera",
+        "### BOOTSTRAP.md\nask for a name",
+        "### BOOT.md\ngreet",
+        "delete the file",
+    ):
+        assert told in own
+    shared = system_prompt(PromptParts(files=files, private=False))
+    assert "the camera" in shared and "ask for a name" not in shared and "greet" not in shared
+    child = system_prompt(PromptParts(files=files, mode="minimal"))
+    assert "rules" in child and "the camera" in child and "ask for a name" not in child
+    assert "delete the file" not in system_prompt(PromptParts())
+
+
 def test_a_sub_agent_gets_little() -> None:
     prompt = system_prompt(
         PromptParts(mode="minimal", files=PARTS.files, skills=PARTS.skills, machines=PARTS.machines, workspace="/w")

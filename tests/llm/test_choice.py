@@ -54,6 +54,32 @@ def test_a_model_of_openai_without_a_key_names_the_variable() -> None:
         Models(environ={"FARHAND_MODEL": "gpt-4o"}).named()
 
 
+def test_a_caller_chooses_among_the_models_that_were_set_up(tmp_path: Path) -> None:
+    replayed = f"replay:{tmp_path}/kept.jsonl"
+    models = Models(
+        models={"fast": ModelSettings(provider="ollama", model="qwen3", fallback=["ollama/small"])},
+        default="ollama/large",
+        others=["ollama/helper", replayed, ""],
+    )
+    for name in ("", "fast", "ollama/large", "ollama/small", "ollama/helper", "ollama/qwen3", " fast ", replayed):
+        assert models.chosen(name) is not None
+    for name in (
+        "replay:/dev/zero",
+        "replay:/etc/passwd",
+        "replay:/gone",
+        "REPLAY:x",
+        "ollama/gpt",
+        "gpt-4o",
+        "x" * 9000,
+    ):
+        with pytest.raises(NotConfigured, match=r"There is no model .* Choose one of: ollama/large, fast, ") as refused:
+            models.chosen(name)
+        assert len(refused.value.message) < 500
+        assert str(tmp_path) not in refused.value.message
+    with pytest.raises(NotConfigured, match="Did you mean 'fast'"):
+        models.chosen("fastt")
+
+
 @pytest.mark.parametrize(
     ("name", "sent", "shown"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from farhand.llm.choice import Models
 from farhand.llm.errors import ModelError, NotConfigured
 from farhand.llm.messages import Finished, Message, Retrying, StreamEvent
 from farhand.llm.model import Model, ModelRequest
-from farhand.llm.replay import Recording, RecordingModel, ReplayModel
+from farhand.llm.replay import MAX_RECORDING_BYTES, Recording, RecordingModel, ReplayModel
 from farhand.llm.retry import RetryPolicy
 from farhand.llm.settings import ProviderSettings
 from tests.model_server import ModelServer, calls, text
@@ -87,6 +88,17 @@ def test_a_recording_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "r").write_text('{"type":"model","asked":"","events":[]}\nnonsense\n')
     with pytest.raises(NotConfigured, match="line 2, is not a line of a recording"):
         replay(tmp_path / "r", asked("a"))
+
+
+def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(MAX_RECORDING_BYTES + 1)
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(NotConfigured, match=r"not a regular file|Is a directory"):
+            replay(path, asked("a"))
+    with pytest.raises(NotConfigured, match=f"exceeds {MAX_RECORDING_BYTES} bytes"):
+        replay(tmp_path / "huge", asked("a"))
 
 
 def test_a_recording_in_memory() -> None:

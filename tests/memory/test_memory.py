@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farhand.memory.embedders import Embedder, HttpEmbedder, Unavailable
-from farhand.memory.memory import Found, Memory, Waits
+from farhand.memory.memory import MIN_SCORE, Found, Memory, Waits, scaled
 from farhand.memory.sources import FolderSource
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 from tests.embedding_server import EmbeddingServer
@@ -555,3 +555,19 @@ def test_an_embedder_that_cannot_work_says_so(folder: Path) -> None:
     found = remember(folder, lambda m: m.search("wifi", agent="main"), Unavailable("local", "it is not installed"))
     assert found.hits
     assert found.note == "searched by keyword alone: it is not installed"
+
+
+@pytest.mark.parametrize("related", [0.05, 0.25, 0.35])
+def test_scores_of_every_index_are_on_one_scale(related: float) -> None:
+    assert scaled(0.0, related) == 0 and scaled(1.0, related) == pytest.approx(1)
+    assert scaled(related, related) == pytest.approx(MIN_SCORE) == pytest.approx(0.35)
+    scores = [scaled(number / 100, related) for number in range(101)]
+    assert scores == sorted(scores)
+
+
+def test_by_keyword_the_default_threshold_is_that_of_the_seed(folder: Path) -> None:
+    (folder / "MEMORY.md").write_text("# Notes\n\nThe needle lies in the haystack behind the barn.\n")
+    for query in ("needle", "where is the needle", "needle zebra"):
+        found = search(folder, query)
+        assert found.hits and all(hit.score >= 0.35 for hit in found.hits), query
+        assert search(folder, query, min_score=0.35) == found

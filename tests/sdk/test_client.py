@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from farhand.sdk import (
     MAX_TOOL_RESPONSE_BYTES,
     Cancelled,
+    CancelToken,
     Failed,
     InvalidArgs,
     NodeClient,
@@ -127,6 +128,38 @@ async def test_the_token_may_stay_out_of_the_address() -> None:
         peer = await gateway.accept()
         assert peer.path == "/v1/nodes/ws?node_id=probe1"
         assert peer.headers["Authorization"] == "Bearer secret"
+
+
+@asynchronous
+async def test_the_token_goes_into_the_address_only_for_a_gateway_that_reads_it_there() -> None:
+    async with FakeGateway() as gateway:
+        gateway.refusals.append((401, "invalid or missing node token"))
+        async with serving(gateway.url, echo_registry(), token="secret", token_in_query=None):
+            peer = await gateway.accept()
+            assert peer.path == "/v1/nodes/ws?token=secret&node_id=probe1"
+            assert gateway.paths == ["/v1/nodes/ws?node_id=probe1", "/v1/nodes/ws?token=secret&node_id=probe1"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [
+        (401, "invalid or missing node token", {"X-Request-Id": "1"}),  # Farhand
+        (401, "please sign in", {}),  # a proxy
+        (403, "invalid or missing node token", {}),
+    ],
+)
+def test_the_token_stays_out_of_the_address_for_all_others(status: int, body: str, headers: dict[str, str]) -> None:
+    @asynchronous
+    async def run() -> None:
+        async with FakeGateway() as gateway:
+            gateway.refusals += [(status, body)] * 3
+            gateway.refusal_headers = headers
+            client = NodeClient(gateway.url, "secret", node_id="probe1", token_in_query=None)
+            with pytest.raises(Refused):
+                await client.run(echo_registry())
+            assert gateway.paths == ["/v1/nodes/ws?node_id=probe1"]
+
+    run()
 
 
 def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +284,7 @@ async def test_a_ping_is_answered_with_its_own_timestamp() -> None:
 async def test_a_ping_of_the_websocket_itself_is_answered() -> None:
     async with FakeGateway() as gateway, serving(gateway.url, echo_registry()):
         peer = await gateway.accept()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await (await peer.connection.ping(b"are you there"))
 
 
@@ -1214,7 +1247,7 @@ async def test_a_tool_deaf_to_its_token_is_cancelled_after_the_grace() -> None:
         await started.wait()
         peer.cut()
         again = await gateway.accept()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ended.wait()
         assert await again.quiet() == [], "its answer belongs to a connection that is gone"
 
@@ -1451,7 +1484,7 @@ async def test_cancelling_the_task_cleans_up(moment: str) -> None:
             ends.append(peer.ended())
         node.task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await node.task
         await asyncio.gather(*ends)
         assert gate.started == gate.ended
@@ -1543,3 +1576,19 @@ def test_any_result_under_any_limit() -> None:
         assert text.startswith(result["partial"])
 
     check()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_cancel_token_shuts_the_client_down(early: bool) -> None:
+    async def run() -> None:
+        shutdown = CancelToken()
+        client = NodeClient("ws://127.0.0.1:9/v1/nodes/ws", "token", node_info=NodeInfo("n", "n", "test", "1"))
+        if early:
+            shutdown.cancel("before the start")
+        running = client.spawn(ToolRegistry(), shutdown)
+        await asyncio.sleep(0)
+        shutdown.cancel("enough")
+        with pytest.raises(Shutdown):
+            await asyncio.wait_for(running, 30)
+
+    asyncio.run(run())

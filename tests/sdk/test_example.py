@@ -144,7 +144,7 @@ async def test_a_refusal_is_one_line(tmp_path: Path) -> None:
 
 @asynchronous
 async def test_an_address_that_cannot_be_is_one_line(tmp_path: Path) -> None:
-    async with hello_node("http://localhost:3210", tmp_path) as process:
+    async with hello_node("ftp://localhost:3210", tmp_path) as process:
         status, reason = await said_at_the_end(process)
         assert status == 1
         assert reason.startswith("hello-node: gateway_ws_url must be ws://")

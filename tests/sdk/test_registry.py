@@ -175,6 +175,7 @@ def test_a_typed_function_is_described_and_called() -> None:
                 "type": "object",
                 "properties": {"query": {"type": "string"}, "limit": {"type": "integer", "default": 20}},
                 "required": ["query"],
+                "additionalProperties": False,
             },
             read_only=True,
             timeout_ms=500,

@@ -547,6 +547,7 @@ def test_the_tools_of_the_hello_carry_their_specification() -> None:
                         "type": "object",
                         "properties": {"query": {"type": "string"}},
                         "required": ["query"],
+                        "additionalProperties": False,
                     },
                     "read_only": True,
                     "timeout_ms": 100,
@@ -558,7 +559,12 @@ def test_the_tools_of_the_hello_carry_their_specification() -> None:
         ToolSpec(
             "test.search",
             "Search.",
-            {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+            {
+                "type": "object",
+                "properties": {"query": {"type": "string"}},
+                "required": ["query"],
+                "additionalProperties": False,
+            },
             read_only=True,
             timeout_ms=100,
         )

@@ -51,7 +51,7 @@ def test_one_whose_waiter_was_cancelled_ends_unheard(loop_is: str, monkeypatch: 
 
     def end() -> None:
         release.set()
-        threads[0].join(20)
+        threads[0].join(60)
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))

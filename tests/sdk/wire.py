@@ -41,7 +41,7 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
         async def main() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(str(context)))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await test(*arguments, **keywords)
             for _ in range(100):
                 strays = asyncio.all_tasks() - {asyncio.current_task()}
@@ -74,7 +74,7 @@ class Peer:
 
     async def receive(self, kind: str | None = None) -> Any:
         """The next message, or the next of this type."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 frame = await self.connection.recv()
                 assert isinstance(frame, str), "the node sent a binary frame"
@@ -116,7 +116,7 @@ class Peer:
 
     async def ended(self) -> int | None:
         """The close code once the node's end is gone; None when there was no close frame."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(websockets.ConnectionClosed):
                 while True:
                     await self.connection.recv()
@@ -132,7 +132,9 @@ class FakeGateway:
         self._peers: asyncio.Queue[Peer] = asyncio.Queue()
         self._open: list[Peer] = []
         self.refusals: list[tuple[int, str]] = []
+        self.refusal_headers: dict[str, str] = {}
         self.upgrades = 0
+        self.paths: list[str] = []
         self.url = ""
 
     async def __aenter__(self) -> FakeGateway:
@@ -157,12 +159,14 @@ class FakeGateway:
         self._server.close()
         await self._server.wait_closed()
 
-    def _refuse(self, _connection: ServerConnection, _request: Request) -> Response | None:
+    def _refuse(self, _connection: ServerConnection, request: Request) -> Response | None:
         self.upgrades += 1
+        self.paths.append(request.path)
         if not self.refusals:
             return None
         status, body = self.refusals.pop(0)
         headers = Headers([("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+        headers.update(self.refusal_headers)
         return Response(status, http.HTTPStatus(status).phrase, headers, body.encode())
 
     async def _serve(self, connection: ServerConnection) -> None:
@@ -173,7 +177,7 @@ class FakeGateway:
 
     async def accept(self, welcome: dict[str, Any] | None = PLAIN) -> Peer:
         """The next node that connects, its hello read and, unless None, its welcome sent."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             peer = await self._peers.get()
         peer.hello = await peer.receive()
         if welcome is not None:
@@ -191,7 +195,7 @@ class Served:
         self.task = client.spawn(registry, self.shutdown)
 
     async def ending(self) -> BaseException:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.wait({self.task})
         error = self.task.exception()
         assert error is not None
@@ -212,7 +216,7 @@ async def serving(url: str, registry: ToolRegistry, **options: Any) -> AsyncIter
         else:
             served.shutdown.set()
             with pytest.raises(Shutdown):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await served.task
 
 
@@ -260,7 +264,7 @@ class RawPeer:
 
     async def read_frame(self) -> tuple[int, bytes]:
         """Opcode and payload of the node's next frame."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             first, second = await self.reader.readexactly(2)
             assert second & 0x80, "a client masks its frames"
             length = second & 0x7F
@@ -280,7 +284,7 @@ class RawPeer:
 
     async def at_end(self) -> bool:
         """True once the node has closed its end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
                     pass
@@ -311,5 +315,5 @@ class RawGateway:
         self._peers.put_nowait(RawPeer(reader, writer))
 
     async def accept(self) -> RawPeer:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._peers.get()

@@ -55,6 +55,7 @@ def test_the_schema_of_a_signature() -> None:
             "exact": {"type": "boolean", "default": False},
         },
         "required": ["query"],
+        "additionalProperties": False,
     }
 
 
@@ -62,7 +63,7 @@ def test_a_function_without_parameters() -> None:
     def nothing(ctx: Any) -> None: ...
 
     parameters = Parameters(nothing, skip=1)
-    assert parameters.schema == {"type": "object", "properties": {}}
+    assert parameters.schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert parameters.read(Raw(b"null")) == {}
     assert parameters.read(Raw(b"{}")) == {}
 
@@ -125,7 +126,33 @@ def test_the_leading_context_is_no_parameter() -> None:
 
     parameters = Parameters(tool, skip=1)
     assert list(parameters.schema["properties"]) == ["query"]
-    assert parameters.read(Raw(b'{"query":"x","ctx":1}')) == {"query": "x"}
+    with pytest.raises(InvalidArgs, match="unknown parameter 'ctx'"):
+        parameters.read(Raw(b'{"query":"x","ctx":1}'))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("queri", "unknown parameter 'queri'; did you mean 'query'? Valid parameters: query, limit, exact"),
+        ("LIMIT", "unknown parameter 'LIMIT'; did you mean 'limit'? Valid parameters: query, limit, exact"),
+        ("zzz", "unknown parameter 'zzz'; valid parameters: query, limit, exact"),
+        ("x" * 5000, f"unknown parameter '{'x' * 100}'; valid parameters: query, limit, exact"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_closest_one(given: str, message: str) -> None:
+    parameters = Parameters(simple)
+    for decode in (lambda args: parameters.read(Raw(json.dumps(args).encode())), parameters.convert):
+        with pytest.raises(InvalidArgs) as raised:
+            decode({"query": "x", given: 1})
+        assert raised.value.message == message
+
+
+def test_aliases_stand_for_parameters_one_spelling_at_a_time() -> None:
+    parameters = Parameters(simple, aliases={"q": "query", "text": "query"})
+    assert parameters.read(Raw(b'{"q":"x"}')) == parameters.convert({"query": "x"})
+    for arguments in ({"q": "x", "query": "x"}, {"query": "x", "text": None}, {"q": "", "text": "y"}):
+        with pytest.raises(InvalidArgs, match=r"ambiguous arguments: .* names of the same parameter 'query'"):
+            parameters.convert(arguments)
 
 
 def test_required_after_optional_is_possible_by_keyword() -> None:

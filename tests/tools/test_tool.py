@@ -34,6 +34,7 @@ def test_the_function_says_name_description_and_schema_and_the_context_is_not_sh
             "loud": {"type": "boolean", "default": False},
         },
         "required": ["name"],
+        "additionalProperties": False,
     }
 
 
@@ -54,10 +55,12 @@ def test_a_plain_function_runs_in_a_thread() -> None:
     assert run(tool(where))["content"] != threading.current_thread().name
 
 
-def test_aliases_are_accepted_and_the_own_name_wins() -> None:
+def test_aliases_are_accepted_and_two_names_of_a_parameter_are_refused() -> None:
     made = tool(greet, aliases={"who": "name", "person": "name"})
     assert run(made, who="you")["content"] == "main: hello you"
-    assert run(made, person="me", name="you")["content"] == "main: hello you"
+    assert made.canonical({"person": "me", "loud": True}) == {"name": "me", "loud": True}
+    with pytest.raises(InvalidArgs, match="'person' and 'name' are names of the same parameter"):
+        run(made, person="me", name="me")
     assert "who" not in made.parameters["properties"]
 
 
@@ -69,3 +72,12 @@ def test_bad_arguments_name_the_parameter(arguments: dict[str, Any], text: str) 
     with pytest.raises(InvalidArgs) as raised:
         run(tool(greet), **arguments)
     assert raised.value.message == text
+
+
+def test_another_casing_of_a_listed_value_becomes_that_value() -> None:
+    def act(action: Annotated[str, Meta(extra_json_schema={"enum": ["add", "remove"]})], text: str = "") -> str:
+        return f"{action} {text}"
+
+    made = tool(act)
+    assert made.canonical({"action": " ADD\n", "text": " X "}) == {"action": "add", "text": " X "}
+    assert made.canonical({"action": "adds"}) == {"action": "adds"}

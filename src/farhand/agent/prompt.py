@@ -13,21 +13,41 @@ from typing import Final, Literal
 import msgspec
 
 from farhand.agent.skills import Skill, listed
+from farhand.protocol.names import SEPARATOR
 
-FILES: Final = ("SOUL.md", "AGENTS.md", "IDENTITY.md", "USER.md", "MEMORY.md", "HEARTBEAT.md")
+FILES: Final = (
+    "SOUL.md",
+    "AGENTS.md",
+    "TOOLS.md",
+    "IDENTITY.md",
+    "USER.md",
+    "MEMORY.md",
+    "HEARTBEAT.md",
+    "BOOTSTRAP.md",
+    "BOOT.md",
+)
+# Told in the owner's own session only.
+PRIVATE: Final = frozenset({"MEMORY.md", "BOOTSTRAP.md", "BOOT.md"})
+SUB_AGENT_FILES: Final = ("AGENTS.md", "TOOLS.md")
 LONGEST_FILE: Final = 20_000
 LONGEST_FILES: Final = 150_000
+# Characters of the list of machines, and of those that are offline.
+LONGEST_MACHINES: Final = 600
+LONGEST_ABSENT: Final = 250
 HEARTBEAT_OK: Final = "HEARTBEAT_OK"
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A connected node, as the agent should know it."""
+    """A node, as the agent should know it.
+
+    `description`: such as its system and tags. `tools`: names without the node's prefix, or the full names of a
+    plug-in's tools. `offline`: when it was last seen, if it is not connected.
+    """
 
     id: str
     description: str = ""
-    """Such as its system and tags."""
     tools: tuple[str, ...] = ()
-    """Names without the node's prefix, or the full names of a plug-in's tools."""
+    offline: str = ""
 
 
 class PromptParts(msgspec.Struct, frozen=True):
@@ -40,7 +60,9 @@ class PromptParts(msgspec.Struct, frozen=True):
     files: Mapping[str, str] = {}
     """Texts of `FILES`, as far as they exist."""
     private: bool = True
-    """Whether this is the owner's own session: only there MEMORY.md is told."""
+    """Whether this is the owner's own session: only there the files in `PRIVATE` are told."""
+    # Whether the agent works for a person whom the owner has not named.
+    guest: bool = False
     skills: tuple[Skill, ...] = ()
     machines: tuple[Machine, ...] = ()
     further_tools: str = ""
@@ -53,14 +75,16 @@ def system_prompt(parts: PromptParts) -> str:
     """The prompt; sections that would be empty are left out."""
     full = parts.mode == "full"
     heartbeat = bool(parts.files.get("HEARTBEAT.md", "").strip())
+    bootstrap = bool(parts.files.get("BOOTSTRAP.md", "").strip())
     sections = [
         ("Identity", _IDENTITY if full else _SUB_AGENT),
         ("Tooling", _TOOLING if full else ""),
         ("Safety", _SAFETY if full else ""),
-        ("Memory Recall", _MEMORY if full else ""),
+        ("Memory Recall", _MEMORY if full and not parts.guest else ""),
         ("Skills", _skills(parts.skills) if full else ""),
         ("Workspace", _workspace(parts.workspace)),
         ("Workspace Files", _files(parts)),
+        ("First Start", _BOOTSTRAP if full and parts.private and bootstrap else ""),
         ("Heartbeat", _HEARTBEAT if heartbeat else ""),
         ("Machines", _machines(parts.machines) if full else ""),
         ("Further Tools", parts.further_tools if full else ""),
@@ -113,11 +137,11 @@ def fitted(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(parts: PromptParts) -> str:
-    shown = ("AGENTS.md",) if parts.mode == "minimal" else FILES
+    shown = SUB_AGENT_FILES if parts.mode == "minimal" else FILES
     texts = {
         name: text.strip()
         for name in shown
-        if (text := parts.files.get(name, "")).strip() and (parts.private or name != "MEMORY.md")
+        if (text := parts.files.get(name, "")).strip() and (parts.private or name not in PRIVATE)
     }
     return "\n\n".join(f"### {name}\n{text}" for name, text in fitted(texts).items())
 
@@ -133,18 +157,57 @@ def _workspace(workspace: str) -> str:
 
 
 def _machines(machines: Sequence[Machine]) -> str:
-    lines = []
-    for machine in sorted(machines, key=lambda machine: machine.id):
-        described = f" ({machine.description})" if machine.description else ""
-        lines.append(
-            f"- {machine.id}{described}: {', '.join(machine.tools)}" if machine.tools else f"- {machine.id}{described}"
+    """What the prompt says of machines. It has a bound: with many of them, tools and then ids are left to a search."""
+    known = sorted(machines, key=lambda machine: machine.id)
+    online = [machine for machine in known if not machine.offline]
+    parts = []
+    if online:
+        # The name of a plug-in's tool has a dot and is called as it is.
+        example = next((f"{one.id}{SEPARATOR}{tool}" for one in online for tool in one.tools if "." not in tool), "")
+        naming = f" A machine's tool is named {{machine}}__{{tool}}, such as {example}." if example else ""
+        parts.append(f"Connected now.{naming} Find parameters with tool_search.")
+        parts += _listed(online)
+    away = sorted((machine for machine in known if machine.offline), key=lambda one: one.offline, reverse=True)
+    if away:
+        seen = [f"{machine.id} (last seen {machine.offline})" for machine in away]
+        parts.append(
+            f"Known but offline: {_bounded(seen, LONGEST_ABSENT)}. Their tools cannot be called until they are back: "
+            "say so, and do not use another machine instead unless your user agrees."
         )
-    if not lines:
-        return ""
-    return (
-        "Connected now. A machine's tool is named {machine}__{tool}, such as "
-        f"{min(machine.id for machine in machines)}__Bash; find its parameters with tool_search.\n" + "\n".join(lines)
-    )
+    return "\n".join(parts)
+
+
+def _listed(machines: Sequence[Machine]) -> list[str]:
+    """A line for each machine; where that takes too much room, one for each set of tools; else the ids alone."""
+    lines = [
+        f"- {machine.id}"
+        + (f" ({machine.description})" if machine.description else "")
+        + (f": {', '.join(machine.tools)}" if machine.tools else "")
+        for machine in machines
+    ]
+    if sum(map(len, lines)) <= LONGEST_MACHINES:
+        return lines
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for machine in machines:
+        alike.setdefault(machine.tools, []).append(machine.id)
+    lines = [
+        f"- {_bounded(ids, LONGEST_MACHINES // 3)}" + (f": {', '.join(tools)}" if tools else "")
+        for tools, ids in alike.items()
+    ]
+    if sum(map(len, lines)) > LONGEST_MACHINES:
+        lines = [f"- {_bounded([machine.id for machine in machines], LONGEST_MACHINES // 3)}"]
+    return [*lines, "tool_search finds a machine's tools by its id; the query 'machines' lists all machines."]
+
+
+def _bounded(items: Sequence[str], longest: int) -> str:
+    """The first items that fit, with commas, and how many more there are."""
+    shown: list[str] = []
+    for item in items:
+        if shown and sum(len(one) + 2 for one in shown) + len(item) > longest:
+            break
+        shown.append(item)
+    more = len(items) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 _IDENTITY: Final = (
@@ -167,6 +230,9 @@ _SAFETY: Final = """\
 _MEMORY: Final = (
     "Before you answer about earlier work, decisions, people or preferences, look with memory_search. Write what "
     "should last into MEMORY.md, what happened today into memory/YYYY-MM-DD.md."
+)
+_BOOTSTRAP: Final = (
+    "BOOTSTRAP.md is for your first conversation: follow it before anything else, and delete the file when it is done."
 )
 _HEARTBEAT: Final = (
     f"When a message is a heartbeat or health check, follow HEARTBEAT.md; if nothing needs attention, answer exactly "

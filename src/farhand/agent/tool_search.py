@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from math import log
 from typing import Final
 
@@ -18,14 +19,24 @@ import msgspec
 
 from farhand.agent.outcome import Outcome
 from farhand.agent.tokens import tool_tokens
-from farhand.agent.tools import Call, not_found
+from farhand.agent.tools import AgentTool, Call, machine_part, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.names import FAMILY, SEPARATOR, covers
+from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.names import FAMILY, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
 from farhand.tools.agent_family import MAIN_AGENT
+from farhand.tools.schema import canonical_names
 
 NAME: Final = "tool_search"
 MOST_FOUND: Final = 8
+MOST_MACHINES: Final = 200
+# What of a query is looked at for the names of machines, and how many parts of a word make one name.
+LONGEST_QUERY: Final = 2000
+MOST_PARTS: Final = 8
+ABSENT: Final = (
+    "The tools of an offline machine cannot be called until it is back. Tell your user; do not use another machine in "
+    "its place unless your user agrees."
+)
 MOST_OFFERED: Final = 24
 """Found tools that are offered at once; the oldest make room."""
 
@@ -35,8 +46,8 @@ CORE: Final = MAIN_AGENT
 SPEC: Final = ToolSpec(
     name=NAME,
     description=(
-        "Find further tools by what they do or by name (e.g. 'schedule a job', 'laptop', 'cron'). "
-        "Found tools can then be called by name."
+        "Find further tools by what they do or by name (e.g. 'schedule a job', 'laptop', 'cron'); 'machines' lists the "
+        "machines. Found tools can then be called by name."
     ),
     parameters={
         "type": "object",
@@ -45,6 +56,7 @@ SPEC: Final = ToolSpec(
             "limit": {"type": "integer", "minimum": 1, "maximum": MOST_FOUND},
         },
         "required": ["query"],
+        "additionalProperties": False,
     },
     read_only=True,
 )
@@ -52,6 +64,8 @@ SPEC: Final = ToolSpec(
 _WORD = re.compile(r"[a-z]+|\d+")
 _BETWEEN = re.compile(r"[,\s]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PART = re.compile(r"[^\W_]+")
+_POSSESSIVE = re.compile(r"['\u2019]s\b")
 _COMMON = frozenset({"and", "are", "can", "for", "from", "get", "how", "the", "that", "this", "tool", "use", "with"})
 
 
@@ -84,27 +98,37 @@ class ToolShelf:
         self._judges = judges
 
     def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
-        specs = self._specs()
+        specs = [spec for spec in self._specs() if not _offline(spec)]
         further = [spec for spec in specs if spec.name not in self._core]
         core = [spec for spec in specs if spec.name in self._core]
         mentioned = [name for name in _found_in(messages) if name not in self._core]
         found = [spec for name in mentioned if (spec := _named(name, further)) is not None]
         # Without anything to find there is nothing to search.
-        search = [SPEC] if further else []
+        search = [SPEC] if further or len(specs) < len(self._specs()) else []
         return [*core, *search, *found[-MOST_OFFERED:]]
 
     async def call(self, use: ToolUse) -> Outcome:
         specs = self._specs()
         if use.name == NAME:
             return _searched(use, [spec for spec in specs if spec.name not in self._core])
-        if not self._judges and _named(use.name, specs) is None:
-            return not_found(use.name, [spec.name for spec in specs])
+        callable_ = [spec for spec in specs if not _offline(spec)]
+        if not self._judges and _named(use.name, callable_) is None and not self._of_other_machine(use.name, specs):
+            return not_found(use.name, [spec.name for spec in callable_])
         return await self._call(use)
+
+    @staticmethod
+    def _of_other_machine(name: str, specs: Sequence[ToolSpec]) -> bool:
+        """Whether `call` has to say what is wrong with a name: its machine is offline or unknown."""
+        if _named(name, [spec for spec in specs if _offline(spec)]) is not None:
+            return True
+        machine = machine_part(name)
+        return bool(machine) and all(machine_part(spec.name) != machine for spec in specs if not _offline(spec))
 
     def costs(self) -> list[ToolCost]:
         """Each tool with its cost, those in every request first: what `farhand tools --cost` shows."""
         offered = {spec.name for spec in self.offered(())}
-        specs = [*self.offered(()), *(spec for spec in self._specs() if spec.name not in offered)]
+        further = (spec for spec in self._specs() if spec.name not in offered and not _offline(spec))
+        specs = [*self.offered(()), *further]
         return [ToolCost(spec.name, tool_tokens(spec), spec.name in offered) for spec in specs]
 
 
@@ -146,10 +170,13 @@ def search(query: str, specs: Sequence[ToolSpec], limit: int = MOST_FOUND) -> li
 
 
 def overview(specs: Sequence[ToolSpec], core: Collection[str] = CORE) -> str:
-    """One line for each group of tools that must be searched: what the prompt says about them."""
+    """One line for each group of tools that must be searched: what the prompt says about them.
+
+    Tools that belong to a machine are left out: the prompt lists them with their machine.
+    """
     groups: dict[str, list[str]] = {}
     for spec in specs:
-        if spec.name in core:
+        if spec.name in core or (isinstance(spec, AgentTool) and spec.machine):
             continue
         group, separator, name = spec.name.partition(SEPARATOR)
         if separator:
@@ -161,16 +188,115 @@ def overview(specs: Sequence[ToolSpec], core: Collection[str] = CORE) -> str:
 
 def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
     arguments = msgspec.json.decode(use.arguments)
+    try:
+        canonical_names(arguments, SPEC.parameters["properties"], {})
+    except InvalidArgs as error:
+        return Outcome.failed("invalid_args", error.message)
     query, limit = arguments.get("query"), arguments.get("limit", MOST_FOUND)
     if not isinstance(query, str) or not query.strip():
         return Outcome.failed("invalid_args", f"{NAME} parameter query is required")
     if not isinstance(limit, int) or isinstance(limit, bool):
         return Outcome.failed("invalid_args", f"parameter 'limit': expected int, got {type(limit).__name__}")
-    found = search(query, specs, max(1, min(limit, MOST_FOUND)))
+    limit = max(1, min(limit, MOST_FOUND))
+    machines = _machines(specs)
+    if query.strip().casefold() in ("machine", "machines"):
+        return Outcome(_all_machines(machines))
+    words = [word for word in _BETWEEN.split(query) if word]
+    meant = _meant(query, machines)
+    named = {machine_part(word) for word in words} - {"", NATIVE}
+    unknown = sorted(one for one in named if not any(same_letters(one, machine) for machine in machines))
+    # A query that names a machine is about that machine: another one's tools are not what was asked for, unless they
+    # are named themselves.
+    exact = {spec.name for word in words if (spec := _named(word, specs)) is not None}
+    among = [
+        spec
+        for spec in specs
+        if not (meant or unknown) or _machine(spec) in meant or not _machine(spec) or _named_by(spec, exact)
+    ]
+    found = search(query, among, limit)
+    notes = [f"There is no machine {one!r}; search for 'machines' to see them." for one in unknown[:3]]
+    notes += [
+        f"{machine} is offline, {state}." for machine, state in sorted(machines.items()) if state and machine in meant
+    ]
+    if notes and not unknown:
+        notes.append(ABSENT)
     if not found:
-        return Outcome(f"No tool fits {query!r}. There are: {', '.join(spec.name for spec in specs)[:2_000]}")
-    lines = [f"{spec.name}: {spec.description.partition(chr(10))[0]}" for spec in found]
-    return Outcome("Found; call them by name:\n" + "\n".join(lines))
+        names = ", ".join(spec.name for spec in among if not _offline(spec))
+        return Outcome("\n".join([*notes, f"No tool fits {query!r}. There are: {names[:2_000]}"]))
+    there = [spec for spec in found if not _offline(spec)]
+    lines = ["Found; call them by name:", *(f"{spec.name}: {_told(spec)}" for spec in there)] if there else []
+    away = [f"- {spec.name} (offline, {_offline(spec)})" for spec in found if _offline(spec)]
+    if away:
+        lines += ["Offline now, cannot be called:", *away]
+        notes = notes or [ABSENT]
+    return Outcome("\n".join([*lines, *notes]))
+
+
+def _told(spec: ToolSpec) -> str:
+    """The first line of a description."""
+    return spec.description.partition("\n")[0]
+
+
+def _machine(spec: ToolSpec) -> str:
+    if isinstance(spec, AgentTool):
+        return spec.machine
+    machine = machine_part(spec.name)
+    return "" if machine == NATIVE else machine
+
+
+def _offline(spec: ToolSpec) -> str:
+    return spec.offline if isinstance(spec, AgentTool) else ""
+
+
+def _machines(specs: Sequence[ToolSpec]) -> dict[str, str]:
+    """Every machine that has a tool, and why it cannot be reached, if so."""
+    machines: dict[str, str] = {}
+    for spec in specs:
+        if machine := _machine(spec):
+            machines[machine] = _offline(spec)
+    return machines
+
+
+def _named_by(spec: ToolSpec, names: Collection[str]) -> bool:
+    return any(spec.name == name or _named(name, [spec]) is not None for name in names)
+
+
+def _named_machine(word: str) -> str:
+    """The machine that a word of a query may name: `laptop` in `laptop__Bash` and in `laptop`."""
+    return word.partition(SEPARATOR)[0]
+
+
+def _meant(query: str, machines: Iterable[str]) -> set[str]:
+    """Return the machines a query names: `laptop` in `laptop__Bash`, `laptop's`, `laptop.local` and `lap top`.
+
+    Of the parts of one word the longest name counts: `nas-2` does not name the machine `nas`.
+    """
+    known: dict[str, set[str]] = {}
+    for machine in machines:
+        for spelling in letter_spellings(machine):
+            known.setdefault(spelling, set()).add(machine)
+
+    def named(parts: Sequence[str]) -> set[str]:
+        return {machine for one in letter_spellings("".join(parts)) for machine in known.get(one, ())}
+
+    plain = _POSSESSIVE.sub("", query[:LONGEST_QUERY])
+    words = [_PART.findall(_named_machine(word)) for word in _BETWEEN.split(plain)]
+    meant: set[str] = set()
+    for one, other in pairwise([*words, []]):
+        meant |= named([*one, *other])
+        parts = one
+        while parts:
+            longest = next((end for end in range(min(len(parts), MOST_PARTS), 0, -1) if named(parts[:end])), 0)
+            meant |= named(parts[:longest])
+            parts = parts[longest or 1 :]
+    return meant
+
+
+def _all_machines(machines: dict[str, str]) -> str:
+    lines = [f"- {machine}: {f'offline, {state}' if state else 'connected'}" for machine, state in machines.items()]
+    shown = sorted(lines)[:MOST_MACHINES]
+    more = [f"({len(lines) - len(shown)} more are not listed)"] if len(lines) > len(shown) else []
+    return "\n".join(["Machines; search for one's id to see its tools:", *shown, *more])
 
 
 def _found_in(messages: Sequence[Message]) -> list[str]:
@@ -179,7 +305,7 @@ def _found_in(messages: Sequence[Message]) -> list[str]:
     for message in messages:
         mentioned: list[str] = [use.name for use in message.tool_calls]
         if message.role == "tool" and message.name == NAME and not message.is_error:
-            mentioned += [line.partition(": ")[0] for line in message.text.splitlines()[1:]]
+            mentioned += [line.partition(": ")[0] for line in message.text.splitlines()[1:] if ": " in line]
         for name in mentioned:
             names.setdefault(name)
     return list(names)

@@ -6,12 +6,31 @@ import difflib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from farhand.agent.outcome import Outcome
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
+from farhand.protocol.names import SEPARATOR
 
 Call = Callable[[ToolUse], Awaitable[Outcome]]
 """Runs a tool to its end. Its arguments are a JSON object. It may raise ToolError; cancelling it ends the tool."""
+
+
+class AgentTool(ToolSpec, frozen=True, omit_defaults=True):
+    """A tool under the name that calls it, with what the gateway knows of its machine.
+
+    `machine`: the id of the node it runs on; empty for the gateway's own. `offline`: why it cannot be called now,
+    such as "last seen 2026-11-17T09:41:12Z"; empty while its machine is connected.
+    """
+
+    machine: str = ""
+    offline: str = ""
+
+    @classmethod
+    def of(cls, spec: ToolSpec, name: str = "", *, machine: str = "", offline: str = "") -> AgentTool:
+        fields = msgspec.structs.asdict(spec) | {"machine": machine, "offline": offline}
+        return cls(**(fields | {"name": name or spec.name}))
 
 
 class Tools(Protocol):
@@ -55,7 +74,13 @@ class WithClients:
 
 
 def not_found(name: str, known: Iterable[str]) -> Outcome:
-    """What the model is told of a tool that is not there."""
-    near = difflib.get_close_matches(name, list(known), 3)
+    """Tell the model that a tool does not exist. A similar name is suggested only if it belongs to the same machine."""
+    near = difflib.get_close_matches(name, [one for one in known if machine_part(one) == machine_part(name)], 3)
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
     return Outcome.failed("not_found", f"tool not found: {name}{hint}")
+
+
+def machine_part(name: str) -> str:
+    """`laptop` of `laptop__Bash`; empty for a name that does not name a machine."""
+    machine, separator, _ = name.partition(SEPARATOR)
+    return machine if separator else ""

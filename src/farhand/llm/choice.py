@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from farhand.llm.errors import NotConfigured
 from farhand.llm.fallback import FallbackModel
 from farhand.llm.model import Model
 from farhand.llm.openai import Connections, OpenAIModel
-from farhand.llm.replay import Recording, ReplayModel
+from farhand.llm.replay import ReplayModel
 from farhand.llm.retry import RetryingModel, RetryPolicy
 from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
 
@@ -33,14 +34,17 @@ class Models:
         providers: Mapping[str, ProviderSettings] | None = None,
         models: Mapping[str, ModelSettings] | None = None,
         default: str = "",
+        others: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
         policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
     ) -> None:
-        """`default` is used where `FARHAND_MODEL` is not in the environment."""
+        """`default` is used where `FARHAND_MODEL` is not in the environment; `others` are further names that the
+        settings use, such as those of agents."""
         self._environ = environ or {}
         self._providers = _with_defaults(providers or {}, self._environ)
         self._settings = dict(models or {})
         self._default = self._environ.get("FARHAND_MODEL", "").strip() or default
+        self._others = [name for name in others if name]
         self._policy = policy or (lambda provider: RetryPolicy(retries=provider.retries))
         self._connections = Connections()
         self._built: dict[str, Model] = {}
@@ -53,10 +57,26 @@ class Models:
     @property
     def listed(self) -> list[str]:
         """Names that were set up, the default first."""
-        return list(dict.fromkeys([*([self._default] if self._default else []), *self._settings]))
+        fallbacks = [name for settings in self._settings.values() for name in settings.fallback]
+        default = [self._default] if self._default else []
+        return list(dict.fromkeys([*default, *self._settings, *self._others, *fallbacks]))
+
+    def chosen(self, name: str = "") -> Model:
+        """The model a caller asks for: one that was set up, or the default. Raises NotConfigured.
+
+        A name is only compared with those in the settings, never looked up: `replay:` names a file of the gateway's
+        host, and a provider charges for every model it has.
+        """
+        wanted = name.strip()
+        if wanted and wanted not in self.listed:
+            place = self._place_of(wanted)
+            known = [one for one in self.listed if not one.startswith(REPLAY)]
+            if wanted.startswith(REPLAY) or place not in map(self._place_of, known):
+                raise NotConfigured(_unknown(wanted, known))
+        return self.named(wanted)
 
     def named(self, name: str = "") -> Model:
-        """The model of that name, or the default. Raises NotConfigured."""
+        """The model of that name, or the default. Raises NotConfigured. For names from the settings: see `chosen`."""
         wanted = name.strip() or self._default
         if not wanted:
             raise NotConfigured(UNSET)
@@ -74,8 +94,7 @@ class Models:
 
     def _build(self, name: str) -> Model:
         if name.startswith(REPLAY):
-            path = Path(name.removeprefix(REPLAY)).expanduser()
-            return ReplayModel(name, Recording.read(path))
+            return ReplayModel(name, Path(name.removeprefix(REPLAY)).expanduser())
         settings = self._settings_of(name)
         names = list(dict.fromkeys([name, *settings.fallback]))
         chain = [self._one(member, last=member == names[-1]) for member in names]
@@ -120,6 +139,17 @@ class Models:
         if slash and model and provider in self._providers:
             return provider, model
         return DEFAULT_PROVIDER, chosen
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if not known:
+        return f"There is no model {name[:100]!r} here, and no other is set up: leave the model out."
+    near = difflib.get_close_matches(name[:100], known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    choices = ", ".join(known[:20])
+    return (
+        f"There is no model {name[:100]!r} here.{hint} Choose one of: {choices}; [models] in farhand.toml adds others."
+    )
 
 
 def _with_defaults(given: Mapping[str, ProviderSettings], environ: Mapping[str, str]) -> dict[str, ProviderSettings]:

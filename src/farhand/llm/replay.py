@@ -6,8 +6,11 @@ asked; a line of type `tool` (written and read by `agent/recording.py`) holds a 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import os
+import stat
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from farhand.llm.model import Model, ModelRequest
 
 REPLAY_CONTEXT_TOKENS = 1_000_000
 """A recording fits by definition: it was short enough when it was made."""
+
+MAX_RECORDING_BYTES = 64 * 1024 * 1024
 
 Write = Callable[[bytes], None]
 """Takes one line, its end included."""
@@ -62,11 +67,21 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Raises NotConfigured for a file that cannot be read."""
+        """Raises NotConfigured for a file that cannot be read, is no regular file or exceeds MAX_RECORDING_BYTES.
+
+        Blocks while it reads; on an event loop, use a thread.
+        """
         try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise NotConfigured(f"The recording {path} cannot be read: {error.strerror}.") from None
+            # Without O_NONBLOCK, opening a named pipe waits for a writer.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise NotConfigured(f"The recording {path} cannot be read: it is not a regular file.")
+                text = file.read(MAX_RECORDING_BYTES + 1)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise NotConfigured(f"The recording {path} cannot be read: {reason}.") from None
+        if len(text) > MAX_RECORDING_BYTES:
+            raise NotConfigured(f"The recording {path} cannot be read: it exceeds {MAX_RECORDING_BYTES} bytes.")
         return cls.of(text, str(path))
 
     @classmethod
@@ -105,11 +120,19 @@ class Recording:
 
 
 class ReplayModel:
-    """A model that says again what was recorded, event by event."""
+    """A model that repeats recorded replies, event by event. A file is read at the first use, in a thread."""
 
-    def __init__(self, name: str, recording: Recording) -> None:
+    def __init__(self, name: str, source: Recording | Path) -> None:
         self._name = name
-        self.recording = recording
+        self._source = source
+        self._reading = asyncio.Lock()
+
+    async def recording(self) -> Recording:
+        """Raises NotConfigured for a file that cannot be used."""
+        async with self._reading:
+            if isinstance(self._source, Path):
+                self._source = await asyncio.to_thread(Recording.read, self._source)
+            return self._source
 
     @property
     def name(self) -> str:
@@ -120,7 +143,8 @@ class ReplayModel:
         return REPLAY_CONTEXT_TOKENS
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        for event in self.recording.reply(request.messages).events:
+        recording = await self.recording()
+        for event in recording.reply(request.messages).events:
             yield event
 
 

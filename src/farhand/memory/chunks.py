@@ -12,7 +12,7 @@ ENOUGH = 400
 MOST = 1200
 """Characters of the longest chunk; about what a small embedding model reads."""
 
-_HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*$")
+_HEADING = re.compile(r"(#{1,6})\s+")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 
@@ -52,7 +52,9 @@ def chunks(text: str) -> list[Chunk]:
             level = len(heading[1])
             trail = [(depth, title) for depth, title in trail if depth < level]
             above = " > ".join(title for _, title in trail)
-            trail.append((level, heading[2]))
+            # Not by the expression: one that finds the end of the title would try every blank in it.
+            title = block[0][1][heading.end() :].rstrip().rstrip("#").rstrip()
+            trail.append((level, title))
         elif not gathered:
             above = " > ".join(title for _, title in trail)
         gathered.extend(block)

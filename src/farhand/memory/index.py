@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import apsw
 import msgspec
 
+from farhand.machine.private_files import make_private
 from farhand.memory.chunks import chunks
 from farhand.memory.drawn import Drawn
 from farhand.memory.sources import MAIN_FILE
@@ -463,6 +464,7 @@ class Index:
         self._changed()
 
     def _connect(self) -> apsw.Connection:
+        make_private(self.path)  # SQLite gives the files beside it the same mode
         connection = apsw.Connection(str(self.path))
         connection.set_busy_timeout(2000)
         connection.pragma("journal_mode", "wal")
@@ -475,7 +477,6 @@ class Index:
         elif version != VERSION:
             connection.close()
             raise apsw.NotADBError(f"it has the form {version}, this Farhand writes {VERSION}")
-        self.path.chmod(0o600)
         name, *arguments = TOKENIZER
         self._tokenizer = connection.fts5_tokenizer(name, arguments)
         return connection

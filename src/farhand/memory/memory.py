@@ -26,8 +26,11 @@ log = logging.getLogger("farhand.memory")
 
 DEFAULT_RESULTS: Final = 6
 MOST_RESULTS: Final = 50
+# The least score of a hit where neither the search nor the settings say. Scores are scaled to it, see `scaled`.
+MIN_SCORE: Final = 0.35
+# The raw score of an index by keyword from which on a passage has to do with the question.
+# Any shared word but the most common ones: without vectors it is better to show one note too many.
 KEYWORD_THRESHOLD: Final = 0.05
-"""Any shared word but the most common ones: without vectors it is better to show one note too many."""
 KEYWORD_BONUS: Final = 0.1
 KEYWORD_FLOOR: Final = 0.5
 """What a chunk with every word of the query scores at least, whatever its vector says."""
@@ -98,7 +101,7 @@ class Memory:
         waits: Waits | None = None,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`min_score`: the least score of a hit where a search does not say; else each index has its own. `secrets` are
+        """`min_score`: the least score of a hit where a search does not say. `secrets` are
         hidden before a text is cut into passages, or told to an embedder."""
         self._secrets = secrets or KnownSecrets()
         self._index = Index(path)
@@ -305,11 +308,11 @@ class Memory:
             note = "; ".join(filter(None, (note, remark))) or None
         if embedder is None or vector is None:
             scored = await asyncio.to_thread(self._rank, query, spaces, "", None)
-            least = KEYWORD_THRESHOLD
+            related = KEYWORD_THRESHOLD
         else:
-            least = embedder.threshold
-        if self._min_score is not None:
-            least = self._min_score
+            related = embedder.threshold
+        scored = [(scaled(score, related), entry) for score, entry in scored]
+        least = MIN_SCORE if self._min_score is None else self._min_score
         if min_score is not None:
             least = min_score
         prefixes = {source.name: source.prefix for source in sources}
@@ -410,3 +413,13 @@ class Memory:
             log.warning("memory is searched by keyword alone: %s", error)
         self._trouble = error
         self._rest_until = asyncio.get_running_loop().time() + self._waits.rest
+
+
+def scaled(score: float, related: float) -> float:
+    """Map a raw score to one scale for all indexes: `related`, from which on a passage is worth showing, to MIN_SCORE.
+
+    0 and 1 stay what they are, and so does the order.
+    """
+    if score < related:
+        return score * MIN_SCORE / related
+    return MIN_SCORE + (score - related) * (1 - MIN_SCORE) / (1 - related)

@@ -18,4 +18,4 @@ class MemorySettings(msgspec.Struct, forbid_unknown_fields=True):
     embedding_api_key: str = ""
     """By default the model provider's, for that provider's address only."""
     min_score: float | None = None
-    """The least score of a hit, 0 to 1, where a search does not say; by default what suits the index."""
+    """The least score of a hit, 0 to 1, where a search does not say; 0.35 by default."""

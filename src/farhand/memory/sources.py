@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from farhand.machine.files import Files, refuse_unnameable, shown
+from farhand.machine.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files import Files
 from farhand.machine.root import Root
 from farhand.machine.watch import FolderWatch
 from farhand.protocol.errors import NotAllowed, ToolError

@@ -12,10 +12,7 @@ from farhand.tools.tool import CallContext, Tool, tool
 
 Query = Annotated[str, Meta(description="What to look for: a question or some words.")]
 MaxResults = Annotated[int, Meta(description="Most passages to return.")]
-MinScore = Annotated[
-    float | None,
-    Meta(description="Leave out passages below this score, 0 to 1 (default: what suits the index, 0.35 for most)."),
-]
+MinScore = Annotated[float | None, Meta(description="Leave out passages below this score, 0 to 1 (default 0.35).")]
 PassagePath = Annotated[str, Meta(description="MEMORY.md or memory/NAME.md, as memory_search shows it.")]
 From = Annotated[int, Meta(ge=0, description="First line, counted from 1.")]
 Lines = Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="How many lines (default: to the end).")]

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.kept import call_id
+from farhand.node.limits import Limits
 from farhand.node.log import calls
-from farhand.protocol.calls import ToolSpec
+from farhand.protocol.calls import LEAVING, ToolSpec
 from farhand.protocol.errors import NotAllowed, ToolError
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import Registered, ToolRegistry
@@ -35,30 +36,6 @@ READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
 ACTING: Final = frozenset({"write", "submit", "kill"})
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What the owner of this machine allows, whatever the gateway asks."""
-
-    read_only: bool = False
-    confined: bool = False
-    """Only some folders are lent, so a shell, which knows no folders, is not."""
-    allowed: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
-
-    def refusal(self, tool: str) -> str | None:
-        """Why a tool is not lent at all."""
-        # Process tends what Bash started, so whoever may not use the one has no business with the other.
-        if tool in self.denied or (tool == "Process" and "Bash" in self.denied):
-            return f"the owner of this node does not lend {tool} (--deny-tool)"
-        if self.read_only and tool in ("Write", "Edit", "Bash", UNDO.name):
-            return f"{tool} is not allowed: this node is lent read-only"
-        if tool == UNDO.name and "Write" in self.denied:
-            return "Undo is not allowed: the owner of this node does not lend Write (--deny-tool)"
-        # Process only tends what Bash started, so it is lent with it.
-        if self.confined and tool in ("Bash", "Process") and not {tool, "Bash"} & set(self.allowed):
-            return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool Bash lifts it)"
-        return None
-
-
 def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool | None = None) -> ToolRegistry:
     registry = ToolRegistry()
     for name in CAPABILITIES:
@@ -72,7 +49,9 @@ def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool |
             timeout_ms=DEFAULT_TIMEOUT_MS,
             timeout_parameter="timeout" if name == "Bash" else None,
         )
-        registry.add(_lent(spec, method, limits, at_once=files.read_at_once if name == "Read" else None))
+        at_once = files.read_at_once if name == "Read" else None
+        preview = getattr(method.__self__, f"preview_{name}", None)
+        registry.add(_lent(spec, method, limits, at_once=at_once, preview=preview))
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
     return registry
@@ -85,8 +64,13 @@ def _lent(
     *,
     unlisted: bool = False,
     at_once: Callable[..., Any] | None = None,
+    preview: Callable[..., Any] | None = None,
 ) -> Registered:
-    """`at_once` does what the method does where that needs no waiting, and so no thread; None where it does."""
+    """Make the tool of a method, within the limits.
+
+    `at_once` does what the method does where that needs no waiting, and so no thread; None where it does. `preview`
+    returns what the method would do with the same arguments.
+    """
     name = spec.name
     parameters = Parameters(method)
     refusal = limits.refusal(name)
@@ -101,12 +85,25 @@ def _lent(
         _note(name, ctx, began)
         return result
 
-    async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
+    def parse(args: msgspec.Raw) -> dict[str, Any]:
         if refusal is not None:
             raise NotAllowed(refusal)
         arguments = parameters.read(args)
         if limits.read_only and name == "Process" and str(arguments["action"]).strip().lower() in ACTING:
-            raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only")
+            raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only (--read-only)")
+        if name == UNDO.name and arguments.get("dryRun"):
+            limits.require("Read", "a dry run, which shows the content of files,")
+        return arguments
+
+    async def show(args: msgspec.Raw) -> Any:
+        assert preview is not None
+        arguments = parse(args)
+        if inspect.iscoroutinefunction(preview):
+            return await preview(**arguments)
+        return await asyncio.to_thread(preview, **arguments)
+
+    async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
+        arguments = parse(args)
         call_id.set(ctx.request_id)
         if at_once is not None and (result := at_once(**arguments)) is not None:
             return result
@@ -114,7 +111,7 @@ def _lent(
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
 
-    return Registered(spec, run, method, continues=name == "Bash", unlisted=unlisted)
+    return Registered(spec, run, method, continues=name == "Bash", unlisted=unlisted, preview=show if preview else None)
 
 
 def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:
@@ -129,11 +126,16 @@ def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = N
 
 
 async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:
-    """The work's result; a cancelled call cancels it at once, so that it can say what it ended."""
+    """Return the work's result; a cancelled call cancels it at once, so that it can say what it ended."""
     task = asyncio.ensure_future(work)
     cancelled = asyncio.ensure_future(ctx.cancel.cancelled())
     try:
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError as error:
+        task.cancel(*error.args)  # the message says whether the command goes on
+        if LEAVING in error.args:
+            await asyncio.wait({task})
+        raise
     finally:
         cancelled.cancel()
         if not task.done():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from farhand.machine.private_files import replace_private
 from farhand.protocol.errors import InvalidArgs
 
 _TRANSFER_ID = re.compile(r"[0-9a-f][0-9a-f-]{15,63}")
@@ -54,17 +54,8 @@ class Notes:
         return None
 
     def write(self, transfer_id: str, note: Note) -> None:
-        write_beside(self.path(transfer_id, "json"), msgspec.json.encode(note))
+        replace_private(self.path(transfer_id, "json"), msgspec.json.encode(note))
 
     def forget(self, transfer_id: str) -> None:
         for kind in ("json", "manifest", "sent"):
             self.path(transfer_id, kind).unlink(missing_ok=True)
-
-
-def write_beside(path: Path, content: bytes) -> None:
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

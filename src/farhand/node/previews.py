@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import msgspec
 
-from farhand.machine.files import Files
-from farhand.node.family import Limits
+from farhand.node.limits import Limits
 from farhand.protocol.errors import InvalidArgs
-from farhand.tools.preview import MachinePreviews, Preview
+from farhand.sdk.registry import ToolRegistry
+from farhand.tools.preview import Preview, attempt
+
+_SHOWS_CONTENT = ("Write", "Edit")
 
 
 class PreviewQuestion(msgspec.Struct):
     tool: str
-    args: dict[str, Any] = {}
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Previews:
-    """Answers for one node, within what its owner lends."""
+    """Answers for one node, within what its owner lends: each tool previews its own calls."""
 
-    def __init__(self, files: Files, limits: Limits) -> None:
-        self._previews = MachinePreviews(files)
+    def __init__(self, tools: ToolRegistry, limits: Limits) -> None:
+        self._tools = tools
         self._limits = limits
 
     async def preview(self, params: msgspec.Raw) -> Preview:
-        """Raises InvalidArgs for a question that cannot be read."""
+        """Return the preview; what cannot be shown is said in its note. Raises InvalidArgs."""
         try:
             question = msgspec.json.decode(params, type=PreviewQuestion)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidArgs(str(error)) from None
-        if (refusal := self._limits.refusal(question.tool)) is not None:
-            return Preview(note=f"the call will be refused: {refusal}")
-        if not self._previews.knows(question.tool):
+        tool = self._tools.find(question.tool)
+        if tool is None or tool.preview is None:
             return Preview()
-        if question.tool != "Bash" and (refusal := self._limits.refusal("Read")) is not None:
+        name = tool.spec.name
+        if (refusal := self._limits.refusal(name)) is not None:
+            return Preview(note=f"the call will be refused: {refusal}")
+        if name in _SHOWS_CONTENT and (refusal := self._limits.refusal("Read")) is not None:
             return Preview(note=f"the file cannot be read: {refusal}")
-        return await asyncio.to_thread(self._previews.preview, question.tool, question.args)
+        return await attempt(tool.preview(question.args))

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,18 @@ from farhand.machine.files import Files
 from farhand.machine.intents import INTENTS_FOLDER, settle
 from farhand.machine.jobs import Jobs, machine_boot
 from farhand.machine.kept import QUOTA, UNDO_FOLDER, KeptFiles, call_id
+from farhand.machine.places import exposed_in_home
+from farhand.machine.private_files import close_to_others, close_tree, open_private
 from farhand.machine.root import Root
-from farhand.node.family import CAPABILITIES, Limits, family
-from farhand.node.key import KEY_FILE, NodeKey
+from farhand.machine.sandbox import Confinement, unconfined
+from farhand.machine.steering import SteeringFiles
+from farhand.node.family import family
+from farhand.node.key import NodeKey
+from farhand.node.lending import LendingError, Lent, lent, store
 from farhand.node.log import kept_log
 from farhand.node.questions import Questions
 from farhand.node.transfers import Transfers
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import own_secret
 from farhand.protocol.messages import NodeInfo
@@ -42,7 +47,6 @@ from farhand.sdk.errors import Shutdown
 from farhand.sdk.ledger import FileLedger
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import ShellTools
-from farhand.tools.undo import NAME as UNDO
 from farhand.tools.undo import UndoTool
 
 MAX_BYTES = 32 * MIB
@@ -53,26 +57,6 @@ THREADS = CALLS_AT_ONCE + 16
 """One for every call, the rest for questions and housekeeping. Each is started when it is first needed."""
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
-SECRET_FILES = (
-    "token",
-    "farhand.db",
-    "farhand.db-wal",
-    "farhand.db-shm",
-    "farhand.db-promises",
-    "farhand.db-tidings",
-    "memory.db",
-    "memory.db-wal",
-    "memory.db-shm",
-    "lock",
-    "farhand.toml",
-    "node-token.json",
-    FREEZE_FILE,
-    "journal.key",
-    "journal.head",
-)
-SECRET_FOLDERS = ("backups", "damaged", "replaced", "jobs", "nodes", UNDO_FOLDER)
-
-
 ANOTHER_SECONDS = 5.0
 
 log = logging.getLogger("farhand.node")
@@ -90,30 +74,50 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    # Forget the limits and tags that were stored with this node: what is given here is all that holds.
+    reset_limits: bool = False
     ca_file: str | None = None
     pinned_cert: str | None = None
+    # Log in by the key in this node's folder.
     use_key: bool = False
-    """Log in by the key in this node's folder."""
+    # Given the workspace, returns what is asked before each command whether it is confined.
+    confinement: Callable[[Path], Callable[[], Confinement]] = lambda _: unconfined
+    # The workspace is also that of the agent of a gateway on this machine.
+    agent_workspace: bool = False
     undo_quota: int = QUOTA
     """Bytes of old content that are kept; 0: none."""
 
 
-async def run_node(options: NodeOptions, shutdown: asyncio.Event) -> None:
-    """Serve until `shutdown`. Raises FarhandError when this node cannot be, or is refused for good."""
+async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callable[[], bool] = lambda: True) -> None:
+    """Serve until `shutdown`. Raises FarhandError when this node cannot start, or is refused for good.
+
+    `leave` is asked then: commands that a caller waits for go on for the next start of this node, or are ended.
+    """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "farhand-node"))
     try:
         validate_node_id(options.node_id)
-        _refuse_unknown_tools(options)
-        roots = [Root(root) for root in options.roots]
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise FarhandError(f"this node cannot start: {error}") from None
-    workspace = _workspace(options)
     environment = {n: value for n, value in os.environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
     folder = node_folder(options.home, options.node_id)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    close_to_others(folder.parent)
+    for own in (folder, options.home / UNDO_FOLDER):
+        await asyncio.to_thread(close_tree, own)
     async with _held(folder, options.node_id):
+        holds = _lent(options, folder)
+        try:
+            roots = [Root(root) for root in holds.root]
+        except (ValueError, OSError) as error:
+            raise FarhandError(f"this node cannot start: {error}") from None
+        workspace = _workspace(options.workspace, [Path(root) for root in holds.root])
+        confinement = options.confinement(workspace)
+        roots = roots or _sandbox_roots(confinement, workspace)
+        store(folder, given_limits(options), reset=options.reset_limits)
+        log.info("lending this machine %s", f"with {holds.described()}" if holds.described() else "without limits")
         with kept_log(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
-            await _serve(options, shutdown, folder, workspace, roots, environment)
+            await _serve(options, shutdown, folder, workspace, roots, holds, confinement, environment, leave)
 
 
 async def _serve(
@@ -122,36 +126,40 @@ async def _serve(
     folder: Path,
     workspace: Path,
     roots: list[Root],
+    holds: Lent,
+    confinement: Callable[[], Confinement],
     environment: dict[str, str],
+    leave: Callable[[], bool],
 ) -> None:
     key = NodeKey.load(folder) if options.use_key else None
     ledger = FileLedger(folder / "ledger", machine_boot())
     brake = FileBrake(folder / FREEZE_FILE)
     kept = KeptFiles(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
     try:
-        async with Jobs(folder / "jobs", environment=environment) as jobs:
+        # A frozen node starts no process, the keeper of its commands included; the first command after a thaw does.
+        async with Jobs(folder / "jobs", environment=environment, eager=brake.order is None) as jobs:
             intents = folder / INTENTS_FOLDER
             files = Files(
                 workspace,
                 roots=roots,
-                hidden=[
-                    *(options.home / name for name in (*SECRET_FILES, *SECRET_FOLDERS)),
-                    folder / KEY_FILE,
-                    intents,
-                ],
-                read_only=options.read_only,
+                hidden=[options.home],
+                exposed=exposed_in_home(options.home, workspace, *(Path(root.path) for root in roots)),
+                read_only=holds.read_only,
                 kept=kept,
                 intents=intents,
+                # Which caller a node works for it does not know, so none changes the gateway's steering files here.
+                steering=SteeringFiles(options.home, [workspace] if options.agent_workspace else []),
             )
             await asyncio.to_thread(settle, files)
-            shell = ShellTools(jobs, workspace, call_id=call_id.get)
-            limits = Limits(options.read_only, bool(roots), options.allowed, options.denied)
-            transfers = Transfers(files, folder / "transfers", brake)
+            shell = ShellTools(jobs, workspace, call_id=call_id.get, confinement=confinement)
+            limits = holds.limits
+            tools = family(FileTools(files), shell, limits, UndoTool(files, kept))
+            transfers = Transfers(files, folder / "transfers", brake, limits)
 
             async def preview(params: msgspec.Raw) -> Any:
                 from farhand.node.previews import Previews  # noqa: PLC0415 - much that a node at rest does without
 
-                return await Previews(files, limits).preview(params)
+                return await Previews(tools, limits).preview(params)
 
             async def end_all() -> tuple[int, str | None]:
                 transfers.stop_all()
@@ -159,25 +167,34 @@ async def _serve(
                 left = ", ".join(f"{process.name} {process.pid}" for process in ending.survivors)
                 return len(ending.ended), f"still running, not ours to end: {left}" if left else None
 
+            async def end_call(name: str) -> str:
+                job = await jobs.find_call(name)
+                return "" if job is None else (await jobs.end(job)).told("ended when the node was back")
+
             if brake.order is not None:  # whatever is left of an ending that was cut short
                 log.warning("this node is %s; it takes no call until its gateway lifts that", brake.order.told)
                 await end_all()
             client = NodeClient(
                 options.gateway_ws_url,
                 options.token,
-                node_info=NodeInfo(options.node_id, options.node_id, host_os(), __version__, list(options.tags)),
+                node_info=NodeInfo(options.node_id, options.node_id, host_os(), __version__, list(holds.tags)),
                 max_concurrent_tools=CALLS_AT_ONCE,
                 max_request_bytes=MAX_BYTES,
                 max_response_bytes=MAX_BYTES,
                 reconnect_backoff=ReconnectBackoff(initial_delay=0.5, max_delay=30.0),
                 role=options.role,
-                runtime={"hostOs": host_os(), "hostEnv": sorted(environment), "workspace": str(workspace)},
+                runtime={
+                    "hostOs": host_os(),
+                    "hostEnv": sorted(environment),
+                    "workspace": str(workspace),
+                    "limits": holds.announced(),
+                },
                 ca_file=options.ca_file,
                 pinned_cert=options.pinned_cert,
-                token_in_query=False,
+                token_in_query=None,
                 ledger=ledger,
                 queries={
-                    **Questions(jobs, environment, folder / "logs").handlers(),
+                    **Questions(jobs, environment, folder / "logs", limits, brake).handlers(),
                     "transfers": transfers.held,
                     "preview": preview,
                 },
@@ -185,10 +202,12 @@ async def _serve(
                 key=key,
                 brake=brake,
                 end_all=end_all,
+                end_call=end_call,
+                leave=leave,
             )
             try:
                 with contextlib.suppress(Shutdown):
-                    await client.run(family(FileTools(files), shell, limits, UndoTool(files, kept)), shutdown)
+                    await client.run(tools, shutdown)
             finally:
                 await transfers.close()
     finally:
@@ -196,12 +215,22 @@ async def _serve(
         kept.close()
 
 
-def _refuse_unknown_tools(options: NodeOptions) -> None:
-    """A slip in the name of a tool must not lend what its owner meant to keep."""
-    for name in (*options.allowed, *options.denied):
-        if name not in (*CAPABILITIES, UNDO):
-            known = ", ".join((*CAPABILITIES, UNDO))
-            raise ValueError(f"there is no tool {name!r} to allow or deny; there are {known}")
+def given_limits(options: NodeOptions) -> Lent:
+    """Return the limits and tags that this start was given, as they are stored."""
+    return Lent(
+        root=tuple(str(root) for root in options.roots),
+        read_only=options.read_only,
+        allow_tools=options.allowed,
+        deny_tools=options.denied,
+        tags=options.tags,
+    )
+
+
+def _lent(options: NodeOptions, folder: Path) -> Lent:
+    try:
+        return lent(options.home, folder, given_limits(options), reset=options.reset_limits)
+    except LendingError as error:
+        raise FarhandError(f"this node cannot start: {error}") from None
 
 
 @contextlib.asynccontextmanager
@@ -210,7 +239,7 @@ async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
 
     One that is just ending is waited for. Raises FarhandError while another runs.
     """
-    with (folder / "lock").open("w") as file:
+    with open_private(folder / "lock", "w") as file:
         deadline = time.monotonic() + ANOTHER_SECONDS
         while True:
             try:
@@ -223,11 +252,25 @@ async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
         yield
 
 
-def _workspace(options: NodeOptions) -> Path:
-    """Where relative paths begin: with roots, the first of them unless the workspace lies in one."""
-    workspace = options.workspace
-    if options.roots and not any(workspace.resolve().is_relative_to(root.resolve()) for root in options.roots):
-        workspace = options.roots[0]
+def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> list[Root]:
+    """Return the folders that commands in the sandbox can write, for the file tools; none without a sandbox.
+
+    A file tool that wrote elsewhere could plant what runs outside of the sandbox later.
+    """
+    try:
+        sandbox, _ = confinement()
+    except Failed as error:
+        log.error("no command runs on this node: %s", error)
+        return [Root(workspace)]
+    if sandbox is None:
+        return []
+    return [Root(sandbox.workspace), *(Root(mount.host) for mount in sandbox.mounts if mount.writable)]
+
+
+def _workspace(workspace: Path, roots: list[Path]) -> Path:
+    """Return where relative paths begin: with roots, the first of them unless the workspace is in one."""
+    if roots and not any(workspace.resolve().is_relative_to(root.resolve()) for root in roots):
+        workspace = roots[0]
     if not workspace.is_dir():
         raise FarhandError(f"the workspace {workspace} is not a folder")
     return workspace

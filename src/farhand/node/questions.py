@@ -1,4 +1,7 @@
-"""What a gateway may ask a node beside tool calls: output of a command, jobs, programs on the PATH, the log."""
+"""What a gateway may ask a node beside tool calls: output of a command, jobs, programs on the PATH, the log.
+
+Every answer asks the limits of the machine's owner first, and no question starts a process.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhand.machine.job import Job
-from farhand.machine.jobs import Jobs, login_shell
+from farhand.machine.jobs import Jobs
+from farhand.node.limits import Limits
 from farhand.node.log import MOST_LINES, last_lines
 from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.freezing import Brake
 
 if TYPE_CHECKING:  # the gateway answers some of these for its own machine, and needs no client for it
     from farhand.sdk.client import Query
@@ -46,17 +51,27 @@ class LogsQuestion(msgspec.Struct):
 
 
 class Questions:
-    """Answers for one node."""
+    """Answers for one node, within what its owner lends."""
 
-    def __init__(self, jobs: Jobs, environment: Mapping[str, str], logs: Path) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        environment: Mapping[str, str],
+        logs: Path,
+        limits: Limits | None = None,
+        brake: Brake | None = None,
+    ) -> None:
         self._jobs = jobs
-        self._environment = dict(environment)
+        self._path = environment.get("PATH", os.defpath)
         self._logs = logs
+        self._limits = limits or Limits()
+        self._brake = brake or Brake()
 
     def handlers(self) -> dict[str, Query]:
         return {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
 
     async def output(self, params: msgspec.Raw) -> dict[str, Any]:
+        self._limits.require("Process", "the output of a command")
         question = _read(params, OutputQuestion)
         seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
         job = await self._find(question, seconds)
@@ -81,6 +96,7 @@ class Questions:
         }
 
     async def jobs(self, _params: msgspec.Raw) -> list[dict[str, Any]]:
+        self._limits.require("Process", "a list of commands")
         return [
             {
                 "job_id": job.id,
@@ -101,30 +117,25 @@ class Questions:
         ]
 
     async def probe(self, params: msgspec.Raw) -> dict[str, Any]:
-        """Which programs the login shell would find."""
+        """Report which programs are on the PATH with which this node was started.
+
+        Starts nothing. Raises NotAllowed on a frozen node and where Bash, which could run them, is not lent.
+        """
+        if self._brake.order is not None:
+            raise self._brake.order.refusal_of_node()
+        self._limits.require("Bash", "a probe for programs")
         question = _read(params, ProbeQuestion)
         if len(question.bins) > MOST_BINS or not all(_BIN_NAME.fullmatch(name) for name in question.bins):
             raise InvalidArgs(f"bins must be at most {MOST_BINS} names of letters, digits and . _ + -")
-        path = await self._login_path()
-        found = {name: shutil.which(name, path=path) is not None for name in question.bins}
+        found = await asyncio.to_thread(_on_path, question.bins, self._path)
         return {"hostBinStatus": found, "hostBinStatusUpdatedAt": time.time_ns() // 1_000_000}
 
     async def logs(self, params: msgspec.Raw) -> dict[str, Any]:
-        """The newest lines of this node's log, oldest first."""
+        """Return the newest lines of this node's log, oldest first."""
+        self._limits.require("Read", "the log")
         question = _read(params, LogsQuestion)
         lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
         return {"lines": lines, "truncated": truncated}
-
-    async def _login_path(self) -> str:
-        fallback = self._environment.get("PATH", os.defpath)
-        # Through `sh`, whatever the login shell's own language; the variable alone, since a job's output can be read.
-        command = """sh -c 'printf "\\0PATH=%s\\0" "$PATH"'"""
-        job = await self._jobs.start(command, workdir="/", timeout=15.0, env={}, shell=login_shell(self._environment))
-        await self._jobs.wait(job, 16.0)
-        for line in self._jobs.read(job, 0, 1024 * 1024).data.split(b"\0"):
-            if line.startswith(b"PATH="):
-                return os.fsdecode(line[5:])
-        return fallback
 
     async def _find(self, question: OutputQuestion, seconds: float) -> Job:
         """The job asked for; that of a call may be about to start."""
@@ -138,6 +149,12 @@ class Questions:
                 raise NotFound(f"call {question.call_id} runs no command here")
             await asyncio.sleep(0.02)
         return job
+
+
+def _on_path(names: list[str], path: str) -> dict[str, bool]:
+    # Relative folders of the PATH depend on where a command runs, so nothing is looked for there.
+    folders = os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder).is_absolute())
+    return {name: bool(folders) and shutil.which(name, path=folders) is not None for name in names}
 
 
 def _read(params: msgspec.Raw, kind: type[Any]) -> Any:

@@ -16,13 +16,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from blake3 import blake3
 
-from farhand.machine.files import Files, replaceable, shown, take_over, told
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files, replaceable, take_over, told
 from farhand.machine.jobs import machine_boot
 from farhand.machine.kept import call_id
+from farhand.machine.private_files import replace_private
 from farhand.machine.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.root import by_walk, sync_folder
 from farhand.machine.write_out import WriteOut, sync_file_system
-from farhand.node.notes import Note, Notes, Phase, write_beside
+from farhand.node.notes import Note, Notes, Phase
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
 from farhand.protocol.manifest import MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest
@@ -66,6 +68,7 @@ class Arrival:
         if files.read_only:
             raise NotAllowed(f"Failed to write '{shown(files.resolve(path))}': the files here are read-only")
         self._place = files.place(note.target if note else _target(files, path, offer))
+        files.refuse_unwritable("write", self._place, folder=bool(offer.folder))
         try:
             self._begin(note)
         except BaseException:
@@ -184,7 +187,7 @@ class Arrival:
         for entry in self._manifest.entries:
             if self._files.is_hidden(f"{self._place.real}/{entry.path}"):
                 raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
-        write_beside(self._notes.path(self._id, "manifest"), data)
+        replace_private(self._notes.path(self._id, "manifest"), data)
         if not self._manifest.single:
             with told("write", self._place.path):
                 os.mkdir(self._partial, 0o700 if self._offer.private else 0o777, dir_fd=self._folder)
@@ -374,6 +377,7 @@ class Arrival:
             return
         if not _exists(self._folder, self._name):
             return
+        protected = self._files.paths.protected_identities()
         target = _open_folder(self._name, self._folder)
         try:
             for entry in self._manifest.entries if self._manifest else ():
@@ -383,6 +387,8 @@ class Arrival:
                 except FileNotFoundError:
                     continue
                 try:
+                    if protected and _identity(folder, name) in protected:
+                        raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
                     if entry.kind is EntryKind.FILE:
                         replaceable(folder, name)
                     elif _exists(folder, name):
@@ -477,6 +483,14 @@ def _take_over(here: int, there: int, name: str) -> None:
             take_over(descriptor, old)
         finally:
             os.close(descriptor)
+
+
+def _identity(folder: int, name: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _exists(folder: int, name: str) -> bool:

@@ -11,7 +11,9 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from farhand.machine.files import Files, folder_of, open_regular, shown, told
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files, folder_of, open_regular, told
+from farhand.machine.private_files import write_private
 from farhand.machine.sniff import HEAD, mime_type
 from farhand.protocol.errors import Failed, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, part_end, put_header
@@ -36,6 +38,7 @@ class Parcel:
         self._files = files
         self._stream = stream
         self._place = files.place(path)
+        self._protected = files.paths.protected_identities()
         self._file: BinaryIO | None = None
         self._part = 0
         self._left = 0
@@ -48,7 +51,7 @@ class Parcel:
         if stat.S_ISDIR(status.st_mode):
             self._manifest = _kept_manifest(kept) or self._walk()
             if not kept.exists():
-                kept.write_bytes(self._manifest.encoded)
+                write_private(kept, self._manifest.encoded)
         else:
             with files.open(path) as file:
                 head = file.read(HEAD)
@@ -234,6 +237,8 @@ class Parcel:
             if len(entries) >= MAX_ENTRIES:
                 raise Failed(f"a transfer has at most {MAX_ENTRIES} files; '{shown(self._place.path)}' has more")
             status = each.stat(follow_symlinks=False)
+            if (status.st_dev, status.st_ino) in self._protected:
+                continue
             if stat.S_ISDIR(status.st_mode):
                 if path.count("/") >= MOST_DEEP:
                     raise Failed(

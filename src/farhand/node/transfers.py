@@ -13,9 +13,10 @@ import msgspec
 
 from farhand.machine.files import Files
 from farhand.machine.priority import step_back
+from farhand.node.limits import Limits
 from farhand.node.notes import Notes, Phase
 from farhand.protocol.calls import ToolFailure
-from farhand.protocol.errors import ProtocolError, ToolError
+from farhand.protocol.errors import NotAllowed, ProtocolError, ToolError
 from farhand.protocol.frames import read_header
 from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import (
@@ -50,9 +51,10 @@ class Transfers:
     features: tuple[str, ...] = (FEATURE_TRANSFER,)
     also: tuple[str, ...] = (FEATURE_FILES,)
 
-    def __init__(self, files: Files, folder: Path, brake: Brake | None = None) -> None:
+    def __init__(self, files: Files, folder: Path, brake: Brake | None = None, limits: Limits | None = None) -> None:
         """`folder` keeps the notes that let a transfer go on after this program was killed."""
         self._files = files
+        self._limits = limits or Limits()
         self._brake = brake or Brake()
         self._notes = Notes(folder)
         self._link: Link | None = None
@@ -126,6 +128,13 @@ class Transfers:
         if self._brake.order is not None:
             refused = ToolFailure.of(self._brake.order.refusal_of_node())
             link.send(encode(TransferDone(wanted.stream, refused)))
+            return
+        # A transfer that goes on after a break is opened again, so it passes here each time.
+        tool, action = ("Read", "sending a file") if wanted.role == "send" else ("Write", "receiving a file")
+        try:
+            self._limits.require(tool, action)
+        except NotAllowed as refusal:
+            link.send(encode(TransferDone(wanted.stream, ToolFailure.of(refusal))))
             return
         if len(self._senders) + len(self._receivers) >= MAX_ENDS:
             busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import ssl
@@ -51,20 +52,23 @@ from farhand.protocol.version import (
     PROTOCOL_VERSION,
 )
 from farhand.sdk.backoff import ReconnectBackoff
-from farhand.sdk.dispatch import Dispatcher
+from farhand.sdk.context import CancelToken
+from farhand.sdk.dispatch import Dispatcher, EndCall
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
 from farhand.sdk.freezing import EndAll, Freezing
 from farhand.sdk.ledger import Ledger
-from farhand.sdk.link import Link, LinkLost
+from farhand.sdk.link import HeaderNotRead, Link, LinkLost
 from farhand.sdk.login import LoginKey, prove
 from farhand.sdk.memory import give_back
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger("farhand.sdk")
 
-DEFAULT_URL = "ws://localhost:3210/v1/nodes/ws"
+SOCKET_PATH = "/v1/nodes/ws"
+DEFAULT_URL = f"ws://localhost:3210{SOCKET_PATH}"
 MAX_QUERIES = 64
 REFUSALS_BELIEVED = 5
+SHUTTING_DOWN = "the node is shutting down"
 PONG_SECONDS = 15.0
 """A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
 
@@ -117,28 +121,34 @@ class NodeClient:
         runtime: Mapping[str, Any] | None = None,
         ca_file: str | None = None,
         pinned_cert: str | None = None,
-        token_in_query: bool = True,
+        token_in_query: bool | None = True,
         ledger: Ledger | None = None,
         queries: Mapping[str, Query] | None = None,
         extension: Extension | None = None,
         key: LoginKey | None = None,
         brake: Brake | None = None,
         end_all: EndAll | None = None,
+        end_call: EndCall | None = None,
+        leave: Callable[[], bool] = lambda: False,
     ) -> None:
         """Raises ConfigError for settings that cannot work.
 
         `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
         beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, whatever name
         it is for. `token_in_query=False` keeps the token out of the URL; it then travels in the `Authorization` header
-        alone, which a SerialAgent gateway does not read. `ledger` remembers accepted calls (default: in memory);
+        alone, which a SerialAgent gateway does not read. With None it is put into the URL only after such a gateway,
+        recognized by its answer, has refused the header. `ledger` remembers accepted calls (default: in memory);
         `queries` answer a gateway's questions beside the tool calls; `extension` takes the messages nobody else does.
         With `key` the node logs in by signing instead of by the token, which is then not sent at all.
-        `brake` keeps a freeze (default: in memory), and `end_all` ends what calls have left running.
+        `brake` keeps a freeze (default: in memory), and `end_all` ends what calls have left running,
+        `end_call` what one call has. `leave` is asked at shutdown: when true, calls that the next life of the program
+        can continue go on.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
         if not gateway_ws_url:
             raise ConfigError("gateway_ws_url is required")
+        gateway_ws_url = socket_url(gateway_ws_url)
         address = _address(gateway_ws_url)
         for setting, value in {
             "heartbeat_interval": heartbeat_interval,
@@ -164,18 +174,23 @@ class NodeClient:
         self.queries = dict(queries or {})
         self.extension = extension
         self.freezing = Freezing(brake or Brake(), end_all)
+        self._end_call = end_call
+        self.leave = leave
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
+        self._url_with_token: str | None = None
+        if token_in_query is None and self._token:
+            self._url_with_token = build_url(gateway_ws_url, self._token, self.node_info.id)
+        self._in_clear = address.scheme == "ws" and not _is_loopback(address.hostname or "")
         self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
         self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
 
-    async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> NoReturn:
+    async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | CancelToken | None = None) -> NoReturn:
         """Serve until told to stop.
 
-        Raises Shutdown once the event is set, ReconnectExhausted after `max_attempts` failures in a row, and Refused
-        when the gateway turns this node away for good. However it ends, tools are cancelled and the socket closed.
+        Raises Shutdown once the event is set or the token is cancelled, ReconnectExhausted after `max_attempts`
+        failures in a row, and Refused when the gateway turns this node away for good. However it ends, tools are
+        cancelled and the socket closed.
         """
-        if shutdown is None:
-            shutdown = asyncio.Event()
         dispatcher = Dispatcher(
             registry,
             ledger=self._ledger or Ledger(),
@@ -183,8 +198,11 @@ class NodeClient:
             max_request_bytes=self._max_request_bytes,
             max_response_bytes=self._max_response_bytes,
             brake=self.freezing.brake,
+            end_call=self._end_call,
         )
-        stop = asyncio.ensure_future(shutdown.wait())
+        shutdown = CancelToken() if shutdown is None else shutdown
+        stopped = shutdown.cancelled() if isinstance(shutdown, CancelToken) else shutdown.wait()
+        stop: asyncio.Future[object] = asyncio.ensure_future(stopped)
         attempt = refusals = 0
         served = False
         try:
@@ -220,10 +238,13 @@ class NodeClient:
                 if stop.done():
                     raise Shutdown()
         finally:
+            leave = stop.done() and self.leave()
             stop.cancel()
-            await dispatcher.close("the node is shutting down")
+            await dispatcher.close(SHUTTING_DOWN, leave=leave)
 
-    def spawn(self, registry: ToolRegistry, shutdown: asyncio.Event | None = None) -> asyncio.Task[NoReturn]:
+    def spawn(
+        self, registry: ToolRegistry, shutdown: asyncio.Event | CancelToken | None = None
+    ) -> asyncio.Task[NoReturn]:
         """`run` as a task of the current loop."""
         return asyncio.get_running_loop().create_task(self.run(registry, shutdown))
 
@@ -251,6 +272,19 @@ class NodeClient:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if self.key is not None:
             headers = {"Authorization": f"{SCHEME} {self.key.public}"}
+        try:
+            return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
+        except HeaderNotRead:
+            if self._url_with_token is None:
+                raise
+        self._url, self._url_with_token = self._url_with_token, None
+        clear = "; it crosses the network unencrypted, use wss://" if self._in_clear else ""
+        log.log(
+            logging.WARNING if self._in_clear else logging.INFO,
+            "%s reads node tokens in the URL only; sending it there%s",
+            self.shown_url,
+            clear,
+        )
         return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
 
     @property
@@ -290,7 +324,7 @@ class _Connection:
             connecting.cancel()
             await asyncio.wait({connecting})
             if stop.done():
-                await self._dispatcher.close("the node is shutting down")
+                await self._dispatcher.close(SHUTTING_DOWN, leave=self._client.leave())
             self._dispatcher.detach("the link to the gateway was lost")
             if self._extension is not None:
                 self._extension.detach()
@@ -408,8 +442,9 @@ class _Connection:
                 self._dispatcher.request(message, len(frame))
             case Ping(timestamp):
                 link.send(encode(Pong(timestamp)))
-            case ToolCancel(request_id, reason):
-                self._dispatcher.cancel(request_id, reason or "cancelled by the gateway")
+            case ToolCancel(request_id, reason, everything):
+                reason = reason or "cancelled by the gateway"
+                self._dispatcher.end(request_id, reason, everything=everything)
             case ToolAck(request_ids):
                 self._dispatcher.acknowledge(request_ids)
             case NodeFreeze():
@@ -450,6 +485,18 @@ class _Connection:
         link.send(encode(answer))
 
 
+def socket_url(url: str) -> str:
+    """The address of the node socket. `http(s)://host[/prefix]` is the address of a gateway, also behind a proxy with a
+    path prefix, and gets the socket's path; `ws(s)://` addresses are left as they are."""
+    scheme, separator, rest = url.partition("://")
+    if separator != "://" or scheme.lower() not in ("http", "https"):
+        return url
+    place, question, query = rest.partition("?")
+    place = place.rstrip("/")
+    path = "" if place.endswith(SOCKET_PATH) else SOCKET_PATH
+    return f"{'wss' if scheme.lower() == 'https' else 'ws'}://{place}{path}{question}{query}"
+
+
 def _address(url: str) -> SplitResult:
     try:
         address = urlsplit(url)
@@ -457,10 +504,18 @@ def _address(url: str) -> SplitResult:
     except ValueError as error:
         raise ConfigError(f"gateway_ws_url is not an address: {error}") from None
     if not usable:
+        shown = url.partition("?")[0]
         raise ConfigError(
-            f"gateway_ws_url must be ws://host[:port]/path or wss://…, without a #, not {url.partition('?')[0]!r}"
+            f"gateway_ws_url must be ws://host[:port]/path, wss://… or http(s)://…, without a #, not {shown!r}"
         )
     return address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def build_url(url: str, token: str | None, node_id: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from farhand.protocol.calls import ToolFailure
+from farhand.protocol.calls import LEAVING, ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freezing import Brake
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
@@ -30,6 +30,8 @@ FREEZE_GRACE_SECONDS = 0.25
 """A freeze does not wait long for a tool to listen."""
 
 Send = Callable[[bytes], None]
+# Ends every process of a call, and returns a sentence on what that was.
+EndCall = Callable[[str], Awaitable[str]]
 
 
 class Dispatcher:
@@ -45,8 +47,14 @@ class Dispatcher:
         max_response_bytes: int,
         max_waiting: int = MAX_WAITING,
         brake: Brake | None = None,
+        end_call: EndCall | None = None,
     ) -> None:
+        """`end_call` ends what a call that does not run any more has left running."""
         self._registry = registry
+        self._end_call = end_call
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self._left: set[str] = set()
+        self._leaving = False
         self.brake = brake or Brake()
         self._ledger = ledger
         self._max_concurrent = max_concurrent
@@ -59,6 +67,8 @@ class Dispatcher:
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
         self._past = Past()
         self._accepted: set[str] = set()
+        # Those of the accepted calls that run, and that another life of this program can continue.
+        self._continuing: set[str] = set()
         self._orphans: set[str] = set()
         self._send: Send | None = None
         self._keeps = False
@@ -111,6 +121,8 @@ class Dispatcher:
             self._transmit(self._refitted(kept))
         elif request_id in self._past:
             self._repeat(request_id)
+        elif self._leaving:
+            return  # the gateway asks again after the restart
         elif self._closing:
             self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
         elif self.brake.order is not None:
@@ -139,6 +151,39 @@ class Dispatcher:
                     "it did not run, try again later"
                 ),
             )
+
+    def end(self, request_id: str, reason: str, *, everything: bool) -> None:
+        """Obey a gateway that cancels a call: stop it, or end what an earlier life of this program started for it.
+
+        With `everything`, also end what a call that has ended left running.
+        """
+        if request_id in self._running or request_id in self._waiting:
+            self.cancel(request_id, reason)
+            if not everything:
+                return
+        answered = request_id in self._unacknowledged or request_id in self._past
+        if self._end_call is None or request_id in self._endings:
+            return
+        if everything or (request_id in self._ledger.earlier and not answered):
+            ending = self._end_left(request_id, reason, self._end_call)
+            self._endings[request_id] = asyncio.get_running_loop().create_task(ending)
+
+    async def _end_left(self, request_id: str, reason: str, end_call: EndCall) -> None:
+        """End what a call left, and answer once that is done: until then the gateway says it again."""
+        try:
+            if (running := self._running.get(request_id)) is not None:
+                await asyncio.wait({running[0]})
+            told = await end_call(request_id)
+        except Exception:
+            log.exception("failed to end what call %s left running", request_id)
+            return
+        finally:
+            del self._endings[request_id]
+        response = _failure(request_id, Cancelled(told or reason))
+        if request_id in self._unacknowledged:  # the outcome of the call itself is kept
+            self._transmit(fitted(response, self._room))
+        else:
+            self._answer(response)
 
     def cancel(self, request_id: str, reason: str, grace: float = CANCEL_GRACE_SECONDS) -> None:
         """Ask a call to stop; one that does not within the grace has its task cancelled."""
@@ -178,16 +223,32 @@ class Dispatcher:
             await asyncio.wait(tasks, timeout=seconds)
         return len(self._running)
 
-    async def close(self, reason: str) -> None:
-        """Cancel everything and wait for it to end; no tool runs afterwards."""
+    async def close(self, reason: str, *, leave: bool = False) -> None:
+        """Cancel everything and wait for it to end; no tool runs afterwards.
+
+        With `leave`, the gateway is told nothing about calls that the next life of this program continues, and about
+        those that wait for their turn: it sends them again then.
+        """
         self._closing = reason
+        if leave and self._keeps:
+            self._leaving = True
+            self._waiting.clear()
+            for request_id, (task, _) in self._running.items():
+                if request_id in self._continuing and request_id not in self._left:
+                    self._left.add(request_id)
+                    task.cancel(LEAVING)
         for request_id in list(self._waiting):
             self.cancel(request_id, reason)
         tasks = [task for task, _ in self._running.values()]
         for request_id in list(self._running):
-            self.cancel(request_id, reason)
+            if request_id not in self._left:
+                self.cancel(request_id, reason)
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS + 1)
+        for ending in self._endings.values():
+            ending.cancel()
+        if self._endings:
+            await asyncio.wait(self._endings.values())
 
     # -- running ----------------------------------------------------------------------------------------
 
@@ -199,6 +260,8 @@ class Dispatcher:
                 self._refuse(request.request_id, Failed(f"the call cannot be written down: {error}; it did not run"))
                 return
             self._accepted.add(request.request_id)
+            if tool.continues:
+                self._continuing.add(request.request_id)
         token = CancelToken()
         # A name of its own: one that asyncio makes up takes as long as the rest of making a task.
         task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
@@ -210,6 +273,9 @@ class Dispatcher:
             response = await self._outcome(request, tool, token)
         finally:
             del self._running[request_id]
+            self._continuing.discard(request_id)
+        if request_id in self._left:
+            return
         if request_id in self._orphans:
             self._orphans.discard(request_id)  # its gateway gave the call up with the link
             self._past.add(request_id, fitted(response, self._room))

@@ -73,7 +73,8 @@ class FileLedger(Ledger):
     def _rewrite(self) -> None:
         """Begin the file anew with what is open, beside the old one and then in its place."""
         beside = self._path.with_suffix(".new")
-        beside.write_text("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
+        with open(beside, "w", opener=_for_owner_alone) as file:
+            file.write("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
         beside.replace(self._path)
         if self._file >= 0:
             os.close(self._file)
@@ -94,3 +95,7 @@ class FileLedger(Ledger):
 def storable(request_id: str) -> bool:
     """Whether an id fits a line of the ledger; ids of a Farhand gateway do."""
     return request_id.isascii() and request_id.isprintable() and len(request_id) <= 128
+
+
+def _for_owner_alone(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

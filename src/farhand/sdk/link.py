@@ -32,7 +32,14 @@ FRAME_RESERVE = 14
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
 
 
+# How a SerialAgent gateway refuses a token that is not in the query. Farhand says the same, with an X-Request-Id.
+NO_TOKEN_IN_QUERY = "invalid or missing node token"  # noqa: S105
+
 log = logging.getLogger("farhand.sdk")
+
+
+class HeaderNotRead(Refused):
+    """A gateway that is not Farhand refused the token; it reads tokens in the query only."""
 
 
 class LinkLost(Exception):
@@ -279,6 +286,9 @@ def _refusal(error: picows.WSInvalidStatusError) -> Refused | LinkLost:
     status = int(error.response.status) if error.response else 0
     text = (error.raw_body or b"").decode(errors="replace").strip()[:200]
     reason = f"the gateway answered HTTP {status}" + (f": {text}" if text else "")
+    names = {str(name).lower() for name in error.response.headers} if error.response else set()
+    if status == 401 and text == NO_TOKEN_IN_QUERY and "x-request-id" not in names:
+        return HeaderNotRead(reason)
     if 400 <= status < 500 and status not in (408, 425, 429):
         return Refused(reason)
     return LinkLost(reason)

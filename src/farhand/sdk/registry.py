@@ -38,6 +38,8 @@ class Registered(msgspec.Struct, frozen=True):
     """The same call again goes on with what it began, also after this program was killed; it never begins twice."""
     unlisted: bool = False
     """It is told of by its name alone, as a feature: a gateway that knows it may call it, nobody is offered it."""
+    # Returns what `run` would do with the same arguments, for a gateway whose owner is to approve the call.
+    preview: Callable[[msgspec.Raw], Awaitable[Any]] | None = None
 
 
 class ToolRegistry:

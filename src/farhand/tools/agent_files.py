@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Annotated, Final
 
 from msgspec import Meta
 
-from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files import Files, told
 from farhand.machine.find import find
 from farhand.machine.listing import Entry, list_folder
-from farhand.machine.patch import apply_patch
+from farhand.machine.patch import apply_patch, planned_changes
 from farhand.machine.pattern import BadPattern
 from farhand.machine.search import Match, search
-from farhand.machine.text import NotOnce, NotText, lines_from, read_lines, replace_text
+from farhand.machine.text import NotOnce, NotText, lines_from, read_lines, replace_text, replaced_text
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
+from farhand.tools.preview import Preview, change_preview, file_preview, planned_effect
+from farhand.tools.skill_paths import BASE, SkillPaths
 from farhand.tools.tool import Tool, tool
 
 PAGE: Final = 50 * 1024
@@ -35,8 +39,16 @@ Folder = Annotated[str | None, Meta(description="Folder to search (default: the 
 class AgentFiles:
     """The seven tools over the files that the agent may touch. Each method blocks; a tool runs it in a thread."""
 
-    def __init__(self, files: Files, *, search_seconds: float = 30.0, secrets: KnownSecrets | None = None) -> None:
-        """Of `secrets` no half is shown where a line is cut."""
+    def __init__(
+        self,
+        files: Files,
+        *,
+        search_seconds: float = 30.0,
+        secrets: KnownSecrets | None = None,
+        skills: SkillPaths | None = None,
+    ) -> None:
+        """Of `secrets` no half is shown where a line is cut. `skills`: where skills are besides the workspace."""
+        self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._files = files
         self._search_seconds = search_seconds
@@ -46,9 +58,21 @@ class AgentFiles:
         texts = {"old_string": "old_text", "new_string": "new_text", **path}
         return [
             tool(self.read, aliases=path, unlisted=("skip_bytes",), read_only=True, capability="filesystem.read"),
-            tool(self.write, aliases=path, unlisted=("create_dirs",), capability="filesystem.write"),
-            tool(self.edit, aliases=texts, unlisted=("replace_all",), capability="filesystem.edit"),
-            tool(self.apply_patch, unlisted=("path",), capability="filesystem.edit"),
+            tool(
+                self.write,
+                aliases=path,
+                unlisted=("create_dirs",),
+                capability="filesystem.write",
+                preview=self.preview_write,
+            ),
+            tool(
+                self.edit,
+                aliases=texts,
+                unlisted=("replace_all",),
+                capability="filesystem.edit",
+                preview=self.preview_edit,
+            ),
+            tool(self.apply_patch, unlisted=("path",), capability="filesystem.edit", preview=self.preview_patch),
             tool(
                 self.grep,
                 unlisted=("exclude", "context_lines", "max_results"),
@@ -68,6 +92,8 @@ class AgentFiles:
     ) -> str:
         """Read a text file with line numbers, in pages: a notice at the end of a page says how to continue."""
         _required("read", "path", path)
+        path = self._located(path)
+        base = self._base(path)
         largest = PAGE if limit is None else LARGEST_PAGE
         room = largest - _NOTICE_ROOM
         page: list[str] = []
@@ -79,7 +105,8 @@ class AgentFiles:
                     if limit is not None and number > offset + limit:
                         break
                     # Line ends, and a missing last one, are shown as they are: the pages together are the file.
-                    line = f"{number:6d}\t{self._cut(text, number == offset + 1 and skip_bytes > 0, cut)}"
+                    shown_text = self._cut(text, number == offset + 1 and skip_bytes > 0, cut)
+                    line = f"{number:6d}\t{shown_text if base is None else shown_text.replace(BASE, base)}"
                     size += len(line.encode())
                     # A line longer than a page is shown whole as far as the largest page goes.
                     if (size > room or cut) and page:
@@ -100,6 +127,14 @@ class AgentFiles:
         create_dirs: bool = True,
     ) -> str:
         """Create or overwrite a file, and the folders it needs."""
+        data = self._to_write(path, content, create_dirs)
+        self._files.write(path, data)
+        return f"wrote {len(data)} bytes to {path}"
+
+    def preview_write(self, path: str, content: str, create_dirs: bool) -> Preview:
+        return file_preview(self._files, path, self._to_write(path, content, create_dirs))
+
+    def _to_write(self, path: str, content: str, create_dirs: bool) -> bytes:
         _required("write", "path", path)
         data = _encoded("content", content)
         parent = os.path.dirname(self._files.resolve(path))  # noqa: PTH120
@@ -108,8 +143,7 @@ class AgentFiles:
                 self._files.status(parent)
             except NotFound:
                 raise NotFound(f'parent directory "{shown(parent)}": no such file or directory') from None
-        self._files.write(path, data)
-        return f"wrote {len(data)} bytes to {path}"
+        return data
 
     def edit(
         self,
@@ -119,18 +153,31 @@ class AgentFiles:
         replace_all: bool = False,
     ) -> str:
         """Replace one exact piece of text in a file (without line numbers)."""
+        with self._editing(path, old_text, new_text):
+            count = replace_text(self._files, path, old_text, new_text, every=replace_all, any_line_end=True)
+        changed = f"-{self._one_line(old_text)}\n+{self._one_line(new_text)}"
+        return f"--- {path}\n+++ {path}\n@@ replaced {count} occurrence(s) @@\n{changed}"
+
+    def preview_edit(self, path: str, old_text: str, new_text: str, replace_all: bool) -> Preview:
+        with self._editing(path, old_text, new_text):
+            before, after, _ = replaced_text(
+                self._files, path, old_text, new_text, every=replace_all, any_line_end=True
+            )
+        return change_preview(self._files, path, before, after)
+
+    @contextlib.contextmanager
+    def _editing(self, path: str, old_text: str, new_text: str) -> Iterator[None]:
+        """Check the texts of an edit, and word why it cannot be made."""
         _required("edit", "path", path)
         _required("edit", "old_text", old_text)
         _encoded("old_text", old_text)
         _encoded("new_text", new_text)
         try:
-            count = replace_text(self._files, path, old_text, new_text, every=replace_all, any_line_end=True)
+            yield
         except NotOnce as found:
             if found.count:
                 raise Failed(f'old_text must be unique in "{path}" (found {found.count} matches)') from None
             raise Failed(f'old_text not found in "{path}"') from None
-        changed = f"-{self._one_line(old_text)}\n+{self._one_line(new_text)}"
-        return f"--- {path}\n+++ {path}\n@@ replaced {count} occurrence(s) @@\n{changed}"
 
     def apply_patch(
         self,
@@ -144,9 +191,15 @@ class AgentFiles:
         path: str | None = None,
     ) -> str:
         """Change several files with one patch: all of it is applied, or nothing."""
-        _required("apply_patch", "patch", patch)
-        _encoded("patch", patch)
+        _refuse_no_patch(patch)
         return apply_patch(self._files, patch, path=path)
+
+    def preview_patch(self, patch: str, path: str | None) -> Preview:
+        _refuse_no_patch(patch)
+        changes, _ = planned_changes(self._files, patch, path=path)
+        return Preview(
+            files=tuple(planned_effect(self._files, change.path, change.old, change.new) for change in changes)
+        )
 
     def grep(
         self,
@@ -163,7 +216,7 @@ class AgentFiles:
             matches, more = search(
                 self._files,
                 pattern,
-                path or ".",
+                self._located(path or "."),
                 include=include,
                 exclude=exclude,
                 most=max_results,
@@ -190,7 +243,10 @@ class AgentFiles:
         self._files.resolve(pattern)  # the rule for paths is the rule for patterns
         try:
             found = find(
-                self._files, pattern, "/" if pattern.startswith("/") else path or ".", seconds=self._search_seconds
+                self._files,
+                pattern,
+                "/" if pattern.startswith("/") else self._located(path or "."),
+                seconds=self._search_seconds,
             )
         except BadPattern as error:
             raise InvalidArgs(f"glob parameter pattern: invalid pattern {pattern!r}: {error}") from None
@@ -207,6 +263,7 @@ class AgentFiles:
     ) -> str:
         """List a folder: name, type (file, dir, symlink) and size in bytes; without names that begin with a dot."""
         _required("ls", "path", path)
+        path = self._located(path)
         if not 1 <= depth <= DEEPEST:
             raise InvalidArgs(f"ls depth must be between 1 and {DEEPEST}")
         if depth == 1:
@@ -224,6 +281,15 @@ class AgentFiles:
                     yield from self._tree(f"{path}/{entry.name}", depth - 1, hidden, below)
                 except ToolError as error:
                     yield f"{below}({error.message})"
+
+    def _located(self, path: str) -> str:
+        return path if self._skills is None else self._skills.locate(path)
+
+    def _base(self, path: str) -> str | None:
+        """The folder that `{baseDir}` stands for in a text of a skill."""
+        if self._skills is None or not path.endswith(".md"):
+            return None
+        return self._skills.base(self._files.resolve(path))
 
     def _window(self, match: Match, around: int) -> list[str]:
         name = self._relative(match.path)
@@ -259,6 +325,11 @@ def _described(entry: Entry) -> str:
 
 def _truncated(largest: int, where: str) -> str:
     return f"[read output truncated at {largest // 1024}KB] continue with {where}"
+
+
+def _refuse_no_patch(patch: str) -> None:
+    _required("apply_patch", "patch", patch)
+    _encoded("patch", patch)
 
 
 def _required(name: str, parameter: str, value: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -16,9 +16,12 @@ from farhand.machine.host_commands import HostCommands
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.sandbox import Confinement, Sandbox, unconfined
+from farhand.protocol.calls import LEAVING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.known_secrets import KnownSecrets
-from farhand.tools.tool import LEAVING, CallContext, Tool, tool
+from farhand.tools.preview import Preview, command_preview
+from farhand.tools.skill_paths import SkillPaths
+from farhand.tools.tool import CallContext, Tool, tool
 
 DEFAULT_SECONDS: Final = 1800
 LEAST_SECONDS: Final = 10
@@ -34,6 +37,21 @@ _ACTIONS: Final = ("status", "input", "signal", "poll")
 _SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")
 
 
+class _Start(NamedTuple):
+    """A command as `exec` starts it."""
+
+    command: str
+    folder: str
+    variables: dict[str, str]
+    # 0: no limit.
+    seconds: float
+    # What the answer says when the time limit is not what was asked for.
+    note: str
+    sandbox: Sandbox | None
+    # Set when the command runs on the host.
+    host: HostCommands | None
+
+
 class AgentShell:
     """The two tools over one `Jobs`, in the folders that `files` allows."""
 
@@ -43,8 +61,10 @@ class AgentShell:
         files: Files,
         confinement: Callable[[], Confinement] = unconfined,
         secrets: KnownSecrets | None = None,
+        skills: SkillPaths | None = None,
     ) -> None:
         """`confinement` is asked before each command. Of `secrets` no half is shown where output is cut."""
+        self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._jobs = jobs
         self._files = files
@@ -60,8 +80,14 @@ class AgentShell:
                 capability="shell.exec",
                 timeout_ms=MOST_SECONDS * 1000 + _ANSWER_MS,
                 continues=True,
+                preview=self.preview_exec,
             ),
-            tool(self.process, aliases={"pid": "process_id", "data": "input"}, capability="shell.exec"),
+            tool(
+                self.process,
+                aliases={"pid": "process_id", "data": "input"},
+                capability="shell.exec",
+                preview=self.preview_process,
+            ),
         ]
 
     async def exec(
@@ -75,25 +101,20 @@ class AgentShell:
         input: str | None = None,  # noqa: A002
     ) -> str:
         """Run a shell command; gives its exit code and output. Tend background ones with process."""
-        if not command.strip():
-            raise InvalidArgs("exec parameter command is required")
-        seconds, note = _clamped(timeout)
-        variables = _variables(env)
-        folder = self._folder(workdir)
-        sandbox, host = self._confinement()
-        on_host = sandbox is not None and host is not None and host.match(command)
-        if on_host and (background or variables or input is not None):
-            what = "background mode" if background else "env" if variables else "input"
-            raise Failed(f"exit code: -1; failed to start command: {what} is not supported for host commands")
-        shell, sent = await asyncio.to_thread(_way, sandbox, host if on_host else None, command, folder, variables)
+        start = self._started(command, workdir, env, background, timeout, input)
+        note, on_host = start.note, start.host is not None
+        shell, sent = await asyncio.to_thread(
+            _way, start.sandbox, start.host, start.command, start.folder, start.variables
+        )
         starting = asyncio.ensure_future(
             self._jobs.start(
                 sent,
-                workdir=folder,
-                timeout=0 if background and timeout is None else seconds,
+                workdir=start.folder,
+                timeout=start.seconds,
                 stdin=background or input is not None,
                 background=background,
-                env=None if sandbox else variables,
+                env=None if start.sandbox else start.variables,
+                bare=start.sandbox is not None and start.host is None,
                 shell=shell,
                 grace=GRACE,
                 call_id=context.call_id,
@@ -123,27 +144,87 @@ class AgentShell:
         signal: Annotated[str | None, Meta(description="For signal: SIGTERM, SIGINT, SIGKILL.")] = None,
     ) -> str:
         """Tend a background process: status, poll (output so far), input, signal."""
+        act, job = await self._tended(action, process_id, input)
+        if act == "status":
+            return _status(job)
+        if act == "poll":
+            return self._tail(job)
+        if act == "input":
+            assert input is not None
+            await self._send(job, input)
+            return f"sent input to process {process_id}"
+        return await self._signal(job, process_id, signal)
+
+    async def _tended(self, action: str, process_id: str | int, text: str | None) -> tuple[str, Job]:
+        """The action, and the process it is for."""
         act = action.strip().lower()
         if not act:
             raise InvalidArgs("process parameter action is required")
         if act not in _ACTIONS:
             raise InvalidArgs(f"process action must be one of {', '.join(_ACTIONS)}")
         job = await self._find(str(process_id).strip())
-        if act == "status":
-            return _status(job)
-        if act == "poll":
-            return self._tail(job)
+        if act == "input" and text is None:
+            raise InvalidArgs("process parameter input is required for input action")
+        return act, job
+
+    # previews: the same arguments, read by the same code
+
+    def preview_exec(
+        self,
+        command: str,
+        workdir: str | None,
+        env: dict[str, str] | None,
+        background: bool,
+        timeout: float | None,
+        input: str | None,  # noqa: A002
+    ) -> Preview:
+        start = self._started(command, workdir, env, background, timeout, input)
+        where = "on the host, over SSH" if start.host else "in the sandbox" if start.sandbox else "without a sandbox"
+        limit = f"ended after {start.seconds:g} s" if start.seconds else "without a time limit"
+        summary = f"{'in the background, ' if background else ''}{where}, {limit}"
+        return command_preview(start.command, start.folder, env=start.variables, stdin=input, summary=summary)
+
+    async def preview_process(
+        self,
+        action: str,
+        process_id: str | int,
+        input: str | None,  # noqa: A002
+        signal: str | None,
+    ) -> Preview:
+        act, job = await self._tended(action, process_id, input)
         if act == "input":
-            if input is None:
-                raise InvalidArgs("process parameter input is required for input action")
-            await self._send(job, input)
-            return f"sent input to process {process_id}"
-        return await self._signal(job, process_id, signal)
+            return Preview(stdin=input, summary=f"writes to the standard input of process {job.id}: {job.command}")
+        if act == "signal":
+            return Preview(summary=f"sends {_signal_name(signal)} to process {job.id}: {job.command}")
+        return Preview(summary=f"reads the output of process {job.id}: {job.command}")
 
     # exec
 
+    def _started(
+        self,
+        command: str,
+        workdir: str | None,
+        env: dict[str, str] | None,
+        background: bool,
+        timeout: float | None,
+        text: str | None,
+    ) -> _Start:
+        if not command.strip():
+            raise InvalidArgs("exec parameter command is required")
+        seconds, note = _clamped(timeout)
+        variables = _variables(env)
+        folder = self._folder(workdir)
+        sandbox, host = self._confinement()
+        on_host = sandbox is not None and host is not None and host.match(command)
+        if on_host and (background or variables or text is not None):
+            what = "background mode" if background else "env" if variables else "input"
+            raise Failed(f"exit code: -1; failed to start command: {what} is not supported for host commands")
+        limit = 0 if background and timeout is None else seconds
+        return _Start(command, folder, variables, limit, note, sandbox, host if on_host else None)
+
     def _folder(self, workdir: str | None) -> str:
-        return self._files.place(workdir or ".").path
+        path = workdir or "."
+        return self._files.place(path if self._skills is None else self._skills.locate(path)).real
 
     async def _feed(self, job: Job, text: str) -> None:
         try:
@@ -184,12 +265,7 @@ class AgentShell:
             raise Failed(error.message if job.running else f"process {job.id} already completed") from None
 
     async def _signal(self, job: Job, process_id: str | int, name: str | None) -> str:
-        if not name:
-            raise InvalidArgs("process parameter signal is required for signal action")
-        full = name.strip().upper()
-        full = full if full.startswith("SIG") else f"SIG{full}"
-        if full not in _SIGNALS:
-            raise InvalidArgs(f"process signal must be SIGTERM, SIGINT, or SIGKILL (or {', '.join(_SIGNALS[3:])})")
+        full = _signal_name(name)
         if not job.running:
             raise Failed(f"process {job.id} already completed")
         if full == "SIGKILL":
@@ -223,6 +299,16 @@ class AgentShell:
             return self._secrets.hide_piece(text, after=job.running)
         tail = text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
         return f"{_TRUNCATED}\n" + self._secrets.hide_piece(tail, before=True, after=job.running)
+
+
+def _signal_name(name: str | None) -> str:
+    if not name:
+        raise InvalidArgs("process parameter signal is required for signal action")
+    full = name.strip().upper()
+    full = full if full.startswith("SIG") else f"SIG{full}"
+    if full not in _SIGNALS:
+        raise InvalidArgs(f"process signal must be SIGTERM, SIGINT, or SIGKILL (or {', '.join(_SIGNALS[3:])})")
+    return full
 
 
 def _way(

@@ -11,18 +11,20 @@ import math
 import os
 import signal
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files import Files, told
 from farhand.machine.foreground import Foreground
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
 from farhand.machine.sandbox import Confinement, unconfined
-from farhand.protocol.errors import InvalidArgs, Timeout
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
 from farhand.protocol.known_secrets import KnownSecrets
+from farhand.tools.preview import Preview, change_preview, command_preview, current_content
 from farhand.tools.tool import CallContext, Tool, tool
 
 MOST_READ = 65_536
@@ -62,22 +64,25 @@ class GuideTools:
             size = max(os.fstat(file.fileno()).st_size, len(data))
         return _shown_file(name, data, size, self._secrets)
 
-    def read_at_once(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """As `read_file`, for a small file that the kernel has in memory; None for any other."""
-        path = arguments.get("path")
-        if not isinstance(path, str) or not path.strip():
-            return None
-        data = self._files.peek(path, MOST_READ)
-        return None if data is None else _shown_file(_named(path), data, len(data), self._secrets)
-
     def create_file(self, *, path: FilePath, content: Content) -> dict[str, Any]:
         """Create a file that does not exist yet, with its folders."""
+        name, data = self._created(path, content)
+        self._files.create(path, data)
+        return {"ok": True, "path": name, "size": len(data), "text": f"created {name} ({len(data)} bytes)"}
+
+    def preview_create(self, *, path: str, content: str) -> Preview:
+        _, data = self._created(path, content)
+        if current_content(self._files, path) is not None:
+            raise Failed(f"'{shown(path)}' exists already")
+        return change_preview(self._files, path, None, data)
+
+    def _created(self, path: str, content: str) -> tuple[str, bytes]:
+        """The name that the answer shows, and the bytes to write."""
         name, data = _named(path), _encoded(content)
         if path.endswith("/"):
             self._files.place(path)  # a forbidden path is that first
             raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, its folders are made")
-        self._files.create(path, data)
-        return {"ok": True, "path": name, "size": len(data), "text": f"created {name} ({len(data)} bytes)"}
+        return name, data
 
     def update_file(
         self,
@@ -90,10 +95,7 @@ class GuideTools:
         ] = "overwrite",
     ) -> dict[str, Any]:
         """Overwrite an existing file, or append to it."""
-        chosen = mode.strip().lower()
-        if chosen not in MODES:
-            raise InvalidArgs(f"parameter 'mode': must be overwrite or append, not {mode!r}")
-        name, data = _named(path), _encoded(content)
+        chosen, name, data = _updated(path, content, mode)
         if chosen == "append":
             size = self._files.append(path, data)
         else:
@@ -107,6 +109,13 @@ class GuideTools:
             "text": f"updated {name} with mode={chosen}",
         }
 
+    def preview_update(self, *, path: str, content: str, mode: str) -> Preview:
+        chosen, _, data = _updated(path, content, mode)
+        old = current_content(self._files, path)
+        if old is None:
+            raise NotFound(f"'{shown(path)}' does not exist")
+        return change_preview(self._files, path, old, old + data if chosen == "append" else data)
+
     async def shell(
         self,
         *,
@@ -119,13 +128,16 @@ class GuideTools:
         ] = None,
     ) -> dict[str, Any]:
         """Run a shell command. High risk: use it only where the file tools cannot do the work."""
-        if not command.strip():
-            raise InvalidArgs("parameter 'command': must not be empty")
-        refuse_unnameable("command", command)
-        seconds = _seconds(timeout_seconds)
-        folder = self._folder(cwd)
+        folder, seconds = self._started(command, cwd, timeout_seconds)
         shell = await asyncio.to_thread(self._shell, folder)
-        job = await self._foreground.run(command, workdir=folder, timeout=seconds, shell=shell, call_id=context.call_id)
+        job = await self._foreground.run(
+            command,
+            workdir=folder,
+            timeout=seconds,
+            shell=shell,
+            bare=shell is not SHELL,
+            call_id=context.call_id,
+        )
         assert job.exit is not None
         output = self._output(job, job.exit.size)
         if job.exit.timed_out:
@@ -140,6 +152,18 @@ class GuideTools:
         elif code == 0:
             lines.append("(command completed with no output)")
         return {"ok": code == 0, "command": command, "exit_code": code, "output": output, "text": "\n".join(lines)}
+
+    def preview_shell(self, *, command: str, cwd: str | None, timeout_seconds: float | str | None) -> Preview:
+        folder, seconds = self._started(command, cwd, timeout_seconds)
+        where = "in the sandbox" if self._confinement()[0] else "without a sandbox"
+        return command_preview(command, folder, summary=f"{where}, ended after {seconds:g} s")
+
+    def _started(self, command: str, cwd: str | None, timeout_seconds: float | str | None) -> tuple[str, float]:
+        """The folder a command runs in, and how long it may take."""
+        if not command.strip():
+            raise InvalidArgs("parameter 'command': must not be empty")
+        refuse_unnameable("command", command)
+        return self._folder(cwd), _seconds(timeout_seconds)
 
     def _shell(self, folder: str) -> Sequence[str]:
         sandbox, _ = self._confinement()
@@ -170,10 +194,16 @@ def guide_tools(
 ) -> list[Tool]:
     tools = GuideTools(files, jobs, confinement, secrets)
     return [
-        tool(tools.read_file, read_only=True, capability="filesystem.read", at_once=tools.read_at_once),
-        tool(tools.create_file, capability="filesystem.write"),
-        tool(tools.update_file, capability="filesystem.write"),
-        tool(tools.shell, capability="shell.exec", timeout_ms=(MOST_SECONDS + 10) * 1000, continues=True),
+        tool(tools.read_file, read_only=True, capability="filesystem.read"),
+        tool(tools.create_file, capability="filesystem.write", preview=tools.preview_create),
+        tool(tools.update_file, capability="filesystem.write", preview=tools.preview_update),
+        tool(
+            tools.shell,
+            capability="shell.exec",
+            timeout_ms=(MOST_SECONDS + 10) * 1000,
+            continues=True,
+            preview=tools.preview_shell,
+        ),
     ]
 
 
@@ -194,6 +224,14 @@ def _named(path: str) -> str:
         raise InvalidArgs("parameter 'path': must not be empty")
     refuse_unnameable("path", path)
     return shown(os.path.normpath(path))
+
+
+def _updated(path: str, content: str, mode: str) -> tuple[str, str, bytes]:
+    """The mode, the name that the answer shows, and the bytes to write."""
+    chosen = mode.strip().lower()
+    if chosen not in MODES:
+        raise InvalidArgs(f"parameter 'mode': must be overwrite or append, not {mode!r}")
+    return chosen, _named(path), _encoded(content)
 
 
 def _encoded(content: str) -> bytes:

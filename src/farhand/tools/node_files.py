@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import os
-from typing import Annotated, Any, BinaryIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from msgspec import Meta
 
-from farhand.machine.files import Files, refuse_unnameable, shown, told
+from farhand.machine.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files import Files, told
 from farhand.machine.find import find
 from farhand.machine.pattern import BadPattern
 from farhand.machine.search import search
 from farhand.machine.sniff import HEAD, mime_type
-from farhand.machine.text import NotOnce, NotText, read_lines, replace_text
+from farhand.machine.text import NotOnce, NotText, read_lines, replace_text, replaced_text
 from farhand.protocol.errors import Failed, InvalidArgs
+
+if TYPE_CHECKING:
+    from farhand.tools.preview import Preview
 
 MOST_AT_ONCE = 16 * 1024
 LARGEST_IMAGE = 10 * 1024 * 1024
@@ -101,6 +107,11 @@ class FileTools:
         data = _encoded("content", content)
         return {"path": shown(self._files.write(path, data)), "bytes": len(data)}
 
+    def preview_Write(self, *, path: str, content: str) -> Preview:
+        from farhand.tools.preview import file_preview  # noqa: PLC0415 - a node at rest does without it
+
+        return file_preview(self._files, path, _encoded("content", content))
+
     def Edit(
         self, *, path: FilePath, oldString: OldString, newString: NewString, replaceAll: ReplaceAll = False
     ) -> dict[str, Any]:
@@ -108,13 +119,27 @@ class FileTools:
 
         oldString must match the file exactly (without line numbers) and only once, unless replaceAll is true.
         """
+        with self._editing(path, oldString, newString):
+            count = replace_text(self._files, path, oldString, newString, every=replaceAll)
+        return {"path": shown(self._files.resolve(path)), "replacements": count}
+
+    def preview_Edit(self, *, path: str, oldString: str, newString: str, replaceAll: bool) -> Preview:
+        from farhand.tools.preview import change_preview  # noqa: PLC0415
+
+        with self._editing(path, oldString, newString):
+            before, after, _ = replaced_text(self._files, path, oldString, newString, every=replaceAll)
+        return change_preview(self._files, path, before, after)
+
+    @contextlib.contextmanager
+    def _editing(self, path: str, oldString: str, newString: str) -> Iterator[None]:
+        """Check the texts of an edit, and word why it cannot be made."""
         if not oldString:
             raise InvalidArgs("parameter 'oldString': must not be empty; give the exact text to replace")
         _encoded("oldString", oldString)
         _encoded("newString", newString)
         resolved = shown(self._files.resolve(path))
         try:
-            count = replace_text(self._files, path, oldString, newString, every=replaceAll)
+            yield
         except NotOnce as found:
             if found.count:
                 raise Failed(
@@ -123,7 +148,6 @@ class FileTools:
                 ) from None
             advice = ": its lines end with \\r\\n, so write line breaks that way" if found.windows_lines else ""
             raise Failed(f"oldString not found in '{resolved}'{advice}") from None
-        return {"path": resolved, "replacements": count}
 
     def Glob(self, *, pattern: GlobPattern, path: Folder = None) -> dict[str, Any]:
         """Find files matching a glob pattern on the node's filesystem.

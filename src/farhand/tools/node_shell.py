@@ -12,17 +12,23 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from farhand.machine.foreground import Foreground
 from farhand.machine.job import Job
 from farhand.machine.jobs import Jobs
+from farhand.machine.sandbox import Confinement, unconfined
 from farhand.machine.tree import Process as SystemProcess
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.calls import LEAVING
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+
+if TYPE_CHECKING:
+    from farhand.tools.preview import Preview
 
 OUTPUT_CHARS = 200_000
 TAIL_CHARS = 4_000
@@ -31,8 +37,27 @@ YIELD_LEAST_MS = 10
 YIELD_MOST_MS = 120_000
 LOG_LINES = 200
 
+_NOTHING = ["/bin/false"]
 _MOST_BYTES = 4  # of one character in UTF-8
 _ACTIONS = ("list", "poll", "log", "write", "submit", "kill")
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """A command as `Bash` starts it."""
+
+    command: str
+    folder: str
+    timeout_ms: float
+    background: bool
+    # How long to wait before it goes on in the background.
+    patience_ms: float | None
+
+    @property
+    def summary(self) -> str:
+        limit = f"ended after {self.timeout_ms / 1000:g} s" if self.timeout_ms else "without a time limit"
+        if self.background:
+            return f"in the background, {limit}"
+        return limit if self.patience_ms is None else f"in the background after {self.patience_ms:g} ms, {limit}"
 
 
 class ShellTools:
@@ -44,16 +69,16 @@ class ShellTools:
         workspace: str | os.PathLike[str],
         *,
         call_id: Callable[[], str | None] = lambda: None,
-        shell: Sequence[str] | None = None,
+        confinement: Callable[[], Confinement] = unconfined,
     ) -> None:
         """`call_id` tells the id of the call being served: the same call again finds its command, running or ended.
 
-        `shell`: the words before the command, for a node that confines it; default the user's login shell.
+        `confinement` is asked before each command; without a sandbox the user's login shell runs it.
         """
         self._jobs = jobs
         self._workspace = Path(workspace).absolute()
         self._call_id = call_id
-        self._shell = shell
+        self._confinement = confinement
         self._foreground = Foreground(jobs)
 
     async def Bash(
@@ -84,27 +109,28 @@ class ShellTools:
         and long builds: the answer carries a sessionId for the Process tool, and the command outlives this node's
         connection and program. Without them standard input is at its end.
         """
-        _check("command", command, str)
-        if not command.strip():
-            raise InvalidArgs("command must not be empty")
-        folder = self._resolve(workdir)
-        timeout = _number("timeout", timeout)
-        _check("background", background, bool)
-        patience = None
-        if yieldMs is not None:
-            patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)
+        start = self._started(command, workdir, timeout, background, yieldMs)
+        patience = start.patience_ms
+        call = self._call_id()
+        try:
+            shell = await self._sandboxed(start.folder)
+        except ToolError:
+            if call is None or await self._jobs.find_call(call) is None:
+                raise
+            shell = _NOTHING  # this call's command was started before, and is found again below
         starting = asyncio.ensure_future(
             self._jobs.start(
-                command,
-                workdir=folder,
-                timeout=timeout / 1000,
-                stdin=background or patience is not None,
-                background=background,
-                shell=self._shell,
-                call_id=self._call_id(),
+                start.command,
+                workdir=start.folder,
+                timeout=start.timeout_ms / 1000,
+                stdin=start.background or patience is not None,
+                background=start.background,
+                shell=shell,
+                bare=shell is not None,
+                call_id=call,
             )
         )
-        async with self._foreground.held(starting):
+        async with self._foreground.held(starting, leaving=LEAVING):
             job = await asyncio.shield(starting)
             if job.background:
                 return self._backgrounded(job)
@@ -136,32 +162,71 @@ class ShellTools:
         4,000 characters. log: output lines by offset and limit. write: raw data to stdin. submit: data and a newline.
         kill: SIGKILL to the session's whole process tree.
         """
-        _check("action", action, str)
-        action = action.strip().lower()
-        if action not in _ACTIONS:
-            raise InvalidArgs(f"Unknown action {action!r}: use one of {', '.join(_ACTIONS)}")
-        if action == "list":
+        action, job = await self._tended(action, sessionId)
+        if job is None:
             return self._list()
-        if sessionId is None or sessionId == "":
-            raise InvalidArgs("sessionId is required for this action")
-        _check("sessionId", sessionId, str)
-        job = await self._jobs.get(sessionId)
-        if not self._jobs.listed(job):
-            raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
-        if not job.background:
-            raise NotFound(f"Session {sessionId} is not backgrounded")
         match action:
             case "poll":
                 return self._poll(job)
             case "log":
                 return self._log(job, _whole("offset", offset), max(1, _whole("limit", limit)))
             case "write" | "submit":
-                _check("data", data, str)
-                return await self._write(job, data if action == "write" else data + "\n")
+                return await self._write(job, self._input(action, data))
             case _:
                 return await self._kill(job)
 
+    # previews: the same arguments, read by the same code
+
+    def preview_Bash(
+        self, *, command: str, workdir: str | None, timeout: float, background: bool, yieldMs: float | None
+    ) -> Preview:
+        from farhand.tools.preview import command_preview  # noqa: PLC0415 - a node at rest does without it
+
+        start = self._started(command, workdir, timeout, background, yieldMs)
+        where = "" if self._confinement()[0] is None else "in the sandbox, "
+        return command_preview(start.command, start.folder, summary=where + start.summary)
+
+    async def preview_Process(self, *, action: str, sessionId: str | None, data: str, **_page: int) -> Preview:
+        from farhand.tools.preview import Preview  # noqa: PLC0415
+
+        action, job = await self._tended(action, sessionId)
+        if job is None:
+            return Preview(summary="lists the background sessions")
+        if action in ("write", "submit"):
+            stdin = self._input(action, data)
+            return Preview(stdin=stdin, summary=f"writes to the standard input of session {job.id}: {job.command}")
+        if action == "kill":
+            return Preview(summary=f"kills session {job.id} and its whole process tree: {job.command}")
+        return Preview(summary=f"reads the output of session {job.id}: {job.command}")
+
     # Bash
+
+    async def _sandboxed(self, folder: str) -> list[str] | None:
+        """Return the words that confine a command in `folder`; None for the login shell.
+
+        Raises Failed when the sandbox cannot be made here, NotAllowed for a folder that is not in it.
+        """
+        sandbox, _ = self._confinement()
+        if sandbox is None:
+            return None
+        await asyncio.to_thread(sandbox.check)
+        return sandbox.words(folder)
+
+    def _started(
+        self, command: str, workdir: str | None, timeout: float, background: bool, yieldMs: float | None
+    ) -> _Start:
+        _check("command", command, str)
+        if not command.strip():
+            raise InvalidArgs("command must not be empty")
+        folder = self._resolve(workdir)
+        timeout = _number("timeout", timeout)
+        if timeout < 0:
+            raise InvalidArgs(f"timeout must not be negative, but is {timeout!r}")
+        _check("background", background, bool)
+        patience = None
+        if yieldMs is not None:
+            patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)
+        return _Start(command, folder, timeout, background, patience)
 
     def _resolve(self, workdir: str | None) -> str:
         if workdir is None:
@@ -202,6 +267,29 @@ class ShellTools:
         }
 
     # Process
+
+    async def _tended(self, action: str, sessionId: str | None) -> tuple[str, Job | None]:
+        """The action, and the session it is for; None for `list`."""
+        _check("action", action, str)
+        action = action.strip().lower()
+        if action not in _ACTIONS:
+            raise InvalidArgs(f"Unknown action {action!r}: use one of {', '.join(_ACTIONS)}")
+        if action == "list":
+            return action, None
+        if sessionId is None or sessionId == "":
+            raise InvalidArgs("sessionId is required for this action")
+        _check("sessionId", sessionId, str)
+        job = await self._jobs.get(sessionId)
+        if not self._jobs.listed(job):
+            raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
+        if not job.background:
+            raise NotFound(f"Session {sessionId} is not backgrounded")
+        return action, job
+
+    @staticmethod
+    def _input(action: str, data: str) -> str:
+        _check("data", data, str)
+        return data + "\n" if action == "submit" else data
 
     def _list(self) -> dict[str, Any]:
         jobs = [job for job in self._jobs.listing() if job.background]
@@ -342,8 +430,6 @@ def _check(name: str, value: object, kind: type) -> None:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidArgs(f"{name} must be a number of milliseconds, not {value!r}")
-    if value < 0:
-        raise InvalidArgs(f"{name} must not be negative, but is {value!r}")
     return float(value)
 
 

@@ -1,7 +1,8 @@
-"""What a call would do to a machine, shown before it does it: the diff of each file, or the command and its folder.
+"""What a call would do, shown before it does it: the diff of each file, or the command and its folder.
 
-It is made from the files as they are, and says from which: a digest of each, and which folder a command would run in.
-The same call previewed again gives the same preview, unless something has changed.
+A preview is made by the tool that would run, from the arguments as that tool parsed them and the files as they are. It
+names what it was made from: a digest of each file, and which folder a command would run in. The same call previewed
+again gives the same preview, unless something has changed.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+import stat
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
-from farhand.machine.files import Files, shown
-from farhand.machine.patch import planned_changes
-from farhand.machine.text import MOST_TEXT, NotOnce, replaced_text
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files
+from farhand.machine.text import MOST_TEXT
+from farhand.protocol.errors import Failed, NotFound, ToolError
 
 MOST_DIFF: Final = 200_000
 """Characters of a diff; a longer one is left out, and the preview says so."""
@@ -48,115 +50,73 @@ class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] = {}
     """What the call adds to the environment."""
     stdin: str | None = None
+    # What the call does, in words, beyond its files and its command.
+    summary: str = ""
+    # Why the preview is not complete.
     note: str = ""
-    """Why it cannot be told what the call would do."""
 
 
-class MachinePreviews:
-    """Previews for the tools over one machine's files: a node's, or those of the gateway's own. They block."""
+async def attempt(preview: Awaitable[Preview]) -> Preview:
+    """Return a preview; if the call would fail, one that says why."""
+    try:
+        return await preview
+    except ToolError as error:
+        return Preview(note=f"the call would fail: {error.message}")
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self._known: dict[str, Callable[[Mapping[str, Any]], Preview]] = {
-            "Write": self._write,
-            "write": self._write,
-            "create_file": self._create,
-            "update_file": self._update,
-            "Edit": self._edit,
-            "edit": self._edit,
-            "apply_patch": self._patch,
-            "Bash": self._command,
-            "exec": self._command,
-            "shell": self._command,
-        }
 
-    def knows(self, tool: str) -> bool:
-        return tool in self._known
+def file_preview(files: Files, path: str, new: bytes) -> Preview:
+    """Preview a file that is written whole. Raises ToolError where that would fail."""
+    return change_preview(files, path, current_content(files, path), new)
 
-    def preview(self, tool: str, arguments: Mapping[str, Any]) -> Preview:
-        """Never raises ToolError: what cannot be shown is said in a note."""
-        try:
-            return self._known[tool](arguments)
-        except KeyError as missing:
-            return Preview(note=f"the call lacks {missing}, so it will fail")
-        except NotOnce as found:
-            return Preview(note=f"the text to replace stands in the file {found.count} times, so the call will fail")
-        except UnicodeEncodeError as error:
-            return Preview(note=f"the text is not valid Unicode at character {error.start}, so the call will fail")
-        except ToolError as error:
-            return Preview(note=f"it cannot be shown what would change: {error.message}")
 
-    def _write(self, arguments: Mapping[str, Any]) -> Preview:
-        path = _text(arguments, "path")
-        return self._change(path, self._content(path), _text(arguments, "content").encode())
+def change_preview(files: Files, path: str, old: bytes | None, new: bytes | None) -> Preview:
+    """Preview a change of one file. Raises ToolError where it would fail."""
+    return Preview(files=(planned_effect(files, path, old, new),))
 
-    def _create(self, arguments: Mapping[str, Any]) -> Preview:
-        path = _text(arguments, "path")
-        if self._content(path) is not None:
-            raise Failed(f"'{shown(path)}' is there already, so the call will fail")
-        return self._change(path, None, _text(arguments, "content").encode())
 
-    def _update(self, arguments: Mapping[str, Any]) -> Preview:
-        path = _text(arguments, "path")
-        old = self._content(path)
-        if old is None:
-            raise NotFound(f"'{shown(path)}' is not there, so the call will fail")
-        added = _text(arguments, "content").encode()
-        appends = str(arguments.get("mode") or "").strip().lower() == "append"
-        return self._change(path, old, old + added if appends else added)
+def planned_effect(files: Files, path: str, old: bytes | None, new: bytes | None) -> FileEffect:
+    """The change of one file that a tool would write. Raises ToolError where that would fail."""
+    place = files.place(path)
+    files.refuse_unwritable("write", place)
+    parent = os.path.dirname(place.real)  # noqa: PTH120
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)  # noqa: PTH120
+    if not os.path.isdir(parent):  # noqa: PTH112
+        raise Failed(f"Failed to write '{shown(place.path)}': '{shown(parent)}' is not a folder")
+    return file_effect(place.real, old, new)
 
-    def _edit(self, arguments: Mapping[str, Any]) -> Preview:
-        path = _text(arguments, "path")
-        of_agent = "old_text" in arguments
-        old, new, every = (
-            ("old_text", "new_text", "replace_all") if of_agent else ("oldString", "newString", "replaceAll")
-        )
-        before, after, _ = replaced_text(
-            self._files,
-            path,
-            _text(arguments, old),
-            _text(arguments, new),
-            every=bool(arguments.get(every)),
-            any_line_end=of_agent,
-        )
-        return self._change(path, before, after)
 
-    def _patch(self, arguments: Mapping[str, Any]) -> Preview:
-        path = arguments.get("path")
-        changes, _ = planned_changes(
-            self._files, _text(arguments, "patch"), path=path if isinstance(path, str) else None
-        )
-        return Preview(files=tuple(file_effect(change.path, change.old, change.new) for change in changes))
+def current_content(files: Files, path: str) -> bytes | None:
+    """The content of a file, None if there is no such file. Raises ToolError for what cannot be read."""
+    try:
+        with files.open(path) as file:
+            content = file.read(MOST_TEXT + 1)
+    except NotFound:
+        return None
+    if len(content) > MOST_TEXT:
+        raise Failed(f"'{shown(path)}' has more than {MOST_TEXT} bytes")
+    return content
 
-    def _command(self, arguments: Mapping[str, Any]) -> Preview:
-        workdir = arguments.get("workdir") or arguments.get("cwd") or "."
-        place = os.path.join(self._files.workspace, str(workdir))  # noqa: PTH118
-        env, stdin = arguments.get("env"), arguments.get("input")
-        try:
-            real = os.path.realpath(place, strict=True)
-            status = os.stat(real)  # noqa: PTH116
-        except (OSError, ValueError):
-            raise NotFound(f"the folder {shown(place)} is not there") from None
-        return Preview(
-            command=_text(arguments, "command"),
-            cwd=shown(real),
-            folder=f"{status.st_dev}:{status.st_ino}",
-            env={str(name): str(value) for name, value in env.items()} if isinstance(env, Mapping) else {},
-            stdin=None if stdin is None else str(stdin),
-        )
 
-    def _change(self, path: str, old: bytes | None, new: bytes | None) -> Preview:
-        return Preview(files=(file_effect(self._files.place(path).real, old, new),))
-
-    def _content(self, path: str) -> bytes | None:
-        try:
-            with self._files.open(path) as file:
-                content = file.read(MOST_TEXT + 1)
-        except NotFound:
-            return None
-        if len(content) > MOST_TEXT:
-            raise Failed(f"'{shown(path)}' has more than {MOST_TEXT} bytes")
-        return content
+def command_preview(
+    command: str, folder: str, *, env: Mapping[str, str] | None = None, stdin: str | None = None, summary: str = ""
+) -> Preview:
+    """Preview a command that is started in `folder`. Raises NotFound if there is no such folder."""
+    try:
+        real = os.path.realpath(folder, strict=True)
+        status = os.stat(real)  # noqa: PTH116
+    except (OSError, ValueError):
+        raise NotFound(f"the folder {shown(folder)} is not there") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotFound(f"{shown(folder)} is not a folder")
+    return Preview(
+        command=command,
+        cwd=shown(real),
+        folder=f"{status.st_dev}:{status.st_ino}",
+        env=dict(env or {}),
+        stdin=stdin,
+        summary=summary,
+    )
 
 
 def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
@@ -171,7 +131,7 @@ def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
     if old == new:
         return FileEffect(name, before, note="the content stays the same")
     lines = _unified(_lines(texts[0]), _lines(texts[1]))
-    names = ["/dev/null" if content is None else name for content in (old, new)]
+    names = ["/dev/null" if content is None else _one_line(name) for content in (old, new)]
     diff = f"--- {names[0]}\n+++ {names[1]}\n" + "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
@@ -206,14 +166,12 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def _one_line(name: str) -> str:
+    """A name without control characters: a line break in it would look like a line of the diff."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
+
+
 def _lines(text: str) -> list[str]:
     """Lines with their ends: only \\n ends one, as everywhere here."""
     parts = text.split("\n")
     return [*(f"{part}\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else [])]
-
-
-def _text(arguments: Mapping[str, Any], name: str) -> str:
-    value = arguments[name]
-    if not isinstance(value, str):
-        raise InvalidArgs(f"{name!r} must be text")
-    return value

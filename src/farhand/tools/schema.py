@@ -11,20 +11,33 @@ import inspect
 import keyword
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
 from farhand.protocol.errors import InvalidArgs
 
+_LONGEST_NAME: Final = 100
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Parameters:
     """The parameters of a tool function, apart from its leading context."""
 
-    def __init__(self, function: Callable[..., Any], *, skip: int = 0, without: Collection[str] = ()) -> None:
-        """`without`: names that are not the caller's to fill. Raises ValueError for a signature that cannot be told."""
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        skip: int = 0,
+        without: Collection[str] = (),
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """Read the signature of `function`, without its first `skip` parameters and those named in `without`.
+
+        `aliases` maps further names that callers may use to the parameters they stand for. Raises ValueError for a
+        signature that cannot be described in JSON.
+        """
         name = getattr(function, "__name__", "tool")
         parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in without]
         if any(parameter.kind not in _POSITIONAL for parameter in parameters[:skip]) or len(parameters) < skip:
@@ -40,29 +53,90 @@ class Parameters:
             else:
                 fields.append((parameter.name, kind, _default(parameter.default)))
         try:
-            self._record = msgspec.defstruct(name, fields, kw_only=True, rename=_shown_name)
+            self._record = msgspec.defstruct(name, fields, kw_only=True, rename=_shown_name, forbid_unknown_fields=True)
             self._decoder = msgspec.json.Decoder(self._record)
             self.schema = _plain_schema(self._record)
         except TypeError as error:
             raise ValueError(f"{name}: a parameter's type cannot be read from JSON: {error}") from None
+        # The names that callers use, in the order of the signature.
+        self.names: tuple[str, ...] = tuple(self.schema["properties"])
+        self.aliases: Mapping[str, str] = dict(aliases or {})
 
     def read(self, args: msgspec.Raw) -> dict[str, Any]:
-        """Keyword arguments for the function. Raises InvalidArgs naming the parameter at fault."""
+        """Return keyword arguments for the function. Raises InvalidArgs naming the parameter at fault."""
         text = bytes(args)
         if text == b"null":
             text = b"{}"
-        return self._keywords(lambda: self._decoder.decode(text))
+        try:
+            return self._keywords(self._decoder.decode(text))
+        except _UNREADABLE as error:
+            fault = error
+        try:
+            arguments = msgspec.json.decode(text)
+        except _UNREADABLE as error:
+            raise InvalidArgs(_worded(str(error))) from None
+        if not isinstance(arguments, dict):
+            raise InvalidArgs(_worded(str(fault)))
+        return self.convert(arguments)
 
     def convert(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """As `read`, for arguments that are decoded already."""
-        return self._keywords(lambda: msgspec.convert(dict(args), self._record))
-
-    def _keywords(self, decode: Callable[[], Any]) -> dict[str, Any]:
+        named = self.canonical(args)
         try:
-            record = decode()
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return self._keywords(msgspec.convert(named, self._record))
+        except _UNREADABLE as error:
             raise InvalidArgs(_worded(str(error))) from None
+
+    def canonical(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the same arguments under the parameters' own names; see `canonical_names`."""
+        return canonical_names(args, self.names, self.aliases)
+
+    def _keywords(self, record: Any) -> dict[str, Any]:
         return {field: getattr(record, field) for field in self._record.__struct_fields__}
+
+
+def canonical_names(arguments: Mapping[str, Any], names: Collection[str], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments with each alias replaced by the parameter it stands for.
+
+    This is the only place that knows aliases: whatever decides on arguments, shows them or runs with them is given
+    what this returns. Raises InvalidArgs for a name that is no parameter, and for two spellings of the same one.
+    """
+    named: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for given, value in arguments.items():
+        name = aliases.get(given, given)
+        if name not in names:
+            raise unknown_parameter(given, names)
+        if name in named:
+            both = f"{spelled[name]!r} and {given!r}"
+            raise InvalidArgs(f"ambiguous arguments: {both} are names of the same parameter {name!r}; give one of them")
+        named[name], spelled[name] = value, given
+    return named
+
+
+def unknown_parameter(given: str, names: Collection[str]) -> InvalidArgs:
+    """Say that a tool has no such parameter, and which it has; the closest one first."""
+    wrong = f"unknown parameter {given[:_LONGEST_NAME]!r}"
+    if not names:
+        return InvalidArgs(f"{wrong}; this tool has no parameters")
+    near = _closest(given, names)
+    hint = "valid parameters" if near is None else f"did you mean {near!r}? Valid parameters"
+    return InvalidArgs(f"{wrong}; {hint}: {', '.join(names)}")
+
+
+def _closest(given: str, names: Collection[str]) -> str | None:
+    if len(given) > _LONGEST_NAME:
+        return None
+    import difflib  # noqa: PLC0415 - needed for mistakes only
+
+    folded = {_folded(name): name for name in names}
+    near = difflib.get_close_matches(_folded(given), folded, 1, 0.5)
+    return folded[near[0]] if near else None
+
+
+def _folded(name: str) -> str:
+    """A name without what different dialects do differently: `old_text` and `oldText` are alike."""
+    return name.casefold().replace("_", "").replace("-", "")
 
 
 def _shown_name(parameter: str) -> str | None:

@@ -14,10 +14,7 @@ import msgspec
 from farhand.machine.kept import call_id
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
-from farhand.tools.schema import Parameters
-
-LEAVING = "the gateway is leaving"
-"""The message with which a call is cancelled only because the gateway stops: it stays open, what it began goes on."""
+from farhand.tools.schema import Parameters, canonical_names
 
 _MISSING = re.compile(r"missing required parameter '([^']+)'")
 
@@ -31,32 +28,53 @@ class CallContext(msgspec.Struct, frozen=True):
     credential: str = "owner"
     """The id of the credential whose call it is."""
     timeout_ms: int | None = None
+    # Who acts and on whose behalf: a `gateway.principal.Principal`, which tools outside the gateway do not read.
+    principal: object = None
+    # Where the call comes from, as the policy is told.
+    origins: tuple[str, ...] = ()
 
 
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
-
-
-AtOnce = Callable[[Mapping[str, Any]], Any]
+ShowEffects = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
 
 
 class Tool(msgspec.Struct, frozen=True, dict=True):
-    """What callers are told of a tool, and what runs.
+    """A tool of the gateway: what callers are told about it, and what runs.
 
-    `run` takes the arguments as they came, decoded, and checks them itself; it returns what becomes the JSON result
-    and raises ToolError. A call that nobody wants any more is cancelled as an asyncio task; what `run` then raises
-    (Cancelled, saying what it ended) is the end of the call.
+    Arguments reach `check`, `preview` and `run` under the parameters' own names, as `canonical` returns
+    them. `run` returns what becomes the JSON result and raises ToolError. A call that is stopped is cancelled as an
+    asyncio task; what `run` then raises (Cancelled, saying what it ended) is the end of the call.
     """
 
     name: str
+    # Makes `spec` when it is first wanted: reading all signatures would be a tenth of the gateway's start.
     describe: Callable[[], ToolSpec]
-    """Makes `spec` when it is first wanted: reading all signatures would be a tenth of the gateway's start."""
     run: Run
+    # The same call again, after the gateway was restarted, continues what the first one began.
     continues: bool = False
-    """The same call again, after the gateway was restarted, takes up what the first one began."""
-    at_once: AtOnce | None = None
-    """What `run` would return, where that needs no waiting at all; None where it does, or something is wrong."""
+    # Further names of parameters, and the parameters they stand for.
     aliases: Mapping[str, str] = {}
-    """Further names of parameters, and those they stand for."""
+    # The names of all parameters; by default those in `spec`.
+    names: Callable[[], Collection[str]] | None = None
+    # Raises InvalidArgs for arguments that `run` would not take.
+    check: Callable[[Mapping[str, Any]], object] | None = None
+    # Returns a `Preview` of what `run` would do with the same arguments. May raise ToolError as `run` would.
+    preview: ShowEffects | None = None
+
+    def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments under the parameters' own names. Raises InvalidArgs, see `canonical_names`.
+
+        Where the schema lists the values of a parameter, another casing of one becomes that value: `" ADD "` is `add`
+        for a rule of the policy as it is for the tool.
+        """
+        properties = self.spec.parameters["properties"]
+        named = canonical_names(arguments, properties if self.names is None else self.names(), self.aliases)
+        for name, value in named.items():
+            listed = properties.get(name, {}).get("enum")
+            if listed and isinstance(value, str) and value not in listed:
+                meant = value.strip().casefold()
+                named[name] = next((one for one in listed if one.casefold() == meant), value)
+        return named
 
     @functools.cached_property
     def spec(self) -> ToolSpec:
@@ -83,37 +101,45 @@ def tool(
     timeout_ms: int | None = None,
     timeout_parameter: str | None = None,
     continues: bool = False,
-    at_once: AtOnce | None = None,
+    preview: Callable[..., Any] | None = None,
 ) -> Tool:
-    """The tool that a typed function is. Its parameters are the schema, its docstring is the description.
+    """Make a tool of a typed function. Its parameters are the schema, its docstring is the description.
 
     A parameter named `context` is given the CallContext and is not shown to callers. A plain function runs in a
     thread. A text it returns becomes `{"content": text}`. `aliases` maps further names of parameters, which are
-    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. A signature that cannot
-    be described to a caller raises ValueError when the tool is first described or called.
+    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. `preview` takes the same
+    parameters as the function and returns a `Preview` of what the function would do. A signature that cannot be
+    described to a caller raises ValueError when the tool is first described or called.
     """
     chosen = name or function.__name__
     renamed = dict(aliases or {})
-    asynchronous = inspect.iscoroutinefunction(function)
 
     @functools.cache
     def parameters() -> Parameters:
-        return Parameters(function, without=("context",))
+        return Parameters(function, without=("context",), aliases=renamed)
 
-    @functools.cache
-    def wants_context() -> bool:
-        return "context" in inspect.signature(function).parameters
-
-    async def run(arguments: Mapping[str, Any], context: CallContext) -> Any:
+    def parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            read = parameters().convert(by_their_names(arguments, renamed))
+            return parameters().convert(arguments)
         except InvalidArgs as error:
             raise InvalidArgs(_MISSING.sub(rf"{chosen} parameter \1 is required", error.message)) from None
-        if wants_context():
+
+    @functools.cache
+    def wants_context(acting: Callable[..., Any]) -> bool:
+        return "context" in inspect.signature(acting).parameters
+
+    async def call(acting: Callable[..., Any], arguments: Mapping[str, Any], context: CallContext) -> Any:
+        read = parse(arguments)
+        if wants_context(acting):
             read["context"] = context
+        if inspect.iscoroutinefunction(acting):
+            return await acting(**read)
+        return await asyncio.to_thread(acting, **read)
+
+    async def run(arguments: Mapping[str, Any], context: CallContext) -> Any:
         if not read_only:
             call_id.set(context.call_id)
-        result = await (function(**read) if asynchronous else asyncio.to_thread(function, **read))
+        result = await call(function, arguments, context)
         return {"content": result} if isinstance(result, str) else result
 
     def describe() -> ToolSpec:
@@ -127,7 +153,16 @@ def tool(
             timeout_parameter=timeout_parameter,
         )
 
-    return Tool(chosen, describe, run, continues, at_once, renamed)
+    return Tool(
+        chosen,
+        describe,
+        run,
+        continues,
+        renamed,
+        names=lambda: parameters().names,
+        check=parse,
+        preview=None if preview is None else functools.partial(call, preview),
+    )
 
 
 def _shown(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
@@ -144,12 +179,3 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
     if kinds == [{"type": "integer"}, {"type": "number"}]:
         kinds = kinds[1:]
     return {**plain, **kinds[0]} if len(kinds) == 1 else {**plain, "anyOf": kinds}
-
-
-def by_their_names(arguments: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """A parameter's own name wins over its aliases."""
-    own = {name: value for name, value in arguments.items() if name not in aliases}
-    for alias, name in aliases.items():
-        if alias in arguments:
-            own.setdefault(name, arguments[alias])
-    return own

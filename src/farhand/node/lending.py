@@ -1,0 +1,158 @@
+"""What a machine lends, kept with its node: limits and tags hold for every later start until they are reset.
+
+Limits given on the command line are stored beside the node's key. Limits in the `[node]` table of `farhand.toml` hold
+for every node of that home and are changed there alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from farhand.node.limits import TOOLS, Limits
+from farhand.protocol.errors import FarhandError
+from farhand.tools.undo import NAME as UNDO
+
+LENT_FILE: Final = "lent.json"
+SETTINGS_FILE: Final = "farhand.toml"
+_KNOWN: Final = (*TOOLS, UNDO)
+
+
+class LendingError(FarhandError):
+    """Limits that cannot be read, or that would lend more than before."""
+
+
+class Lent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits and tags of one node, under the names of the `[node]` table."""
+
+    root: tuple[str, ...] = ()
+    read_only: bool = False
+    allow_tools: tuple[str, ...] = ()
+    deny_tools: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.read_only, bool(self.root), self.allow_tools, self.deny_tools)
+
+    def check(self) -> None:
+        """Raise LendingError for a tool that does not exist: a typing error must not lend what was to be kept."""
+        for name in (*self.allow_tools, *self.deny_tools):
+            if name not in _KNOWN:
+                raise LendingError(f"unknown tool {name!r} in the limits; known: {', '.join(_KNOWN)}")
+
+    def narrowed(self, given: Lent) -> Lent:
+        """Return these limits with the given ones added. Raise LendingError when that would lend more than these do."""
+        outside = [root for root in given.root if self.root and not _inside(root, self.root)]
+        if outside:
+            raise LendingError(f"--root {outside[0]} is outside of {' and '.join(self.root)}, which alone is lent")
+        together = Lent(
+            root=given.root or self.root,
+            read_only=self.read_only or given.read_only,
+            allow_tools=_together(self.allow_tools, given.allow_tools),
+            deny_tools=_together(self.deny_tools, given.deny_tools),
+            tags=given.tags or self.tags,
+        )
+        wider = [name for name in _KNOWN if self.limits.refusal(name) and not together.limits.refusal(name)]
+        if wider:
+            raise LendingError(f"--allow-tool would lend {' and '.join(wider)}, which is not lent so far")
+        return together
+
+    def described(self) -> str:
+        """Return the options that say the same, for people."""
+        options = [f"--root {root}" for root in self.root]
+        options += ["--read-only"] if self.read_only else []
+        options += [f"--allow-tool {name}" for name in self.allow_tools]
+        options += [f"--deny-tool {name}" for name in self.deny_tools]
+        options += [f"--tag {tag}" for tag in self.tags]
+        return " ".join(options)
+
+    def announced(self) -> dict[str, Any]:
+        """Return the limits as a node announces them. They are shown to people; nothing is decided by them."""
+        shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tags=()))
+        return shown
+
+
+def lent(home: Path, folder: Path, given: Lent, *, reset: bool = False) -> Lent:
+    """Return what holds for the node of `folder` when it is started with `given`, and store nothing.
+
+    `reset` forgets what was stored. Raises LendingError when `given` would lend more than what holds already, and when
+    what was stored cannot be read.
+    """
+    given.check()
+    stored = Lent() if reset else _stored(folder / LENT_FILE)
+    try:
+        together = stored.narrowed(given)
+    except LendingError as error:
+        holds = f"stored for this node: {stored.described()}"
+        raise LendingError(f"{error} ({holds}); give --reset-limits to replace the stored limits") from None
+    settings = _settings(home / SETTINGS_FILE)
+    tags = _together(settings.tags, together.tags)
+    try:
+        return msgspec.structs.replace(settings.narrowed(together), tags=tags)
+    except LendingError as error:
+        raise LendingError(f"{error} by [node] in {home / SETTINGS_FILE}; change it there") from None
+
+
+def store(folder: Path, given: Lent, *, reset: bool = False) -> None:
+    """Keep what was given for later starts of the node of `folder`, beside what was stored before unless `reset`."""
+    path = folder / LENT_FILE
+    kept = given if reset else _stored(path).narrowed(given)
+    if kept == Lent() and not path.exists():
+        return
+    beside = path.with_suffix(".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(kept))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _stored(path: Path) -> Lent:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Lent)
+    except FileNotFoundError:
+        return Lent()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LendingError(
+            f"the limits of this node in {path} cannot be read: {error}; correct the file, or give the limits again "
+            "together with --reset-limits"
+        ) from None
+
+
+def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> Lent:
+    """Read `[node]`, each key overridden by `FARHAND_NODE_<KEY>` as in every other table."""
+    try:
+        values = tomllib.loads(path.read_text()).get("node", {}) if path.exists() else {}
+        for field in msgspec.structs.fields(Lent):
+            if (text := environ.get(f"FARHAND_NODE_{field.name}".upper())) is not None:
+                values[field.name] = msgspec.json.decode(text, type=bool) if field.type is bool else _words(text)
+        if isinstance(values, dict) and isinstance(values.get("root"), str):
+            values = {**values, "root": [values["root"]]}
+        settings = msgspec.convert(values, Lent)
+    except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
+        raise LendingError(f"[node] in {path} cannot be read: {error}; correct it") from None
+    settings.check()
+    for root in settings.root:
+        if not root.startswith(("/", "~")):
+            raise LendingError(f"[node] in {path}: root {root!r} must be an absolute path")
+    return msgspec.structs.replace(settings, root=tuple(str(Path(root).expanduser()) for root in settings.root))
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _inside(path: str, roots: Iterable[str]) -> bool:
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(root)) for root in roots)
+
+
+def _together(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))

@@ -1,0 +1,36 @@
+"""Where skills are on the gateway's own machine, for the tools that open files there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+
+SKILLS = "skills"
+BASE = "{baseDir}"
+
+
+class SkillPaths:
+    """`folder` has the copies of skills: `all/{name}` and `agents/{id}/{name}`. The workspace's own are in `skills`."""
+
+    def __init__(self, workspace: str, folder: str) -> None:
+        self._own = os.path.join(workspace, SKILLS)  # noqa: PTH118
+        self._all = os.path.join(folder, "all")  # noqa: PTH118
+        self._agents = os.path.join(folder, "agents")  # noqa: PTH118
+
+    def locate(self, path: str) -> str:
+        """`skills/{name}/…` of the workspace, or of the skills for all agents where the workspace has no such skill."""
+        parts = PurePosixPath(path).parts
+        if len(parts) < 2 or parts[0] != SKILLS or ".." in parts or "\0" in path:
+            return path
+        if os.path.lexists(os.path.join(self._own, parts[1])):  # noqa: PTH118
+            return path
+        elsewhere = os.path.join(self._all, *parts[1:])  # noqa: PTH118
+        return elsewhere if os.path.exists(elsewhere) else path  # noqa: PTH110
+
+    def base(self, path: str) -> str | None:
+        """The folder of the skill that an absolute path lies in; None for a path in none."""
+        for top, depth in ((self._own, 1), (self._all, 1), (self._agents, 2)):
+            if path.startswith(f"{top}/"):
+                parts = path[len(top) + 1 :].split("/")
+                return "/".join([top, *parts[:depth]]) if len(parts) > depth else None
+        return None
