@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhand.store import calls, chats
+from farhand.store import calls
 from farhand.store.ahead import PROMISES_SUFFIX
 from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.chats import ChatKey, ChatMessage, Words
 from farhand.store.database import Database, StoreError
 from farhand.store.intents import HALF, LARGEST, IntentLog
 
@@ -191,22 +190,6 @@ def test_an_intent_is_taken_up_only_where_the_tables_lack_it(tmp_path: Path) -> 
             await database.write(lambda store, intent=intent: calls.take_up(store, intent_of(intent)))
         found = {name: await database.read(lambda store, name=name: calls.find(store, name)) for name in "ab"}
         assert found == {"a": ended, "b": failed}
-        await database.close()
-
-    asyncio.run(run())
-
-
-def test_what_was_said_around_a_call_is_taken_up_with_it_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        database = Database.open(tmp_path / "x.db")
-        words = Words(ChatKey("s", "u", "console"), [("user", "what is \u00e4?")], 5, "a letter")
-        answered = record("a", state=CallState.OK, ended_at=5, result=msgspec.Raw(b'{"n":1}'))
-        for _ in range(2):
-            await database.write(lambda store: calls.take_up(store, intent_of(answered, words)))
-        (chat,) = await database.read(lambda store: chats.chats(store, {}, 10))
-        assert chat.name == "what is \u00e4?"
-        history = await database.read(lambda store: chats.history(store, chat.id))
-        assert history == [ChatMessage("user", "what is \u00e4?", 5), ChatMessage("assistant", "a letter", 5)]
         await database.close()
 
     asyncio.run(run())

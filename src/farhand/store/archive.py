@@ -21,6 +21,7 @@ from typing import IO
 
 import msgspec
 
+from farhand.machine.private_files import open_private
 from farhand.store.ahead import INTENTS_SUFFIXES
 from farhand.store.chain import HEAD_FILE
 from farhand.store.database import StoreError, damage_in
@@ -43,6 +44,7 @@ LEFT_OUT = frozenset(
     {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json", HEAD_FILE}
     | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
+    | {"skill-files"}  # copies of what is in skills
     | {"undo", "changes"}  # of changes that this machine made to its files
 )
 BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENTS_SUFFIXES)
@@ -268,7 +270,7 @@ def _inside(name: str) -> bool:
 def _write(source: IO[bytes], target: Path, mode: int) -> Entry:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
-    with target.open("xb") as file:
+    with open_private(target, "xb") as file:
         target.chmod(mode & 0o777)
         while piece := source.read(1 << 20):
             digest.update(piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +20,24 @@ from farhand.store.sealing import (
     SEALED,
     UNGUARDED,
     Covers,
+    Pruned,
     Row,
     SealedRows,
+    chained_entries,
+    checkpoint,
     open_before,
     rows_after,
     seal_before,
 )
 
 MOST_FAULTS: Final = 100
+UNTOLD: Final = """
+    SELECT id FROM calls
+    WHERE id NOT IN (
+            SELECT subject FROM events WHERE kind IN ('call.waiting', 'call.started', 'call.ended', 'call.kept')
+        )
+        AND id NOT IN (SELECT value FROM json_each(?))
+    LIMIT 1"""
 RESTORED: Final = ("store.restored", "store.recovered")
 
 
@@ -152,6 +163,20 @@ class _Verification:
         self._losses: list[tuple[int, Head, Head]] = []
         """Restores: the event, how far the copy went, how far the journal had gone."""
         self._foreign = False
+        self._pruned = checkpoint(connection)
+        if self._pruned is not None and (start is None or start <= self._pruned.through + 1):
+            self._note_pruning(self._pruned)
+
+    def _note_pruning(self, pruned: Pruned) -> None:
+        when = datetime.fromtimestamp(pruned.until / 1000, UTC).isoformat(timespec="seconds")
+        message = (
+            f"history before {when} was pruned by retention: {pruned.events} events up to {pruned.through}, and "
+            f"{pruned.calls} calls; they cannot be checked any more"
+        )
+        self._notes.append(Note(None, None, message))
+        if pruned.broken is not None:
+            message = f"events from {pruned.broken} on did not fit their seals when retention removed them"
+            self._faults.append(Fault(None, message))
 
     def report(self) -> Report:
         last, before = self._beginning()
@@ -195,7 +220,22 @@ class _Verification:
                 message = f"the events up to {told.head.partition(':')[0]} are of a home with another key: not checked"
                 self._notes.append(Note(number, at, message))
                 return self._behind(number)
+        if self._pruned is not None:
+            return self._after_pruning(self._pruned)
         return 0, self._sealer.beginning
+
+    def _after_pruning(self, pruned: Pruned) -> tuple[int, bytes]:
+        """Begin behind what retention removed. That the gateway removed it shows when its event is reached."""
+        self._covers.open, self._covers.waiting = set(pruned.open), set(pruned.waiting)
+        self._begun = len(self._covers.open | self._covers.waiting)
+        self._old_entries = pruned.entries
+        for (number,) in self._store.execute("SELECT id FROM events WHERE id <= ? LIMIT 1", (pruned.through,)):
+            self._fault(number, f"event {number} was added: retention removed all up to {pruned.through}")
+        if chained_entries(self._store, 0, pruned.entries, b"").hex() != pruned.digest:
+            self._fault(
+                None, f"a message up to {pruned.entries} was changed, removed or added: their digest is another"
+            )
+        return pruned.through, bytes.fromhex(pruned.hash)
 
     def _behind(self, number: int) -> tuple[int, bytes]:
         last, before = seal_before(self._store, number, self._sealer)
@@ -239,7 +279,7 @@ class _Verification:
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
             if kind == SEALED:
                 sealed = msgspec.json.decode(data, type=SealedRows)
-                self._old_entries = sealed.entries
+                self._old_entries = max(self._old_entries, sealed.entries)
                 message = f"{sealed.rows} events before were written by a version without seals, and sealed then"
                 self._notes.append(Note(number, at, message))
             elif kind == UNGUARDED:
@@ -289,8 +329,8 @@ class _Verification:
         """Calls and messages that no event tells of, and calls that say more than the journal."""
         ((rows,),) = self._store.execute("SELECT count(*) FROM calls").fetchall()
         if rows != self._begun:
-            told = "SELECT subject FROM events WHERE kind IN ('call.waiting', 'call.started', 'call.ended')"
-            for (call_id,) in self._store.execute(f"SELECT id FROM calls WHERE id NOT IN ({told}) LIMIT 1"):  # noqa: S608
+            known = [] if self._pruned is None else [*self._pruned.open, *self._pruned.waiting]
+            for (call_id,) in self._store.execute(UNTOLD, (msgspec.json.encode(known).decode(),)):
                 self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
         for call_id in sorted(self._covers.open | self._covers.waiting):
             found = self._store.execute(f"SELECT {', '.join(ENDED)} FROM calls WHERE id = ?", (call_id,)).fetchall()  # noqa: S608
@@ -307,6 +347,10 @@ class _Verification:
             return
         if found:
             self._fault(noted.id, f"event {noted.id} is not the one that was noted: its hash is another")
+            return
+        if self._pruned is not None and noted.id <= self._pruned.through:
+            message = f"event {noted.id}, which was noted, was pruned by retention: it cannot be compared any more"
+            self._notes.append(Note(None, None, message))
             return
         for number, copy, gone in self._losses:
             if copy.id < noted.id <= gone.id:

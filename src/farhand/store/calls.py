@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any, Final
@@ -13,9 +13,7 @@ import msgspec
 
 from farhand.protocol.calls import NULL
 from farhand.protocol.messages import ToolResponse
-from farhand.store import chats
 from farhand.store.chain import packed
-from farhand.store.chats import Words
 from farhand.store.events import append_event
 
 
@@ -54,26 +52,30 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: msgspec.Raw | None = None
     error_kind: str | None = None
     error_message: str | None = None
+    # The credential on whose behalf `credential` acts; None: on its own.
+    on_behalf_of: str | None = None
 
 
 class _Intent(CallRecord, frozen=True, kw_only=True):
     result: msgspec.Raw = NULL
     """`Raw | None` cannot be read; only what ended well has a result."""
-    words: Words | None = None
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def intent_of(record: CallRecord, words: Words | None = None) -> bytes:
-    """A record as the log of intents has it, until `take_up`, with what was said around it."""
-    intent = _encode(record)
-    return intent if words is None else b'%b,"words":%b}' % (intent[:-1], _encode(words))
+def intent_of(record: CallRecord) -> bytes:
+    """A record in the format of the intent log, as `take_up` reads it."""
+    return _encode(record)
 
 
 _decode_intent = msgspec.json.Decoder(_Intent).decode
-_COLUMNS: Final = CallRecord.__struct_fields__
-_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM calls"  # noqa: S608
+_FIELDS: Final = CallRecord.__struct_fields__
+# What the journal covers of every call. `on_behalf_of` came later and is covered where there is one (`_tail`), so
+# that rows written before stay verifiable.
+_COLUMNS: Final = _FIELDS[:-1]
+assert _FIELDS[-1] == "on_behalf_of"
+_SELECT: Final = f"SELECT {', '.join(_FIELDS)} FROM calls"  # noqa: S608
 
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
 ASKED: Final = (*_COLUMNS[:6], "background", "idempotency_key", "created_at")
@@ -84,7 +86,7 @@ _END: Final = _COLUMNS.index(ENDED[1])
 assert _COLUMNS[_END:] == ENDED[1:]
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
-INSERT: Final = f"INSERT INTO calls ({', '.join(_COLUMNS)}, seq) VALUES ({'?, ' * len(_COLUMNS)}?)"  # noqa: S608
+INSERT: Final = f"INSERT INTO calls ({', '.join(_FIELDS)}, seq) VALUES ({'?, ' * len(_FIELDS)}?)"  # noqa: S608
 NEWEST: Final = "SELECT coalesce(max(seq), 0) FROM calls"
 START: Final = """
     UPDATE calls SET state = 'running', route = ?, node_id = ?, capability = ?, node_boot = ?, deadline_at = ?
@@ -95,9 +97,9 @@ FINISH: Final = """
     UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
     WHERE id = ? AND ended_at IS NULL"""
 ONE: Final = f"{_SELECT} WHERE id = ?"
-_COVERED: Final = f"SELECT {', '.join(_COLUMNS)}, seq FROM calls"  # noqa: S608
+_COVERED: Final = f"SELECT {', '.join(_FIELDS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
-_NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
+NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
 LEFT_OUT: Final = msgspec.Raw(b"")
 """In place of the arguments of a call that is shown without bodies."""
 _WITHOUT_BODIES: Final = _SELECT.replace(" args,", " x'' AS args,").replace(" result,", " NULL AS result,")
@@ -122,10 +124,15 @@ def begin_all(connection: apsw.Connection, records: Iterable[tuple[CallRecord, b
     for record, started in records:
         number += 1
         values = _values(record)
-        rows.append((*values, number))
-        _tell_of(connection, record, values, packed(number), started=started)
+        rows.append((*values, record.on_behalf_of, number))
+        _tell_of(connection, record, values, _tail(number, record.on_behalf_of), started=started)
     if rows:
         connection.executemany(INSERT, rows)
+
+
+def _tail(number: int, on_behalf_of: str | None) -> bytes:
+    """The end of what the journal covers of a row."""
+    return packed(number) if on_behalf_of is None else packed(number) + packed(on_behalf_of)
 
 
 def _values(record: CallRecord) -> tuple[Any, ...]:
@@ -189,10 +196,10 @@ def hold(connection: apsw.Connection, record: CallRecord) -> None:
     connection.execute(HOLD, (record.node_id, record.deadline_at, record.id))
 
 
-def since(connection: apsw.Connection, at: int, limit: int) -> list[CallRecord]:
-    """The newest calls made since a moment, newest first."""
-    rows = connection.execute(f"{_SELECT} WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
-    return [_record(row) for row in rows]
+def since(connection: apsw.Connection, at: int, limit: int) -> list[str]:
+    """The ids of the newest calls made since a moment, newest first."""
+    rows = connection.execute("SELECT id FROM calls WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
+    return [str(call_id) for (call_id,) in rows]
 
 
 def finish(connection: apsw.Connection, record: CallRecord) -> bool:
@@ -238,6 +245,14 @@ def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) ->
         append_event(connection, now, "call.started", record.id, data, row.begun)
 
 
+def tell_kept(connection: apsw.Connection, call_id: str, now: int) -> None:
+    """Have the journal tell again of a call that has ended, since its earlier events are removed."""
+    record = find(connection, call_id)
+    row = covered_row(connection, call_id)
+    assert record is not None and row is not None
+    append_event(connection, now, "call.kept", record.id, _shown(record, record.state), row.whole)
+
+
 class CoveredRow(msgspec.Struct, frozen=True):
     """What events of the journal cover of a call: what was asked for, its beginning, its end, or both at once."""
 
@@ -251,10 +266,10 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
     rows: list[Any] = connection.execute(f"{_COVERED} WHERE id = ?", (call_id,)).fetchall()
     if not rows:
         return None
-    *columns, seq = rows[0]
+    *columns, on_behalf_of, seq = rows[0]
     values = dict(zip(_COLUMNS, columns, strict=True))
     began = values | dict(zip(ENDED, NOT_ENDED, strict=True))
-    number = packed(seq)
+    number = _tail(seq, on_behalf_of)
     return CoveredRow(
         packed(_asked(columns)) + number,
         packed(tuple(began.values())) + number,
@@ -266,7 +281,7 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
 def tell_late(connection: apsw.Connection, node_id: str, response: ToolResponse, now: int) -> None:
     """Have the journal tell what its node says of a call, where that was not waited for when the call ended."""
     record = find(connection, response.request_id)
-    if record is None or record.node_id != node_id or record.state not in _NOT_WAITED_FOR:
+    if record is None or record.node_id != node_id or record.state not in NOT_WAITED_FOR:
         return
     data: dict[str, Any] = {"tool": record.tool, "node_id": node_id, "ok": response.ok}
     if response.ok:
@@ -280,12 +295,10 @@ def tell_late(connection: apsw.Connection, node_id: str, response: ToolResponse,
 def take_up(connection: apsw.Connection, intent: bytes) -> None:
     """Write down what an intent says, as far as the tables do not have it."""
     said = _decode_intent(intent)
-    fields = {name: getattr(said, name) for name in _COLUMNS}
+    fields = {name: getattr(said, name) for name in _FIELDS}
     record = CallRecord(**{**fields, "result": said.result if said.state is CallState.OK else None})
     if find(connection, record.id) is None:
         begin(connection, record)
-        if said.words is not None:
-            chats.keep(connection, [(record.id, said.words)])
     elif record.ended_at is not None:
         finish(connection, record)
 
@@ -293,6 +306,20 @@ def take_up(connection: apsw.Connection, intent: bytes) -> None:
 def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
     rows = connection.execute(ONE, (call_id,)).fetchall()
     return _record(rows[0]) if rows else None
+
+
+def not_waited_for(connection: apsw.Connection, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
+    """Return those of a node's calls that ended without it: cancelled, out of time or unknown. By id, the reason."""
+    rows = connection.execute(
+        "SELECT id, coalesce(error_message, state) FROM calls WHERE id IN (SELECT value FROM json_each(?)) "
+        "AND node_id = ? AND state IN (SELECT value FROM json_each(?))",
+        (_json(call_ids), node_id, _json([state.value for state in NOT_WAITED_FOR])),
+    )
+    return {str(call_id): str(reason) for call_id, reason in rows}
+
+
+def _json(values: Sequence[str]) -> str:
+    return msgspec.json.encode(values).decode()
 
 
 def made_by(connection: apsw.Connection, beginning: str) -> dict[str, CallRecord]:
@@ -366,7 +393,7 @@ def _show(tool: str, node_id: str | None, state: CallState | None) -> msgspec.Ra
 
 
 def _record(row: tuple[Any, ...]) -> CallRecord:
-    values = dict(zip(_COLUMNS, row, strict=True))
+    values = dict(zip(_FIELDS, row, strict=True))
     values["args"] = msgspec.Raw(values["args"])
     values["result"] = None if values["result"] is None else msgspec.Raw(values["result"])
     values["background"] = bool(values["background"])

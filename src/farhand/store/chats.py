@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import apsw
 import msgspec
 
 NAME_CHARACTERS = 20
+MOST_CHARACTERS: Final = 8 * 1024 * 1024
 
 
 class ChatKey(msgspec.Struct, frozen=True):
@@ -36,27 +37,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 FIND: Final = "SELECT seq FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
-ADD: Final = "INSERT INTO chats (id, session_id, user_id, channel, name, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+MAKER: Final = "SELECT made_by FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
+MAKER_OF: Final = "SELECT made_by FROM chats WHERE id = ?"
+ADD: Final = """
+    INSERT INTO chats (id, session_id, user_id, channel, name, created_at, made_by) VALUES (?, ?, ?, ?, ?, ?, ?)"""
 SAY: Final = "INSERT INTO chat_messages (chat, role, text, at) VALUES (?, ?, ?, ?)"
 TAKE_BACK: Final = "DELETE FROM chat_messages WHERE seq = ?"
 FORGET: Final = "DELETE FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
 REMOVE: Final = "DELETE FROM chats WHERE id = ?"
 MESSAGES: Final = """
-    SELECT role, text, at FROM chat_messages WHERE chat = (SELECT seq FROM chats WHERE id = ?) ORDER BY seq"""
+    SELECT role, text, at FROM chat_messages WHERE chat = (SELECT seq FROM chats WHERE id = ?) ORDER BY seq DESC"""
 LIST: Final = """
     SELECT id, name, session_id, user_id, channel, created_at,
         coalesce((SELECT at FROM chat_messages WHERE chat = chats.seq ORDER BY seq DESC LIMIT 1), created_at) AS updated
     FROM chats"""
-
-
-class Words(msgspec.Struct, frozen=True):
-    """A question and its answer, kept with the call that answered it at once."""
-
-    chat: ChatKey
-    messages: Sequence[tuple[str, str]]
-    """Role and text of each."""
-    at: int
-    reply: str
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -66,11 +60,25 @@ class Said(msgspec.Struct, frozen=True):
     messages: tuple[int, ...]
 
 
+def maker(store: apsw.Connection, chat: ChatKey | str) -> str | None:
+    """The credential that began a chat, by its key or id; None when there is no such chat."""
+    if isinstance(chat, str):
+        found = store.execute(MAKER_OF, (chat,)).fetchone()
+    else:
+        found = store.execute(MAKER, (chat.session_id, chat.user_id, chat.channel)).fetchone()
+    return None if found is None else found[0]
+
+
 def hear(
-    store: apsw.Connection, key: ChatKey, messages: Sequence[tuple[str, str]], now: int, new_id: Callable[[], str]
+    store: apsw.Connection,
+    key: ChatKey,
+    messages: Sequence[tuple[str, str]],
+    now: int,
+    new_id: Callable[[], str],
+    credential: str,
 ) -> Said:
     """Append messages (role and text); a chat that is not there yet begins with them, as `new_id` says."""
-    chat = _find(store, key) or _add(store, key, messages, now, new_id())
+    chat = _find(store, key) or _add(store, key, messages, now, new_id(), credential)
     return Said(chat, tuple(say(store, chat, role, text, now) for role, text in messages))
 
 
@@ -79,24 +87,18 @@ def _find(store: apsw.Connection, key: ChatKey) -> int | None:
     return None if found is None else found[0]
 
 
-def _add(store: apsw.Connection, key: ChatKey, messages: Sequence[tuple[str, str]], now: int, new_id: str) -> int:
+def _add(
+    store: apsw.Connection,
+    key: ChatKey,
+    messages: Sequence[tuple[str, str]],
+    now: int,
+    new_id: str,
+    credential: str,
+) -> int:
     first = next((text.strip() for _, text in messages if text.strip()), "")
     name = first[:NAME_CHARACTERS] or "New Chat"
-    store.execute(ADD, (new_id, key.session_id, key.user_id, key.channel, name, now))
+    store.execute(ADD, (new_id, key.session_id, key.user_id, key.channel, name, now, credential))
     return store.last_insert_rowid()
-
-
-def keep(store: apsw.Connection, spoken: Iterable[tuple[str, Words]]) -> None:
-    """Append what was said, in order; with each comes the id that its chat gets, if it begins with it."""
-    found: dict[ChatKey, int] = {}
-    rows: list[tuple[int, str, str, int]] = []
-    for new_id, words in spoken:
-        chat = found.get(words.chat)
-        if chat is None:
-            chat = _find(store, words.chat) or _add(store, words.chat, words.messages, words.at, new_id)
-            found[words.chat] = chat
-        rows += [(chat, role, text, words.at) for role, text in (*words.messages, ("assistant", words.reply))]
-    store.executemany(SAY, rows)
 
 
 def say(store: apsw.Connection, chat: int, role: str, text: str, now: int) -> int:
@@ -129,7 +131,14 @@ def chats(store: apsw.Connection, filters: dict[str, str], limit: int) -> list[C
 
 
 def history(store: apsw.Connection, chat_id: str) -> list[ChatMessage] | None:
-    """What was said, in order; None when there is no such chat."""
+    """What was said, in order; None when there is no such chat. Of a long chat, the newest `MOST_CHARACTERS`."""
     if not store.execute("SELECT 1 FROM chats WHERE id = ?", (chat_id,)).fetchone():
         return None
-    return [ChatMessage(*row) for row in store.execute(MESSAGES, (chat_id,))]
+    found: list[ChatMessage] = []
+    size = 0
+    for row in store.execute(MESSAGES, (chat_id,)):
+        found.append(ChatMessage(*row))
+        size += len(found[-1].text)
+        if size > MOST_CHARACTERS:
+            break
+    return found[::-1]

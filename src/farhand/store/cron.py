@@ -85,6 +85,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Slots up to here may have run and left the history since: they do not run again when the clock goes back."""
     next_at: int | None = None
     """The first slot after the cursor; None when there is none."""
+    # The credential on whose behalf the job runs, whole; empty: the owner, as in jobs of earlier versions.
+    made_by: dict[str, Any] = {}
+    # Where the call came from that made it, as `RunOptions.origins`.
+    origins: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> bool:

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 import apsw
 
+from farhand.machine.private_files import make_private
 from farhand.protocol.errors import FarhandError
 from farhand.store.ahead import Ahead, Keeper, open_ahead
 from farhand.store.blocks import QUICK_SECONDS
-from farhand.store.chain import Chain, JournalConnection
+from farhand.store.chain import Chain, JournalConnection, Sealer
 from farhand.store.measures import Durations
 from farhand.store.migrations import MIGRATIONS, SEALED
 from farhand.store.sealing import mind_head, seal_old_rows
@@ -92,6 +93,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        make_private(path)  # SQLite gives the files beside it the same mode
         self._connection = JournalConnection(str(path))
         _set_up(self._connection)
         self._chain = self._connection.chain = Chain(path.parent)
@@ -438,6 +440,11 @@ class Database:
         self._watchers.remove(event)
 
     # -- life -------------------------------------------------------------------------------------------
+
+    @property
+    def sealer(self) -> Sealer:
+        """Makes and checks the seals of this store's journal."""
+        return self._chain.sealer
 
     @property
     def waiting(self) -> int:

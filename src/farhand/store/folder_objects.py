@@ -27,7 +27,9 @@ import msgspec
 
 from farhand.machine.files import Files, told
 from farhand.machine.kept import KeptFiles
+from farhand.machine.private_files import replace_private
 from farhand.machine.root import Root
+from farhand.machine.steering import SteeringFiles
 from farhand.machine.write_out import WriteOut
 from farhand.protocol.errors import Failed, NotAllowed, NotFound, ToolError
 from farhand.store.objects import (
@@ -136,7 +138,8 @@ class FolderObjects:
         folder = self._home / name
         if make:
             with told("create", name):
-                folder.mkdir(parents=True, exist_ok=True)
+                (self._home / parts[0]).mkdir(mode=0o700, exist_ok=True)
+                folder.mkdir(exist_ok=True)
         # The links that lead on from here are judged by where they lead; this one decides what that means.
         if os.path.realpath(folder) != str(folder):
             raise NotAllowed(f"{folder} is a link, or beneath one; objects are kept in a real folder")
@@ -144,7 +147,9 @@ class FolderObjects:
             raise NotFound(f"there is no object {key!r}")
         files = self._trees.get(name)
         if files is None:
-            files = self._trees[name] = Files(folder, roots=[Root(folder)], kept=self._kept)
+            files = self._trees[name] = Files(
+                folder, roots=[Root(folder)], kept=self._kept, steering=SteeringFiles(self._home)
+            )
         return files, "/".join(parts[depth:])
 
     def files_of(self, path: str) -> Files:
@@ -282,7 +287,7 @@ class FolderObjects:
         typed = self._types[key] = Typed(key, etag, content_type)
         path = self._type_path(key)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        Files(path.parent).write(path.name, msgspec.json.encode(typed))
+        replace_private(path, msgspec.json.encode(typed))
 
     def _forget_type(self, key: str) -> None:
         if self._types.pop(key, None) is not None:

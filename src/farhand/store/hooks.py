@@ -27,11 +27,12 @@ class HookPost(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = HookPost.__struct_fields__
 
 
-def save_hook(connection: apsw.Connection, hook_id: str, settings: bytes, now: int) -> None:
+def save_hook(connection: apsw.Connection, hook_id: str, settings: bytes, made_by: str, now: int) -> None:
     connection.execute(
-        "INSERT OR REPLACE INTO hooks (id, settings, created_at) VALUES (?, ?, ?)", (hook_id, settings, now)
+        "INSERT OR REPLACE INTO hooks (id, settings, made_by, created_at) VALUES (?, ?, ?, ?)",
+        (hook_id, settings, made_by, now),
     )
-    append_event(connection, now, "hook.saved", hook_id, {})
+    append_event(connection, now, "hook.saved", hook_id, {"made_by": made_by})
 
 
 def remove_hook(connection: apsw.Connection, hook_id: str, now: int) -> bool:
@@ -42,8 +43,10 @@ def remove_hook(connection: apsw.Connection, hook_id: str, now: int) -> bool:
     return True
 
 
-def all_hooks(connection: apsw.Connection) -> dict[str, bytes]:
-    return {str(name): _bytes(settings) for name, settings in connection.execute("SELECT id, settings FROM hooks")}
+def all_hooks(connection: apsw.Connection) -> dict[str, tuple[bytes, str]]:
+    """The settings of each hook, and the credential that made it."""
+    rows = connection.execute("SELECT id, settings, made_by FROM hooks")
+    return {str(name): (_bytes(settings), str(made_by)) for name, settings, made_by in rows}
 
 
 def add_post(connection: apsw.Connection, post: HookPost) -> HookPost | None:

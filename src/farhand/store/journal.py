@@ -25,7 +25,7 @@ Hide = Callable[[bytes], bytes]
 
 _CALL: Final = """
     SELECT tool, substr(args, 1, ?1), length(args), session_key, node_id, state, duration_ms, substr(result, 1, ?1),
-        length(result), error_kind, error_message, credential
+        length(result), error_kind, error_message, credential, on_behalf_of
     FROM calls WHERE id = ?2"""
 _RUN: Final = """
     SELECT session_key, state, origin, substr(reply, 1, ?1), error_message, steps, joined_to FROM runs WHERE id = ?2"""
@@ -67,6 +67,7 @@ class CallLine(msgspec.Struct, frozen=True, omit_defaults=True):
     error_kind: str | None
     error_message: str | None
     credential: str
+    on_behalf_of: str | None = None
 
 
 class RunLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -221,9 +222,10 @@ def _call(connection: apsw.Connection, call_id: str, hide: Hide) -> CallLine | N
     rows: list[Any] = connection.execute(_CALL, (SHORT, call_id)).fetchall()
     if not rows:
         return None
-    tool, args, size, session, node, state, took, result, length, kind, message, credential = rows[0]
+    tool, args, size, session, node, state, took, result, length, kind, message, credential, behalf = rows[0]
     told = None if result is None else _short(result, length, hide)
-    return CallLine(tool, _short(args, size, hide), session, node, state, took, told, kind, message, credential)
+    shown = _short(args, size, hide)
+    return CallLine(tool, shown, session, node, state, took, told, kind, message, credential, behalf)
 
 
 def _run(connection: apsw.Connection, run_id: str, hide: Hide) -> RunLine | None:

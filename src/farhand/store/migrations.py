@@ -406,6 +406,42 @@ CREATE TABLE asked (
 
 USES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN last_used_at INTEGER;"
 
+BROWSER_SESSIONS = """
+CREATE TABLE browser_sessions (
+    id           TEXT PRIMARY KEY,
+    cookie_hash  BLOB NOT NULL UNIQUE,
+    page_hash    BLOB NOT NULL,
+    owner_hash   BLOB NOT NULL,
+    created_at   INTEGER NOT NULL,
+    last_used_at INTEGER NOT NULL,
+    address      TEXT NOT NULL,
+    user_agent   TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+PRINCIPALS = """
+ALTER TABLE calls ADD COLUMN on_behalf_of TEXT;
+ALTER TABLE runs ADD COLUMN asker BLOB;
+CREATE INDEX runs_of_credential ON runs (credential, session_key);
+ALTER TABLE hooks ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';
+"""
+
+PRUNED_JOURNAL = "CREATE INDEX events_pruned ON events (id) WHERE kind = 'journal.pruned';"
+
+END_ORDERS = """
+CREATE TABLE end_orders (
+    node_id    TEXT NOT NULL,
+    call_id    TEXT NOT NULL,
+    reason     TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (node_id, call_id)
+) STRICT, WITHOUT ROWID;
+"""
+
+MAKERS_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';"
+
+CHAT_MAKERS = "ALTER TABLE chats ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';"
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -422,4 +458,10 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     PARKED,
     REPLAYS,
     USES_OF_TOKENS,
+    BROWSER_SESSIONS,
+    PRINCIPALS,
+    PRUNED_JOURNAL,
+    END_ORDERS,
+    MAKERS_OF_TOKENS,
+    CHAT_MAKERS,
 )

@@ -30,6 +30,11 @@ class NodeCard(msgspec.Struct, frozen=True):
     tools: list[ToolSpec] = []
     runtime: dict[str, Any] = {}
     role: str = "specialized"
+    # Capabilities that are bound to this node, and those it announced that are bound to another.
+    owned: list[str] = []
+    refused: list[str] = []
+    # Names below its capabilities that were called with success, of a node that lists no tools.
+    learned: list[str] = []
 
 
 def save_node(connection: apsw.Connection, card: NodeCard, connected_at: int, last_seen: int) -> None:
@@ -42,6 +47,7 @@ def node_seen(connection: apsw.Connection, node_id: str, last_seen: int) -> None
 
 def forget_node(connection: apsw.Connection, node_id: str) -> None:
     connection.execute(FORGET, (node_id,))
+    connection.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
 
 
 def all_nodes(connection: apsw.Connection) -> list[tuple[NodeCard, int, int]]:

@@ -22,11 +22,17 @@ CUT: Final = "journal.cut"
 UNGUARDED: Final = "journal.head_missing"
 """At a start nothing told how far the journal had gone."""
 
-CALL_KINDS: Final = ("call.waiting", "call.started", "call.ended")
+PRUNED: Final = "journal.pruned"
+"""Older events were removed by retention (`pruning.py`)."""
+CALL_KEPT: Final = "call.kept"
+"""A call whose earlier events were removed, and which stays."""
+
+CALL_KINDS: Final = ("call.waiting", "call.started", "call.ended", CALL_KEPT)
 
 PAGE: Final = 2_000
 _ROWS: Final = "SELECT id, at, kind, subject, data, hash FROM events WHERE id > ? ORDER BY id LIMIT ?"
 ENTRY: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq = ?"  # noqa: S608
+ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608
 OLD_ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq <= ? ORDER BY seq"  # noqa: S608
 
 Row = Sequence[Any]
@@ -39,6 +45,27 @@ class SealedRows(msgspec.Struct, frozen=True):
     rows: int
     entries: int
     """The number of the last message that was there."""
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What `journal.pruned` says: where the journal begins now, and what that leaves to check."""
+
+    # The last event that was removed, its seal and its time.
+    through: int = 0
+    hash: str = ""
+    until: int = 0
+    # How many events, calls and events of messages were removed in all.
+    events: int = 0
+    calls: int = 0
+    messages: int = 0
+    # The messages whose events were removed, up to this number, and a digest of them (see `chained_entries`).
+    entries: int = 0
+    digest: str = ""
+    # Calls that had begun, or waited, and not ended by then.
+    open: list[str] = []
+    waiting: list[str] = []
+    # The first event that did not fit its seal when it was removed.
+    broken: int | None = None
 
 
 class ToldMessage(msgspec.Struct, frozen=True):
@@ -88,6 +115,8 @@ class Covers:
         for calls_so, of_kind in ((self.open, "call.started"), (self.waiting, "call.waiting")):
             (calls_so.add if kind == of_kind else calls_so.discard)(subject)
         row = calls.covered_row(self._store, subject)
+        if kind == CALL_KEPT and row is not None:
+            return row.whole
         if row is None:
             self.missing = f"the record of call {subject}"
             return b""
@@ -102,6 +131,24 @@ def entries_digest(connection: apsw.Connection, last: int) -> bytes:
     for row in connection.execute(OLD_ENTRIES, (last,)):
         digest.update(packed(row))
     return digest.digest()
+
+
+def chained_entries(connection: apsw.Connection, after: int, last: int, digest: bytes) -> bytes:
+    """A digest of the messages up to `last` that goes on from that of the messages up to `after`."""
+    for row in connection.execute(ENTRIES, (after, last)):
+        digest = blake3(digest + packed(row)).digest()
+    return digest
+
+
+def checkpoint(connection: apsw.Connection) -> Pruned | None:
+    """Where retention cut the journal off last, as the journal says it."""
+    rows: list[Any] = connection.execute(
+        "SELECT data FROM events WHERE kind = 'journal.pruned' ORDER BY id DESC LIMIT 1"
+    ).fetchall()
+    try:
+        return msgspec.json.decode(rows[0][0], type=Pruned) if rows else None
+    except msgspec.MsgspecError:
+        return None
 
 
 def seal_old_rows(connection: apsw.Connection, now: int) -> None:
@@ -166,12 +213,16 @@ def seal_before(connection: apsw.Connection, number: int, sealer: Sealer) -> tup
     rows: list[Any] = connection.execute(
         "SELECT id, hash FROM events WHERE id < ? AND hash IS NOT NULL ORDER BY id DESC LIMIT 1", (number,)
     ).fetchall()
-    return (rows[0][0], rows[0][1]) if rows else (0, sealer.beginning)
+    if rows:
+        return rows[0][0], rows[0][1]
+    pruned = checkpoint(connection)
+    return (pruned.through, bytes.fromhex(pruned.hash)) if pruned else (0, sealer.beginning)
 
 
 def open_before(connection: apsw.Connection, number: int) -> set[str]:
     """The calls that had begun and not ended before a row."""
-    found: set[str] = set()
+    pruned = checkpoint(connection)
+    found: set[str] = set(pruned.open) if pruned else set()
     rows: Any = connection.execute(
         "SELECT kind, subject FROM events WHERE id < ? AND kind IN ('call.started', 'call.ended') ORDER BY id",
         (number,),

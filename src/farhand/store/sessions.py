@@ -114,9 +114,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why the model said no more, where the run has a reply."""
     handed: msgspec.Raw | None = None
     """Calls that are left to whoever asked."""
+    # The credential on whose behalf the run acts, whole; None in rows of earlier versions.
+    asker: msgspec.Raw | None = None
 
 
 _SESSION: Final = SessionRecord.__struct_fields__
+MOST_HISTORY_BYTES: Final = 8 * 1024 * 1024
 _ENTRY: Final = Entry.__struct_fields__
 _RUN: Final = RunRecord.__struct_fields__
 ENTRY_COLUMNS: Final = _ENTRY
@@ -144,6 +147,8 @@ LAST_SUMMARY: Final = """
     SELECT seq, keeps_from FROM entries
     WHERE session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NOT NULL ORDER BY seq DESC LIMIT 1"""
 NEWEST: Final = 2**62
+OWN: Final = """EXISTS (SELECT 1 FROM runs WHERE credential = ? AND session_key = key)
+    AND NOT EXISTS (SELECT 1 FROM runs WHERE session_key = key AND credential <> ?)"""
 
 
 def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRecord:
@@ -177,13 +182,20 @@ def list_sessions(
     oldest_first: bool = False,
     kinds: tuple[str, ...] = LISTED,
     parent_key: str | None = None,
+    own_to: str | None = None,
 ) -> tuple[list[SessionRecord], int]:
-    """A page of sessions by their last activity, or by their age, and how many there are."""
+    """A page of sessions by their last activity, or by their age, and how many there are.
+
+    `own_to`: only those all of whose runs act on behalf of this credential.
+    """
     where = f"kind IN ({', '.join('?' * len(kinds))})"
     values: list[Any] = [*kinds]
     if parent_key is not None:
         where += " AND parent_key = ?"
         values.append(parent_key)
+    if own_to is not None:
+        where += f" AND {OWN}"
+        values += [own_to, own_to]
     order = "created_at, key" if oldest_first else "updated_at DESC, key"
     rows = connection.execute(
         f"{_select(_SESSION, 'sessions')} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
@@ -305,7 +317,10 @@ def history(
     before: int | None = None,
     session_id: str | None = None,
 ) -> list[Entry]:
-    """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all."""
+    """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all.
+
+    There are fewer once their messages have more than `MOST_HISTORY_BYTES`.
+    """
     where, values = "session_key = ?", [key]
     if session_id is not None:
         where += " AND session_id = ?"
@@ -313,10 +328,16 @@ def history(
     if before is not None:
         where += " AND seq < ?"
         values.append(before)  # type: ignore[arg-type]
-    rows = connection.execute(
+    found: list[Entry] = []
+    size = 0
+    for row in connection.execute(
         f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
-    ).fetchall()
-    return [_entry(row) for row in reversed(rows)]
+    ):
+        found.append(_entry(row))
+        size += len(bytes(found[-1].message))
+        if size > MOST_HISTORY_BYTES:
+            break
+    return found[::-1]
 
 
 def find_entry(connection: apsw.Connection, seq: int) -> Entry | None:
@@ -356,6 +377,18 @@ def transcript(connection: apsw.Connection, key: str, session_id: str, last: int
 
 
 # -- runs ---------------------------------------------------------------------------------------------------
+
+
+def is_own(connection: apsw.Connection, key: str, credential: str) -> bool:
+    """Whether a session has runs, and all of them act on behalf of a credential."""
+    rows = connection.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
+    return bool(rows.fetchall())
+
+
+def is_unused(connection: apsw.Connection, key: str) -> bool:
+    """Whether nothing was ever said in a session."""
+    used = "SELECT 1 FROM runs WHERE session_key = ? UNION ALL SELECT 1 FROM entries WHERE session_key = ? LIMIT 1"
+    return not connection.execute(used, (key, key)).fetchall()
 
 
 def first_credential(connection: apsw.Connection, key: str) -> str | None:
@@ -489,6 +522,6 @@ def _run(row: tuple[Any, ...]) -> RunRecord:
     values = dict(zip(_RUN, row, strict=True))
     values["state"] = RunState(values["state"])
     values["scopes"] = tuple(values["scopes"].split())
-    for name in ("message", "options", "handed"):
+    for name in ("message", "options", "handed", "asker"):
         values[name] = None if values[name] is None else msgspec.Raw(values[name])
     return RunRecord(**values)

@@ -19,6 +19,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
+from farhand.machine.private_files import make_private, open_private, write_private
 from farhand.store import calls
 from farhand.store.chain import KeptHead, forget_head, journal_end
 from farhand.store.database import Database, StoreError, damage_in
@@ -128,7 +129,7 @@ class Snapshots:
         now = datetime.now(UTC)
         path = self._folder / f"farhand-{now.strftime(_STAMP)}.db"
         digest = copy_store(source, path)
-        _digest_file(path).write_text(digest + "\n")
+        write_private(_digest_file(path), f"{digest}\n".encode())
         return Snapshot(path, round(now.timestamp() * 1000), path.stat().st_size)
 
     def rotate(self, keep: int) -> None:
@@ -211,8 +212,8 @@ def put_in_place(copy: Path, path: Path) -> None:
     """Make a copy the store; the copy stays where it is. Raises StoreError."""
     part = path.with_name(f".{path.name}.part")
     try:
+        make_private(part)
         shutil.copyfile(copy, part)
-        part.chmod(0o600)
         settle_file(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -271,8 +272,7 @@ def _settle_restored(
 
 
 def note_revoked(home: Path, token_id: str) -> None:
-    with (home / REVOKED_FILE).open("a") as file:
-        (home / REVOKED_FILE).chmod(0o600)
+    with open_private(home / REVOKED_FILE, "a") as file:
         file.write(token_id + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -11,12 +11,14 @@ import msgspec
 
 ADD: Final = """
     INSERT INTO tokens
-    (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
+    made_by)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 ALL: Final = """
-    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at
+    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
+    made_by
     FROM tokens ORDER BY created_at, id"""
 META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -39,6 +41,8 @@ class Token(msgspec.Struct, frozen=True):
     public_key: bytes | None = None
     """Of a node that logs in by its key: then there is no secret, here or anywhere but on that node."""
     last_used_at: int | None = None
+    # The credential that made it.
+    made_by: str = "owner"
 
 
 def token_hash(secret: str) -> bytes:

@@ -1,0 +1,50 @@
+"""Browsers that are signed in to the console. Secrets are stored as hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import apsw
+import msgspec
+
+ADD: Final = """
+    INSERT INTO browser_sessions
+    (id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+ALL: Final = """
+    SELECT id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent
+    FROM browser_sessions ORDER BY created_at, id"""
+USED: Final = "UPDATE browser_sessions SET last_used_at = max(?, last_used_at) WHERE id = ?"
+REMOVE: Final = "DELETE FROM browser_sessions WHERE id = ?"
+
+
+class BrowserSession(msgspec.Struct, frozen=True):
+    """A session needs both secrets: the cookie, and the one that only its page holds."""
+
+    id: str
+    cookie_hash: bytes
+    page_hash: bytes
+    # Of the owner's token when the session began: a session ends when that token is replaced.
+    owner_hash: bytes
+    created_at: int
+    last_used_at: int
+    address: str
+    user_agent: str
+
+
+def add_session(store: apsw.Connection, session: BrowserSession) -> None:
+    store.execute(ADD, msgspec.structs.astuple(session))
+
+
+def all_sessions(store: apsw.Connection) -> list[BrowserSession]:
+    return [BrowserSession(*row) for row in store.execute(ALL)]
+
+
+def sessions_used(store: apsw.Connection, used: Mapping[str, int]) -> None:
+    """Set when sessions were last used, by their ids."""
+    store.executemany(USED, [(at, session_id) for session_id, at in used.items()])
+
+
+def remove_sessions(store: apsw.Connection, session_ids: Iterable[str]) -> None:
+    store.executemany(REMOVE, [(session_id,) for session_id in session_ids])
