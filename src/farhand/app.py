@@ -25,16 +25,16 @@ from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
 from farhand.api.approvals import approval_routes
+from farhand.api.browser_sessions import BrowserSessions, SessionLimits
 from farhand.api.chat import chat_routes
+from farhand.api.connection import HttpConnection
 from farhand.api.console import console_routes
 from farhand.api.cron import cron_routes
 from farhand.api.direct import DirectDoor, direct_routes
 from farhand.api.fanout import fanout_routes
 from farhand.api.freeze import freeze_routes
 from farhand.api.guard import Guard, GuardSettings
-from farhand.api.invoke import InvokeDoor
 from farhand.api.journal import journal_routes
-from farhand.api.lane import Answers, LaneProtocol
 from farhand.api.lobby import Lobby
 from farhand.api.logs import log_routes
 from farhand.api.mcp import mcp_routes
@@ -42,22 +42,24 @@ from farhand.api.memory import memory_routes
 from farhand.api.metrics import metrics_routes
 from farhand.api.node_door import node_door
 from farhand.api.openapi import openapi_routes
+from farhand.api.origins import parse_host
 from farhand.api.pairing import pairing_routes
 from farhand.api.policy import policy_routes
 from farhand.api.repeats import Repeats
 from farhand.api.router import Route, Router
 from farhand.api.routes import routes
 from farhand.api.session_routes import session_routes
-from farhand.api.sessions import Sessions
 from farhand.api.threshold import Threshold
 from farhand.api.transfers import transfer_routes
 from farhand.api.undo import undo_routes
 from farhand.api.workspace import workspace_routes
+from farhand.channels.choice import KINDS
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.confinement import LiveConfinement
 from farhand.gateway.agents import Agents
 from farhand.gateway.backups import Backups, BackupSettings
 from farhand.gateway.cron_tools import cron_tools
+from farhand.gateway.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.direct import Direct
 from farhand.gateway.hub import Hub
 from farhand.gateway.memory_sources import memory_sources
@@ -67,13 +69,16 @@ from farhand.gateway.native_settings import Settings
 from farhand.gateway.native_transfer import transfer_tool
 from farhand.gateway.policy import Policy
 from farhand.gateway.prompting import Prompts, StoredFiles, files_in
-from farhand.gateway.retention import Retention
+from farhand.gateway.refusals import RefusalBudget
+from farhand.gateway.retention import HistoryLimits, HistoryRetention, Retention
 from farhand.gateway.schedule import Scheduler
 from farhand.gateway.session_agent import SessionAgent
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.session_tools import SessionTools
 from farhand.gateway.sessions import Sessions as ChatSessions
-from farhand.gateway.skills import Skills
+from farhand.gateway.skill_folders import SKILL_FOLDERS, SkillFolders
+from farhand.gateway.skills import LocalSkills, Skills
+from farhand.gateway.token_expiry import TokenExpiry
 from farhand.gateway.token_uses import TokenUses
 from farhand.gateway.turns import Turns
 from farhand.gateway.undo import Undo
@@ -84,6 +89,7 @@ from farhand.machine.intents import settle
 from farhand.machine.jobs import Jobs
 from farhand.machine.kept import MIB, UNDO_FOLDER, KeptFiles
 from farhand.machine.places import AGENTS_FOLDER, local_files
+from farhand.machine.private_files import close_to_others, close_tree, open_private, write_private
 from farhand.memory.choice import Provider, make_embedder
 from farhand.memory.memory import Memory
 from farhand.memory.tools import memory_tools
@@ -94,12 +100,13 @@ from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import own_secret
 from farhand.scheduling import open_schedule
 from farhand.store.folder_objects import FolderObjects
+from farhand.store.objects import SKILLS as SKILLS_FOLDER
 from farhand.store.objects import Objects
 from farhand.tools.agent_family import main_agent_tools, sub_agent_tools
 from farhand.tools.agent_files import AgentFiles
 from farhand.tools.agent_shell import AgentShell
 from farhand.tools.guide import guide_tools
-from farhand.tools.preview import MachinePreviews
+from farhand.tools.skill_paths import SkillPaths
 from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand")
@@ -144,14 +151,14 @@ class Gateway:
         self._section = section
         self.workspace = (workspace or home / AGENTS_FOLDER / "main").absolute()
         self._routes: list[Route] = []
-        self._direct: DirectDoor | None = None
         self._open = open
         self._hub: Hub | None = None
         self._server: _Server | None = None
-        self._sessions: Sessions | None = None
+        self._sessions: BrowserSessions | None = None
         self._chats: ChatSessions | None = None
         self._scheduler: Scheduler | None = None
         self._retention: Retention | None = None
+        self._history: HistoryRetention | None = None
         self._messaging: Messaging | None = None
         self.url = ""
         self.stopping = False
@@ -160,9 +167,15 @@ class Gateway:
         """Told what is to be hidden, once that is known: for a log that is written elsewhere."""
 
     async def run(self, environ: Mapping[str, str], ready: Callable[[Gateway], None]) -> None:
-        """Serve until SIGTERM or SIGINT. Calls `ready` once requests are answered. Raises FarhandError."""
+        """Serve until SIGTERM or SIGINT. Calls `ready` once requests are answered. Raises FarhandError.
+
+        A signal that arrives before that ends the start: `ready` is not called.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         with only_one(self._home):
             listener = _listen(self._section.host, self._section.port)
+            await asyncio.to_thread(close_home, self._home, self.workspace)
             hub = self._hub = await Hub.open(self._home, environ, open=self._open)
             hub.credentials.tokens_beside_keys = self._section.tokens_beside_keys
             hub.secrets.add_settings([msgspec.to_builtins(self._config), environ])
@@ -171,6 +184,8 @@ class Gateway:
                 async with contextlib.AsyncExitStack() as stack:
                     await self._furnish(hub, stack, environ)
                     await self.messaging.open()
+                    if self.stopping:
+                        return
                     await hub.start()
                     await self.chats.start()
                     await hub.freeze.resume()
@@ -183,7 +198,10 @@ class Gateway:
                     await stack.enter_async_context(Backups(hub, self._home, settings))
                     assert self._retention is not None
                     await stack.enter_async_context(self._retention)
+                    assert self._history is not None
+                    await stack.enter_async_context(self._history)
                     await stack.enter_async_context(TokenUses(hub.database, hub.credentials))
+                    await stack.enter_async_context(TokenExpiry(hub.credentials))
                     await self._serve(hub, listener, ready)
             finally:
                 listener.close()
@@ -194,6 +212,10 @@ class Gateway:
         """Give the gateway its own tools and their doors; what they hold open is closed with the stack."""
         live = LiveConfig(self._home, self._config, environ)
         hub.catalog.obey(lambda: live.now.tools.disabled)
+        hub.gate.refusals = RefusalBudget(
+            lambda: (live.now.retention.refused_bytes_per_credential, live.now.retention.refused_calls_per_credential)
+        )
+        hub.gate.keyed_calls = keyed_call_budget(lambda: live.now.retention.keyed_bytes_per_credential)
 
         def obey(config: Config) -> None:
             hub.gate.policy = Policy.of(config.policy, str(self.workspace))
@@ -206,18 +228,21 @@ class Gateway:
             largest=self._config.undo.largest_mb * MIB,
         )
         stack.callback(kept.close)
-        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, kept)
+        skill_files = self._home.resolve() / SKILL_FOLDERS
+        skill_files.mkdir(mode=0o755, exist_ok=True)
+        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, kept, readable=skill_files)
         await asyncio.to_thread(settle, files)
         commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         questions = Questions(jobs, commands, self._home / "logs")
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
         hub.freeze.end_jobs = jobs.end_all
-        confinement = LiveConfinement(lambda: live.now.sandbox, self.workspace, self._home)
+        confinement = LiveConfinement(lambda: live.now.sandbox, self.workspace, self._home, readable=(skill_files,))
         guide = guide_tools(files, jobs, confinement, hub.secrets)
         hub.catalog.serve(guide, offered=False)
-        shell = AgentShell(jobs, files, confinement, hub.secrets)
-        hands = [*AgentFiles(files, secrets=hub.secrets).tools(), *shell.tools()]
+        places = SkillPaths(str(self.workspace), str(skill_files))
+        shell = AgentShell(jobs, files, confinement, hub.secrets, places)
+        hands = [*AgentFiles(files, secrets=hub.secrets, skills=places).tools(), *shell.tools()]
         objects = open_objects(self._home, self._config.objects, kept)
         stack.push_async_callback(objects.close)
         undo = Undo(hub, kept, files, objects)
@@ -225,7 +250,6 @@ class Gateway:
         self._routes += undo_routes(hub, undo)
         workspace = Workspace(objects)
         hub.transfers.serve_workspace(partial(workspace_end, workspace))
-        hub.approvals.effects.serve(MachinePreviews(files), workspace)
         hub.catalog.serve([transfer_tool(hub.transfers)])
         settings = Settings(
             lambda: {
@@ -234,7 +258,20 @@ class Gateway:
             }
         )
         logs = NodeLogs(hub.roster, hub.queries)
-        skills = Skills(workspace, hub.roster, hub.probe, holds=settings.holds, entries=self._config.skills.entries)
+        own_workspace = self.workspace.resolve() == (self._home / AGENTS_FOLDER / MAIN).resolve()
+        skills = Skills(
+            workspace,
+            hub.roster,
+            hub.probe,
+            holds=settings.holds,
+            folders=SkillFolders(objects, skill_files),
+            local=LocalSkills(
+                files,
+                MAIN if own_workspace and isinstance(objects, FolderObjects) else None,
+                MAIN if not own_workspace or not isinstance(objects, FolderObjects) else None,
+            ),
+            entries=self._config.skills.entries,
+        )
         hub.catalog.serve([*NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
         self._routes += [*workspace_routes(hub, workspace, skills), *log_routes(logs)]
         self._routes += [*approval_routes(hub), *policy_routes(hub, lambda: live.now.policy, str(self.workspace))]
@@ -245,13 +282,21 @@ class Gateway:
         self._routes += memory_routes(memory)
         remembering = memory_tools(memory)
         talking = self._employ(hub, models, jobs, skills, objects, sub_agent_tools(hands, remembering))
-        self._direct = DirectDoor(hub, Direct(hub, guide, SessionAgent(self.chats)))
-        self._routes += direct_routes(self._direct)
+        budget = self.chats.budget = message_budget(lambda: live.now.retention.message_bytes_per_credential)
+        chatting = Direct(hub, guide, SessionAgent(self.chats), budget)
+        direct = DirectDoor(hub, chatting, {*KINDS, *self._config.channels})
+        self._routes += direct_routes(direct)
         messaging = self._messaging = Messaging(
             hub, self.chats, workspace, self._config, environ, lambda: live.now.policy.approvers
         )
         stack.push_async_callback(messaging.close)
         self._retention = Retention(hub.database, lambda: live.now.retention.keep_days, clock=hub.roster.clock)
+        self._history = HistoryRetention(
+            hub.database,
+            lambda: HistoryLimits(live.now.retention.history_days, live.now.retention.history_mb),
+            clock=hub.roster.clock,
+            has_undo=lambda call: kept.find(call) is not None,
+        )
         self._scheduler, book = await open_schedule(
             hub, lambda: live.now, environ, objects, self.chats, courier=messaging.messages
         )
@@ -280,7 +325,8 @@ class Gateway:
             return {name: hub.secrets.hide_text(text) for name, text in whole.items()}
 
         async def skills(agent: str) -> tuple[Skill, ...]:
-            return tuple(Skill(skill.name, skill.description, skill.path) for skill in await known.eligible(agent))
+            eligible = [skill for skill in await known.eligible(agent) if skill.model_invocable]
+            return tuple(Skill(skill.name, skill.description, skill.file) for skill in eligible)
 
         async def end_jobs(call_ids: Collection[str]) -> None:
             found = [job for call_id in call_ids if (job := await jobs.find_call(call_id)) is not None]
@@ -308,6 +354,11 @@ class Gateway:
             freeze=hub.freeze.asked_in_a_chat,
         )
         hub.freeze.runs = chats
+
+        def stop_runs(token_id: str) -> None:
+            chats.credential_ended(token_id, hub.credentials.ended([token_id]) or f"the token {token_id} was revoked")
+
+        hub.credentials.on_removed.append(stop_runs)
         self._routes += [*session_routes(chats, turns, hub.ending), *chat_routes(chats, agents, hub.ending)]
         return SessionTools(chats, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds)
 
@@ -333,9 +384,22 @@ class Gateway:
 
     async def _serve(self, hub: Hub, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
         section = self._section
-        names = {socket.gethostname().lower(), section.host.lower(), *(name.lower() for name in section.hosts)}
-        settings = GuardSettings(tuple(sorted(names)), tuple(section.origins))
-        sessions = self._sessions = Sessions(listener.getsockname()[1], secure=bool(section.tls_cert))
+        own = [name for name in (socket.gethostname(), section.host) if _is_host_name(name)]
+        try:
+            settings = GuardSettings.of([*own, *section.hosts], section.origins)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        console = self._config.console
+        sessions = self._sessions = BrowserSessions(
+            hub.database,
+            self._home,
+            hub.credentials.owner_hash,
+            SessionLimits(int(console.idle_hours * 3_600_000), int(console.max_days * 86_400_000)),
+            port=listener.getsockname()[1],
+            secure=bool(section.tls_cert),
+            clock=hub.roster.clock,
+            note=hub.note,
+        )
         described = openapi_routes(lambda: router.routes)
         router = Router(
             [
@@ -356,15 +420,13 @@ class Gateway:
             router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order, note=hub.note
         )
         guard.repeats = Repeats(hub.database, hub.roster.clock)
-        assert self._direct is not None, "the doors are made before they are opened"
-        lanes = {"/v1/tools/invoke": InvokeDoor(hub), "/agent/process": self._direct}
         loop = asyncio.get_running_loop()
         lobby = Lobby(loop.call_later)
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(LaneProtocol, guard=guard, doors=lanes, lobby=lobby, answers=Answers()),  # type: ignore[arg-type]
+                    http=functools.partial(HttpConnection, lobby=lobby),  # type: ignore[arg-type]
                     ws=node_door(hub, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
@@ -382,9 +444,10 @@ class Gateway:
             files = f"the TLS certificate {section.tls_cert} or its key {section.tls_key}"
             raise ConfigError(f"{files} cannot be used: {error}") from None
         _put_before(server.config, lobby)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        await server.serve(sockets=[listener])
+        # A signal may have come while nothing was awaited, and is seen only in the loop's next turn.
+        await asyncio.sleep(0)
+        if not self.stopping:
+            await server.serve(sockets=[listener])
 
     def _ready(self, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
         host, port = listener.getsockname()[:2]
@@ -392,8 +455,7 @@ class Gateway:
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         self.url = f"{scheme}://{shown}:{port}"
         beside = self._home / f"{GATEWAY_FILE}.new"
-        beside.write_bytes(msgspec.json.encode(Address(self.url, os.getpid())))
-        beside.chmod(0o600)
+        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid())))
         beside.replace(self._home / GATEWAY_FILE)
         gc.collect()
         gc.freeze()  # what is there now stays; the collector need not look at it again
@@ -407,7 +469,12 @@ class Gateway:
     def stop(self) -> None:
         """Take no new calls, let the open ones finish for a while, then close. The second time: close now."""
         server = self._server
-        if server is None or server.should_exit:
+        if server is None or not server.started:
+            self.stopping = True  # `run` looks before it serves
+            if server is not None:
+                server.should_exit = True
+            return
+        if server.should_exit:
             return
         if self.hub.gate.closing:
             self._exit(server)
@@ -441,7 +508,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
+        if self.started and not self.should_exit:
             self._ready()
 
 
@@ -456,7 +523,13 @@ def _put_before(config: uvicorn.Config, lobby: Lobby) -> None:
 
 
 def open_models(config: Config, environ: Mapping[str, str]) -> Models:
-    return Models(providers=config.providers, models=config.models, default=config.agent.model, environ=environ)
+    return Models(
+        providers=config.providers,
+        models=config.models,
+        default=config.agent.model,
+        others=[agent.model for agent in config.agents.values()],
+        environ=environ,
+    )
 
 
 def open_memory(
@@ -485,10 +558,24 @@ def open_objects(home: Path, section: ObjectsSection, kept: KeptFiles | None = N
         raise ConfigError(f"[objects] {error}") from None
 
 
+def close_home(home: Path, workspace: Path) -> None:
+    """Take every right to the gateway's own files from others: earlier versions left some to the umask.
+
+    What the workspaces and skills hold keeps its modes, since a sandbox may run as another user; the folders around
+    them are closed.
+    """
+    own = (AGENTS_FOLDER, SKILLS_FOLDER)
+    inner = workspace.relative_to(home).parts[:1] if workspace.is_relative_to(home) else ()
+    close_tree(home, apart_from=(*own, SKILL_FOLDERS, *inner))
+    for name in own:
+        (home / name).mkdir(mode=0o700, exist_ok=True)
+        close_to_others(home / name)
+
+
 @contextlib.contextmanager
 def only_one(home: Path) -> Iterator[None]:
     """Hold the home folder. Raises FarhandError while another gateway does."""
-    with (home / "lock").open("w") as file:
+    with open_private(home / "lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -509,6 +596,14 @@ def _listen(host: str, port: int) -> socket.socket:
         wrong = "port" if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
         raise FarhandError(f"cannot listen on {host}:{port}: {reason}; choose another --{wrong}") from None
     return listener
+
+
+def _is_host_name(name: str) -> bool:
+    try:
+        parse_host(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:

@@ -47,6 +47,13 @@ class GatewaySection(msgspec.Struct, forbid_unknown_fields=True):
     """Whether a node that has a key may log in with a token all the same."""
 
 
+class ConsoleSection(msgspec.Struct, forbid_unknown_fields=True):
+    # A console session ends after this time without a request; an open page makes one every few seconds.
+    idle_hours: float = 24.0
+    # And after this time in any case.
+    max_days: float = 14.0
+
+
 class LogSection(msgspec.Struct, forbid_unknown_fields=True):
     level: str = "info"
 
@@ -131,6 +138,17 @@ class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
     keep_days: float = 30.0
     """How long messages that were sent, posts of hooks that were given on, and runs of jobs that are gone are kept, and
     the ids by which a repetition is told; 0: for ever."""
+    # How long the journal and the record of calls are kept, in days; 0: without a limit.
+    history_days: float = 180.0
+    # How much they may take, in megabytes; 0: without a limit.
+    history_mb: int = 4096
+    # What is stored of one credential's refused calls in a day; 0: without a limit.
+    refused_bytes_per_credential: int = 16 * 1024 * 1024
+    refused_calls_per_credential: int = 10_000
+    # How many bytes of messages a token may send in a day; 0: without a limit.
+    message_bytes_per_credential: int = 1024 * 1024 * 1024
+    # How many bytes a token's calls with an idempotency key may take in a day; 0: without a limit.
+    keyed_bytes_per_credential: int = 1024 * 1024 * 1024
 
 
 class UndoSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,8 +192,19 @@ class HeartbeatSection(msgspec.Struct, forbid_unknown_fields=True):
     """Of the active hours; empty: the user's."""
 
 
+class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
+    """What the nodes of this home lend; `farhand.node.lending` reads it when a node starts."""
+
+    root: str | list[str] = []
+    read_only: bool = False
+    allow_tools: list[str] = []
+    deny_tools: list[str] = []
+    tags: list[str] = []
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     gateway: GatewaySection = msgspec.field(default_factory=GatewaySection)
+    console: ConsoleSection = msgspec.field(default_factory=ConsoleSection)
     log: LogSection = msgspec.field(default_factory=LogSection)
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
     policy: PolicySettings = msgspec.field(default_factory=PolicySettings)
@@ -186,6 +215,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     providers: dict[str, ProviderSettings] = {}
     models: dict[str, ModelSettings] = {}
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
+    node: NodeSection = msgspec.field(default_factory=NodeSection)
     objects: ObjectsSection = msgspec.field(default_factory=ObjectsSection)
     retention: RetentionSection = msgspec.field(default_factory=RetentionSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
@@ -223,6 +253,9 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(f"{path}: {_worded(str(error))}") from None
     if not 0 <= config.gateway.port <= 65535:
         raise ConfigError(f"[gateway] port must be a number from 0 to 65535, not {config.gateway.port}")
+    for name in ("idle_hours", "max_days"):
+        if not 0 < (value := getattr(config.console, name)) < 100_000:
+            raise ConfigError(f"[console] {name} must be greater than 0 and less than 100000, not {value:g}")
     for root in config.tools.roots:
         if not root.startswith(("/", "~")):
             raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
@@ -232,6 +265,7 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(
             f"[retention] keep_days must not be negative, and not {config.retention.keep_days:g}; 0 is for ever"
         )
+    _check_history(config.retention)
     try:
         Policy(config.policy)
     except ValueError as error:
@@ -307,7 +341,7 @@ class LiveConfig:
 def _read(name: str, text: str, kind: Any) -> Any:
     if kind is str:
         return text
-    if kind == list[str]:
+    if kind in (list[str], str | list[str]):
         return [item for part in text.split(",") if (item := part.strip())]
     try:
         return msgspec.json.decode(text, type=kind)
@@ -333,3 +367,18 @@ def _worded(text: str) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         return f"there is no setting {wrong!r} in {f'[{place}]' if place else 'the file'}; {hint}"
     return f"{place}: {reason}" if place else reason
+
+
+def _check_history(section: RetentionSection) -> None:
+    """Raises ConfigError for limits that would remove what is still needed."""
+    if not (section.history_days == 0 or 1 <= section.history_days < 100_000):
+        raise ConfigError(
+            f"[retention] history_days must be at least 1, not {section.history_days:g}; 0 is without a limit"
+        )
+    if section.history_mb < 0:
+        raise ConfigError(
+            f"[retention] history_mb must not be negative, not {section.history_mb}; 0 is without a limit"
+        )
+    for name in ("refused_bytes_per_credential", "refused_calls_per_credential"):
+        if getattr(section, name) < 0:
+            raise ConfigError(f"[retention] {name} must not be negative; 0 is without a limit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.config import SandboxSection
@@ -14,11 +14,15 @@ from farhand.protocol.errors import Failed
 log = logging.getLogger("farhand.sandbox")
 
 
-def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> Confinement:
-    """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError."""
+def sandbox_of(section: SandboxSection, workspace: Path, home: Path, readable: Sequence[Path] = ()) -> Confinement:
+    """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError.
+
+    `readable`: folders that commands see in their place, to read.
+    """
     if not section.enabled:
         return None, None
-    mounts = [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
+    mounts = [Mount(str(folder), str(folder)) for folder in readable]
+    mounts += [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
     sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user)
     if not section.host_commands:
         return sandbox, None
@@ -35,13 +39,16 @@ def sandbox_of(section: SandboxSection, workspace: Path, home: Path) -> Confinem
 class LiveConfinement:
     """The sandbox as the settings describe it at the moment; a change holds for the next command."""
 
-    def __init__(self, section: Callable[[], SandboxSection], workspace: Path, home: Path) -> None:
-        """Raises SandboxError for settings that mean nothing."""
+    def __init__(
+        self, section: Callable[[], SandboxSection], workspace: Path, home: Path, *, readable: Sequence[Path] = ()
+    ) -> None:
+        """Raises SandboxError for settings that cannot be followed. `readable`: see `sandbox_of`."""
+        self._readable = tuple(folder.resolve() for folder in readable)
         self._section = section
         self._workspace = workspace
         self._home = home
         self._described = section()
-        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home)
+        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home, self._readable)
 
     def __call__(self) -> Confinement:
         """Raises Failed while the settings describe a sandbox that cannot be: nothing runs lower in silence."""
@@ -56,7 +63,7 @@ class LiveConfinement:
 
     def _change(self, section: SandboxSection) -> None:
         try:
-            self._made = sandbox_of(section, self._workspace, self._home)
+            self._made = sandbox_of(section, self._workspace, self._home, self._readable)
         except SandboxError as error:
             log.error("no command runs until [sandbox] is put right: %s", error)
             self._made = error

@@ -46,10 +46,25 @@ class Messaging:
             bindings=config.bindings,
             dm_scope=config.sessions.dm_scope,
             identity_links=config.sessions.identity_links,
+            removed=hub.credentials.announce_removed,
         )
         self.hooks = Hooks(
-            hub.database, sessions, self.messages, self.reception, config.hooks, clock=clock, learn=hub.secrets.add
+            hub.database,
+            sessions,
+            self.messages,
+            self.reception,
+            config.hooks,
+            clock=clock,
+            learn=hub.secrets.add,
+            invalid=hub.credentials.ended,
+            frozen=lambda: None if (order := hub.gate.frozen) is None else order.told,
+            removed=hub.credentials.announce_removed,
         )
+        hub.credentials.lent |= {
+            "hook": self.hooks.scopes_of,
+            "channel": self.reception.scopes_of_channel,
+            "peer": self.reception.scopes_of_peer,
+        }
         for name, channel in make_channels(config.channels, environ).items():
             self.messages.connect(name, channel)
             if isinstance(channel, WebhookChannel | WhatsAppChannel):

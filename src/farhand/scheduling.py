@@ -10,11 +10,12 @@ from farhand.config import Config, ConfigError
 from farhand.gateway import session_keys
 from farhand.gateway.cron import CronBook
 from farhand.gateway.cron_runs import Courier, CronRuns
-from farhand.gateway.cron_turns import AgentTurns
+from farhand.gateway.cron_turns import AgentTurns, maker_of
 from farhand.gateway.heartbeat import PROMPT, Heartbeats, HeartbeatSettings, read_clock, read_interval, settle_jobs
 from farhand.gateway.hub import Hub
 from farhand.gateway.moments import zone_named
 from farhand.gateway.pinning import Pin
+from farhand.gateway.principal import Principal
 from farhand.gateway.schedule import Scheduler, ScheduleSettings
 from farhand.gateway.sessions import Sessions
 from farhand.machine.time_zone import machine_zone
@@ -129,7 +130,10 @@ async def open_schedule(
         pin = Pin.of(job.node, job.tag)
         return pin is None or any(node.online and pin.fits(node) for node in hub.roster.nodes.values())
 
-    turns = AgentTurns(sessions, hub.secrets.hide_text)
+    def paused(job: Job) -> str | None:
+        return hub.credentials.ended(Principal(maker_of(job)).ids)
+
+    turns = AgentTurns(sessions, hub.secrets.hide_text, hub.credentials.reduced)
     beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)
     runs = CronRuns(lambda: live.schedule.zone, turns, beats.perform, courier)
     scheduler = Scheduler(
@@ -139,13 +143,14 @@ async def open_schedule(
         current=lambda: live.schedule,
         prepare=settle_heartbeats,
         reachable=reachable,
+        paused=paused,
         held=lambda: hub.gate.frozen is not None,
         report=runs.report,
         alone=True,
         resume=True,
         settle_seconds=SETTLE_SECONDS,
     )
-    return scheduler, CronBook(hub.database, scheduler)
+    return scheduler, CronBook(hub.database, scheduler, paused)
 
 
 def _zone(setting: str, name: str, default: ZoneInfo) -> ZoneInfo:

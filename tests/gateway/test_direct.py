@@ -14,7 +14,7 @@ from farhand.agent.events import Appended, Completed, Event, Failed, StepStarted
 from farhand.agent.outcome import Outcome
 from farhand.api.direct import DirectDoor
 from farhand.api.http import Problem, Request
-from farhand.gateway.credentials import OWNER
+from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.direct import Direct, Turn
 from farhand.gateway.hub import Hub
 from farhand.llm.messages import Message, ToolUse, Usage
@@ -37,6 +37,9 @@ class ScriptedAgent:
                 yield event
         finally:
             self.closed += 1
+
+    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
+        """Every credential may start the chat afresh."""
 
     async def forget(self, chat: ChatKey) -> None:
         self.forgotten.append(chat)

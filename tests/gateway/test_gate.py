@@ -13,6 +13,7 @@ from farhand.gateway.catalog import Catalog
 from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.gate import Gate
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Connection, Roster
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolSpec
 from farhand.protocol.messages import (
@@ -74,7 +75,7 @@ class Bench:
 
     async def begin(self, tool: str = "far__Act", credential: Credential = OWNER, **options: Any) -> Any:
         call = ToolCall(new_call_id(), tool, msgspec.Raw(b"{}"))
-        return await self.gate.begin(call, credential=credential, **options)
+        return await self.gate.begin(call, principal=Principal(credential), **options)
 
     def recorded(self, call_id: str) -> Any:
         self.database._catch_up()
@@ -104,7 +105,7 @@ def answer(end: FarEnd, gate: Gate, call_id: str) -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -237,7 +238,8 @@ async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench:
     bench.roster.leave(first.connection)
     opened.waiters = 0
     second = bench.join(earlier=[opened.record.id, "long-settled"])
-    assert second.requests() == [opened.record.id] and second.acknowledged() == ["long-settled"]
+    assert second.requests() == [opened.record.id]
+    await until(lambda: second.acknowledged() == ["long-settled"])
 
 
 @on_bench

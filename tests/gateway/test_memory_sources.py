@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from farhand.gateway.memory_sources import ObjectsSource, memory_sources
+from farhand.machine import steering
 from farhand.memory.memory import Memory
 from farhand.memory.sources import FolderSource
 from farhand.protocol.errors import InvalidArgs, NotFound
@@ -14,6 +15,7 @@ from farhand.store.folder_objects import FolderObjects
 
 def test_objects_are_listed_with_stamps_that_follow_their_content(tmp_path: Path) -> None:
     async def run() -> None:
+        steering.allowed.set(True)
         objects = FolderObjects(tmp_path)
         source = ObjectsSource(objects, "main", "agents/main/")
         assert await source.listing() == {}

@@ -13,6 +13,7 @@ from farhand.gateway.catalog import Catalog, SwitchedOff
 from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.gate import Gate
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Roster
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import NotFound
@@ -64,7 +65,7 @@ class House:
         call = ToolCall(
             new_call_id(), named, msgspec.Raw(msgspec.json.encode(args)), "main", "helper", timeout_ms=timeout_ms
         )
-        return await self.gate.begin(call, credential=credential)
+        return await self.gate.begin(call, principal=Principal(credential))
 
 
 def run(path: Path, test: Callable[[House], Awaitable[None]], **options: Any) -> None:
@@ -130,7 +131,7 @@ def test_a_tool_that_is_not_offered_is_reached_only_by_who_holds_it(tmp_path: Pa
         assert "kept" not in {offer.name for offer in house.catalog.offers()}
         assert (await house.call("kept", name="x")).result.error.kind == "not_found"
         call = ToolCall(new_call_id(), "kept", msgspec.Raw(b'{"name":"nothing"}'))
-        opened = await house.gate.begin(call, credential=OWNER, own=kept)
+        opened = await house.gate.begin(call, principal=Principal(OWNER), own=kept)
         assert isinstance(opened, OpenCall)
         outcome = await house.gate.wait(opened)
         assert (outcome.record.tool, outcome.record.route) == ("kept", "local")

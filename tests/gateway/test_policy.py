@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from farhand.config import ConfigError, LiveConfig, load
-from farhand.gateway.catalog import Target
-from farhand.gateway.policy import Policy, PolicySettings, Subject, subject_of
+from farhand.gateway.catalog import Catalog, Target
+from farhand.gateway.policy import Policy, PolicySettings, Reached, Subject, subject_of
+from farhand.gateway.roster import Roster
 from farhand.machine.files import Files
+from farhand.protocol.calls import ToolCall
 from farhand.tools.agent_files import AgentFiles
 
 
@@ -130,6 +132,67 @@ def test_a_command_that_is_spelled_out_may_have_operators() -> None:
     assert decided(rule, call(args={"command": "make test | tail -55"}), "deny") == "deny"
 
 
+@pytest.mark.parametrize(
+    ("argument", "path"),
+    [
+        ("path", "SOUL.md"),
+        ("path", "/SOUL.md"),
+        ("path", "//SOUL.md"),
+        ("path", "./SOUL.md"),
+        ("path", " SOUL.md "),
+        ("destination", "gsv:SOUL.md"),
+        ("destination", "gsv:/SOUL.md"),
+        ("destination", "gsv:.//SOUL.md"),
+        ("destination", "gsv:agents/main/SOUL.md"),
+    ],
+)
+def test_a_path_of_the_workspace_is_stopped_however_it_is_spelled(argument: str, path: str) -> None:
+    pattern = "SOUL.md" if argument == "path" else "gsv:SOUL.md"
+    rule = {"decision": "deny", "args": {argument: pattern}}
+    subject = Subject(names=("gsv__x",), route="native", args={argument: path})
+    assert decided(rule, subject) == "deny"
+    allow = {"decision": "allow", "args": {argument: f"{pattern[:-7]}public/*"}}
+    assert decided(allow, subject, default="deny") == "deny"
+    for usual in (pattern, f"{pattern[:-7]}/SOUL.md"):
+        allow = {"decision": "allow", "args": {argument: usual}}
+        assert decided(allow, subject, default="deny") == "allow"
+
+
+@pytest.mark.parametrize("path", ["box:/etc/passwd", "box://etc/passwd", "box:/./etc//passwd", "box:/x/../etc/passwd"])
+def test_the_path_of_a_transfer_is_stopped_however_it_is_spelled(path: str) -> None:
+    rule = {"decision": "deny", "args": {"source": "*:/etc/*"}}
+    assert decided(rule, Subject(names=("gsv__transfer",), route="native", args={"source": path})) == "deny"
+    long = {"source": path.replace("box:", "box:/" + "./" * 1_000_000)}
+    assert decided(rule, Subject(names=("gsv__transfer",), route="native", args=long)) == "deny"
+
+
+def test_a_rule_sees_where_the_links_of_this_machine_lead(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "secret").mkdir(parents=True)
+    (work / "public").mkdir()
+    (work / "way").symlink_to("secret")
+    (work / "public" / "out").symlink_to(work / "secret")
+    (tmp_path / "alias").symlink_to(work)
+
+    def decision(rule: dict[str, Any], path: str, workspace: Path = work) -> str:
+        settings = msgspec.convert({"default": "ask", "rules": [rule]}, PolicySettings)
+        subject = Subject(names=("read",), route="local", args={"path": path})
+        return Policy(settings, str(workspace)).judge(subject).decision
+
+    deny = {"decision": "deny", "args": {"path": f"{work}/secret/*"}}
+    for path in ("secret/x", "way/x", "./" * 3000 + "way/x", "public/out/x", f"/{work}/way/x", "./way//x"):
+        assert decision(deny, path) == "deny", path
+    assert decision(deny, "public/x") == "ask"
+    allow = {"decision": "allow", "args": {"path": f"{work}/public/*"}}
+    assert decision(allow, "public/x") == "allow"
+    assert decision(allow, "public/out/x") == "ask"
+    # A workspace behind a link keeps its spelling.
+    behind = {"decision": "allow", "args": {"path": f"{tmp_path}/alias/public/*"}}
+    assert decision(behind, "public/x", tmp_path / "alias") == "allow"
+    for odd in ("/proc/1/root/etc/passwd", "a/" * 3000, "\0", "\ud800"):
+        assert decision(deny, odd) == "ask"
+
+
 def test_the_paths_in_a_patch_are_paths(tmp_path: Path) -> None:
     tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "apply_patch")
     patch = "*** Begin Patch\n*** Add File: ok.txt\n+x\n*** Delete File: secret/key\n*** End Patch"
@@ -142,10 +205,15 @@ def test_the_paths_in_a_patch_are_paths(tmp_path: Path) -> None:
 
 def test_another_name_of_a_parameter_gets_round_nothing(tmp_path: Path) -> None:
     tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "write")
-    args = msgspec.Raw(msgspec.json.encode({"file_path": "/etc/hosts", "content": "x"}))
     target = Target(None, "write", None, tool.spec, tool)
-    subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
-    assert decided({"decision": "deny", "args": {"path": "/etc/*"}}, subject) == "deny"
+    for name in ("path", "file_path"):
+        args = msgspec.Raw(msgspec.json.encode({name: "/etc/hosts", "content": "x"}))
+        made = Catalog(Roster()).checked(target, ToolCall("1", "write", args))
+        assert msgspec.json.decode(made.args) == {"path": "/etc/hosts", "content": "x"}
+        subject = subject_of(target, made.args, credential="owner", session_key=None, origins=("http",))
+        for written in ("path", "file_path"):  # a rule may use either name as well
+            assert decided({"decision": "deny", "args": {written: "/etc/*"}}, subject) == "deny"
+            assert decided({"decision": "allow", "args": {written: "/work/*"}}, subject, "deny") == "deny"
 
 
 def test_origins_credentials_and_routes() -> None:
@@ -199,3 +267,108 @@ def test_whoever_watches_is_told_of_a_change_and_not_of_a_mistake(tmp_path: Path
     live._looked = 0.0
     assert len(live.now.policy.rules) == 1
     assert told == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"workdir": "/repo/evil"}, {"cwd": "/repo/evil"}, {"input": "rm -rf /\n"}, {"stdin": "x"}, {"shell": "x"}],
+)
+def test_an_allowed_command_is_not_allowed_with_more_than_the_rule_names(beside: dict[str, Any]) -> None:
+    rule = {"decision": "allow", "args": {"command": "make test"}}
+    assert decided(rule, call(args={"command": "make test"}), "deny") == "allow"
+    assert decided(rule, call(args={"command": "make test", "timeout": 5, "background": True}), "deny") == "allow"
+    assert decided(rule, call(args={"command": "make test", **beside}), "deny") == "deny"
+    named = {"decision": "allow", "args": {"command": "make test", **dict.fromkeys(beside, "*")}}
+    assert decided(named, call(args={"command": "make test", **beside}), "deny") == "allow"
+    stops = {"decision": "deny", "args": {"command": "make test"}}
+    assert decided(stops, call(args={"command": "make test", **beside})) == "deny"
+
+
+@pytest.mark.parametrize(("route", "hint"), [("nodes", "'node'"), ("mcp", "origin"), ("Local", "'local'")])
+def test_an_unknown_route_is_an_error_of_the_settings(tmp_path: Path, route: str, hint: str) -> None:
+    (tmp_path / "farhand.toml").write_text(f'[[policy.rules]]\nname = "r"\ndecision = "deny"\nroute = "{route}"\n')
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {})
+    assert f"r: unknown route {route!r}" in str(caught.value) and hint in str(caught.value)
+
+
+def test_rules_that_stop_a_credential_hold_for_what_is_done_on_its_behalf() -> None:
+    acting = call(credential="agent:main", askers=("a1", "issuer"))
+    for decision in ("ask", "deny"):
+        for name in ("a1", "issuer", "agent:main"):
+            assert decided({"decision": decision, "credential": name}, acting) == decision
+        assert decided({"decision": decision, "on_behalf_of": "a1"}, acting) == decision
+    assert decided({"decision": "allow", "credential": "a1"}, acting, "deny") == "deny"
+    assert decided({"decision": "allow", "credential": "agent:main"}, acting, "deny") == "allow"
+    assert decided({"decision": "allow", "on_behalf_of": "a1"}, acting, "deny") == "deny", "all of them must fit"
+    assert decided({"decision": "allow", "on_behalf_of": ["a1", "issuer"]}, acting, "deny") == "allow"
+    assert decided({"decision": "deny", "on_behalf_of": "*"}, call(credential="a1")) == "allow", "a direct call"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/self/root/etc/passwd",
+        "/proc/1/root/etc/passwd",
+        "/proc/thread-self/root/../etc/passwd",
+        "/proc/self/task/12/root/etc/passwd",
+        "/proc/self/root/proc/self/root/etc/passwd",
+        "//proc//self/./root/etc/passwd",
+        "/proc/self/cwd/../etc/passwd",
+    ],
+)
+def test_a_path_through_a_process_is_the_path_it_leads_to(path: str) -> None:
+    subject = call("Read", args={"path": path}, workspace="/home")
+    assert decided({"decision": "deny", "args": {"path": "/etc/*"}}, subject) == "deny"
+    assert decided({"decision": "allow", "args": {"path": "/proc/*"}}, subject, "deny") == "deny"
+
+
+def test_a_relative_rule_fits_the_whole_path_too() -> None:
+    rule = {"decision": "deny", "args": {"path": "secret/*"}}
+    for path in ("secret/a", "./secret/a", "x/../secret/a", "/home/me/secret/a", "/home/me/../me/secret/a"):
+        assert decided(rule, call("Read", args={"path": path}, workspace="/home/me")) == "deny", path
+    assert decided(rule, call("Read", args={"path": "/etc/secret/a"}, workspace="/home/me")) == "allow"
+
+
+def test_a_folder_that_is_left_out_is_the_workspace() -> None:
+    rule = {"decision": "deny", "args": {"path": "/home/me*"}}
+    left_out = {"left_out": frozenset({"path"}), "workspace": "/home/me"}
+    for args in ({"pattern": "*"}, {"pattern": "*", "path": None}, {"pattern": "*", "path": ""}):
+        assert decided(rule, call("Glob", args=args, **left_out)) == "deny", args
+    allow = {"decision": "allow", "args": {"path": "/home/me*"}}
+    assert decided(allow, call("Glob", args={"pattern": "/etc/*"}, **left_out), "deny") == "deny"
+
+
+def test_where_case_makes_no_difference_a_path_is_stopped_in_any() -> None:
+    for pattern in ("/Users/me/.ssh/*", "re:^/Users/me/\\.ssh/"):
+        rule = {"decision": "deny", "args": {"path": pattern}}
+        subject = call("Read", args={"path": "/users/ME/.SSH/id"}, folds=True)
+        assert decided(rule, subject) == "deny", pattern
+        assert decided(rule, msgspec.structs.replace(subject, folds=False)) == "allow", pattern
+        assert decided({**rule, "decision": "allow"}, subject, "deny") == "deny", pattern
+
+
+def test_the_end_of_a_transfer_is_stopped_from_the_nodes_workspace_too() -> None:
+    reached = (Reached("laptop", ("prod",), "/home/me"),)
+    for source in ("laptop:.ssh/id", "laptop:x/../.ssh/id", "laptop:/home/me/.ssh/id", "laptop:/proc/self/cwd/.ssh/id"):
+        subject = Subject(names=("gsv__transfer",), route="native", args={"source": source}, reached=reached)
+        assert decided({"decision": "deny", "args": {"source": "laptop:/home/me/.ssh/*"}}, subject) == "deny", source
+        assert decided({"decision": "deny", "args": {"source": "laptop:.ssh/*"}}, subject) == "deny", source
+        assert decided({"decision": "deny", "node": "tag:prod"}, subject) == "deny"
+        assert decided({"decision": "allow", "node": "laptop"}, subject, "deny") == "deny", "it does not run there"
+
+
+def test_a_pattern_for_anything_lets_through_only_what_fits_it_altogether() -> None:
+    rule = {"decision": "allow", "args": {"*": "git *"}}
+    for args, fits in (
+        ({"command": "git status"}, True),
+        ({"command": "git status", "timeout": 5}, True),
+        ({"command": "rm -rf /", "description": "git status"}, False),
+        ({"command": "git status; rm -rf /"}, False),
+        ({"command": "git status", "workdir": "/tmp"}, False),
+        ({"command": "git status", "env": {"LD_PRELOAD": "git x"}}, False),
+        ({}, False),
+    ):
+        assert (decided(rule, call(args=args), "deny") == "allow") is fits, args
+    hidden = {"options": {"rm -rf /": True}}
+    assert decided({"decision": "deny", "args": {"*": "*rm -rf*"}}, call("plug.in", args=hidden)) == "deny"

@@ -302,11 +302,17 @@ def _is_automatic(mail: email.message.EmailMessage, sender: str) -> bool:
     return automatic != "no" or bulk or daemon or "List-Id" in mail or str(mail.get("Return-Path", "")).strip() == "<>"
 
 
+MOST_RESULTS = 4096
+"""Characters of a header that are looked at: every open parenthesis takes a look at all that follows."""
+MOST_MARKUP = 256 * 1024
+"""Characters of HTML that are read: the parser takes quadratic time for some."""
+
+
 def _vouched(mail: email.message.EmailMessage, authserv: str) -> bool:
     """Only the topmost verdict counts: what stands below it, the sender may have written."""
     verdicts = mail.get_all("Authentication-Results", [])
     first = str(verdicts[0]) if verdicts else ""
-    server, _, results = first.partition(";")
+    server, _, results = first[:MOST_RESULTS].partition(";")
     named = server.split()[:1] == [authserv]
     return named and re.search(r"(?:^|[;\s])dmarc=pass\b", re.sub(r"\([^)]*\)", "", results)) is not None
 
@@ -334,7 +340,8 @@ def _attachments(mail: email.message.EmailMessage) -> Iterator[Attachment]:
 
 def _plain(markup: str) -> str:
     reader = _Reader()
-    reader.feed(markup)
+    with contextlib.suppress(AssertionError):  # the parser's way of giving up on some declarations
+        reader.feed(markup[:MOST_MARKUP])
     return re.sub(r"\n{3,}", "\n\n", "".join(reader.parts))
 
 

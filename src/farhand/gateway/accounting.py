@@ -90,10 +90,12 @@ def take(
     since: int,
     only: str | None,
     reachable: Callable[[Job], bool],
+    paused: Callable[[Job], str | None] = lambda _: None,
 ) -> list[tuple[Job, Slot]]:
     """Claim for `holder` the slots that can start now, `room` of them at the most.
 
-    A slot from before `since`, the holder's own start, is late however little. `only`: none but this job's.
+    A slot from before `since`, the holder's own start, is late however little. `only`: none but this job's. `paused`
+    returns why nothing of a job may start, if so; its slot waits.
     """
     opened = cron.open_slots(store)
     busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}
@@ -105,13 +107,14 @@ def take(
         if job is None or not job.enabled:
             _skip(store, slot, now, "job disabled")
             continue
+        pause = paused(job)
         away = not reachable(job)
         limit = {"skip": GRACE_MS, "window": _window(job)}.get(job.missed)
         if limit is not None and now - slot.slot > limit:
             full = "the run before it, or too many others, had not ended"
-            _skip(store, slot, now, f"{_pinned(job)} was not connected" if away else full)
+            _skip(store, slot, now, pause or (f"{_pinned(job)} was not connected" if away else full))
             continue
-        if away or room <= 0:
+        if pause or away or room <= 0:
             continue
         late = slot.slot < since or now - slot.slot > LATE_MS
         if cron.take_slot(store, job.id, slot.slot, holder, now, late):

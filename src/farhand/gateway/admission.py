@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.catalog import Target, read_arguments
+from farhand.gateway.catalog import OWN_HOST, Target, read_arguments
 from farhand.gateway.credentials import OWNER, Credential, Scope
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Connection, Node
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
@@ -17,6 +18,7 @@ from farhand.store.calls import CallRecord
 DEFAULT_TIMEOUT_MS = 300_000
 MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
 OWN_LIMIT_GRACE_MS = 10_000
+_OWN = frozenset(OWN_HOST.values())
 
 
 class Denied(NotAllowed):
@@ -32,19 +34,33 @@ def scope_of(spec: ToolSpec | None) -> Scope:
     return Scope.TOOLS_EXEC
 
 
-def allow(target: Target, credential: Credential) -> None:
-    """Raises Denied."""
+def allow(target: Target, principal: Principal) -> None:
+    """Check that the acting and the asking credential both may call a tool. Raises Denied."""
+    for credential in principal.credentials:
+        _allow(target, credential)
+
+
+def _allow(target: Target, credential: Credential) -> None:
     if credential is OWNER:
         return
     needed = scope_of(target.spec)
     if not credential.may(needed):
-        raise Denied(f"this credential lacks the scope {needed.value!r}, which {target.tool!r} needs")
+        whose = "this credential" if credential.is_token else f"the credential {credential.id!r}"
+        raise Denied(f"{whose} lacks the scope {needed.value!r}, which {target.tool!r} needs")
     if not credential.narrowed:
         return
     if credential.pinned:
         _stay(target, credential)
     elif not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
         raise Denied(f"this credential is not for {target.tool!r}; it was made for some tools or nodes alone")
+
+
+def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bool:
+    """Whether a principal may call a listed tool. `name` calls it, `host` is where it runs: a node, `gsv`, `local`."""
+    if not principal.may(scope_of(spec)):
+        return False
+    own = host in _OWN
+    return not principal.narrowed or principal.reaches(None if own else host, name if own else spec.name)
 
 
 def _stay(target: Target, credential: Credential) -> None:

@@ -1,6 +1,6 @@
 """Approvals: a call that waits is shown to its owner exactly as it would run, and runs exactly so or not at all.
 
-What is shown is bound by a hash over the call, the tool as its node registered it, the life of the node's program, and
+What is shown is bound by a hash over the call, the tool as its node registered it, the node's identity, and
 what the call would do: the digest of each file a diff was made from, the folder and the environment of a command.
 Before the call starts all of it is looked at again; any difference refuses it.
 """
@@ -20,9 +20,9 @@ from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.effects import Effects
 from farhand.gateway.open_call import OpenCall, Parked
 from farhand.gateway.parking import Parking
+from farhand.gateway.roster import Node
 from farhand.protocol.errors import FarhandError
 from farhand.store import parked as store
-from farhand.store.calls import CallRecord
 from farhand.store.database import Database
 from farhand.store.parked import Approval, ApprovalState
 from farhand.tools.preview import Preview
@@ -34,7 +34,7 @@ LENGTH = 6
 MOST_REMARK = 1000
 
 
-class Bound(msgspec.Struct, frozen=True, omit_defaults=True):
+class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Everything about a call that must not change between the question and the start."""
 
     call_id: str
@@ -42,11 +42,12 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True):
     args: str
     """Digest of their very bytes."""
     credential: str
+    on_behalf_of: str | None = None
     spec: str
     """Digest of the tool as it is registered."""
     node_id: str | None = None
     life: str | None = None
-    """Which life of the node's program it is, where it tells."""
+    """The node's own token or key; of a node that has neither, which life of its program it is."""
     preview: Preview = Preview()
 
     @property
@@ -58,7 +59,7 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True):
         if self == now:
             return None
         if self.node_id != now.node_id or self.life != now.life:
-            return f"node {self.node_id!r} was restarted or replaced"
+            return f"node {self.node_id!r} was replaced, or restarted without a token or key of its own"
         if self.spec != now.spec:
             return f"the tool {self.tool!r} was registered anew, with other words or parameters"
         before = {effect.path: effect.before for effect in self.preview.files}
@@ -69,7 +70,7 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True):
         if (self.preview.cwd, self.preview.folder) != (now.preview.cwd, now.preview.folder):
             return f"the folder {self.preview.cwd} is another one"
         if now.preview.note and now.preview.note != self.preview.note:
-            return f"what the call would do cannot be told any more ({now.preview.note}), which has changed"
+            return f"the call can no longer be previewed as it was asked ({now.preview.note}), which has changed"
         return "what the call would do has changed"
 
 
@@ -81,6 +82,22 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     session_key: str | None = None
     agent_id: str | None = None
     origins: tuple[str, ...] = ()
+
+
+class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
+    """A call waits until `deadline_at` to be approved; `GET /v1/approvals/{id}` shows what would run."""
+
+    approval_id: str
+    call_id: str
+    tool: str
+    rule: str
+    reason: str
+    deadline_at: int
+
+    @classmethod
+    def of(cls, approval: Approval) -> ApprovalRequested:
+        tool = request_of(approval).bound.tool
+        return cls(approval.id, approval.call_id, tool, approval.rule, approval.reason, approval.deadline_at)
 
 
 class NoApproval(FarhandError):
@@ -103,6 +120,8 @@ class Approvals:
         self._parking = parking
         self._clock = clock
         self.effects = effects
+        # A credential with those that made it, as `Credentials.lineage`.
+        self.lineage: Callable[[str], frozenset[str]] = lambda name: frozenset({name})
         self.tell: Callable[[Approval], Awaitable[None]] | None = None
         """Tells those whom the settings name, on their channels; the same question twice is told once."""
 
@@ -120,7 +139,7 @@ class Approvals:
     async def ask(self, opened: OpenCall, parked: Parked, target: Target) -> Approval | None:
         """Put the question of a call that waits; None when the call is over meanwhile. Raises StoreError."""
         record = opened.record
-        bound = await self._bound(record, target)
+        bound = await self._bound(opened, target)
         request = Request(bound, record.args, record.session_key, record.agent_id, parked.origins)
         approval = Approval(
             id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
@@ -133,6 +152,8 @@ class Approvals:
             deadline_at=record.deadline_at,
         )
         who = {"tool": record.tool, "by": record.credential, "origin": list(parked.origins)}
+        if record.on_behalf_of is not None:
+            who["on_behalf_of"] = record.on_behalf_of
         if not await self._database.write(lambda connection: store.ask(connection, approval, who)):
             return await self.find(record.id)
         await self._told(approval)
@@ -155,21 +176,27 @@ class Approvals:
         asked = request_of(approval).bound
         if asked.hash != approval.hash:
             return "the question itself"
-        return asked.change(await self._bound(opened.record, target))
+        return asked.change(await self._bound(opened, target))
 
-    async def _bound(self, record: CallRecord, target: Target) -> Bound:
-        node = target.node
+    async def _bound(self, opened: OpenCall, target: Target) -> Bound:
+        record, node = opened.record, target.node
         spec = b"" if target.spec is None else msgspec.json.encode(target.spec)
         return Bound(
             call_id=record.id,
             tool=record.tool,
             args=hashlib.sha256(bytes(record.args)).hexdigest(),
             credential=record.credential,
+            on_behalf_of=record.on_behalf_of,
             spec=hashlib.sha256(spec).hexdigest(),
             node_id=node.card.node_id if node else None,
-            life=node.connection.boot if node and node.connection else None,
-            preview=await self.effects.of(target, record.args, record.agent_id),
+            life=_identity(node),
+            preview=await self.effects.of(target, record, opened.principal),
         )
+
+    def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
+        """Whether a call was made by a credential, or by one of the same making: whoever makes tokens has them all."""
+        involved = frozenset[str]().union(*(self.lineage(name) for name in _involved(opened)))
+        return not involved.isdisjoint(self.lineage(credential.id))
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -195,8 +222,11 @@ class Approvals:
             raise _answered(approval)
         if opened is None or opened.over or self._clock() >= approval.deadline_at:
             raise AnswerConflict(f"approval {approval.id} is over: its call waits no longer")
-        if credential is not None and credential.id == opened.record.credential and credential.id != OWNER.id:
-            raise NotYours(f"call {approval.call_id} is this credential's own; somebody else has to answer for it")
+        if credential is not None and credential.id != OWNER.id and self._is_own(opened, credential):
+            raise NotYours(
+                f"call {approval.call_id} is this credential's own or made on its behalf, or its token is of the same "
+                "making; another one has to answer"
+            )
         if (approve or hash is not None) and hash != approval.hash:
             raise AnswerConflict(
                 f"this hash is not that of approval {approval.id}; look at it again, and answer with the hash it has"
@@ -215,6 +245,20 @@ class Approvals:
         return decided
 
 
+def _identity(node: Node | None) -> str | None:
+    """What makes a connected node the same one. A program that was started again proves it by its token or key."""
+    connection = node.connection if node is not None else None
+    if connection is None:
+        return None
+    return connection.boot if connection.token_id is None else f"credential:{connection.token_id}"
+
+
+def _involved(opened: OpenCall) -> frozenset[str]:
+    """The credentials that must not answer for a call."""
+    named = {opened.record.credential, opened.record.on_behalf_of or opened.record.credential}
+    return frozenset(named) if opened.principal is None else opened.principal.ids | named
+
+
 def request_of(approval: Approval) -> Request:
     return msgspec.json.decode(approval.request, type=Request)
 
@@ -228,6 +272,7 @@ def shown_request(approval: Approval) -> Mapping[str, Any]:
         "node_id": request.bound.node_id,
         "args": request.args,
         "credential": request.bound.credential,
+        "on_behalf_of": request.bound.on_behalf_of,
         "origins": list(request.origins),
         "session_key": request.session_key,
         "agent_id": request.agent_id,
@@ -235,6 +280,7 @@ def shown_request(approval: Approval) -> Mapping[str, Any]:
         "cwd": preview.cwd,
         "env": preview.env,
         "stdin": preview.stdin,
+        "summary": preview.summary,
         "files": [msgspec.to_builtins(effect) for effect in preview.files],
         "diff": "".join(effect.diff for effect in preview.files),
         "note": " ".join([preview.note, *(f"{one.path}: {one.note}" for one in preview.files if one.note)]).strip(),

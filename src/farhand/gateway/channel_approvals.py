@@ -96,13 +96,17 @@ def question(approval: Approval) -> tuple[str, bool]:
     preview = request.bound.preview
     where = f" on {request.bound.node_id}" if request.bound.node_id else ""
     lines = [f"May I run {request.bound.tool}{where}?"]
-    lines.append(f"Asked by {request.bound.credential}, from {' < '.join(request.origins)} ({approval.rule}).")
+    behalf = f" on behalf of {request.bound.on_behalf_of}" if request.bound.on_behalf_of else ""
+    lines.append(f"Asked by {request.bound.credential}{behalf}, from {' < '.join(request.origins)} ({approval.rule}).")
     if approval.reason:
         lines.append(approval.reason)
     if preview.command is not None:
         lines += [f"In {preview.cwd}:", fenced(preview.command)]
         lines += [f"With {name}={value!r}" for name, value in preview.env.items()]
-        lines += [] if preview.stdin is None else ["Standard input:", fenced(preview.stdin)]
+    if preview.stdin is not None:
+        lines += ["Standard input:", fenced(preview.stdin)]
+    if preview.summary:
+        lines.append(fenced(preview.summary))
     lines += [fenced(effect.diff) if effect.diff else f"{effect.path}: {effect.note}" for effect in preview.files]
     if preview.command is None and not preview.files:
         lines.append(fenced(bytes(request.args).decode("utf-8", "replace")))

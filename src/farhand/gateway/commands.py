@@ -45,6 +45,9 @@ _WITH_ARGUMENT: Final = ("model", "think", "compact")
 FREEZE: Final = "freeze"
 OF_THE_OWNER: Final = frozenset({"new", "stop", "compact", "model", "think"})
 """What changes a session for everybody in it."""
+# What a person whom the owner has not named may do: in a session of their own, and in a group.
+OF_GUESTS: Final = frozenset({"new", "stop", "status", "help"})
+OF_ANYBODY: Final = frozenset({"help"})
 _LEVELS: Final = {
     **{level: level for level in get_args(Thinking)},
     **{"none": "off", "0": "off", "min": "minimal", "1": "minimal", "2": "low", "med": "medium", "3": "medium"},

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -51,6 +52,8 @@ class Credential(msgspec.Struct, frozen=True):
     """Nodes it is for; none: all, and the gateway's own tools."""
     pinned: str = ""
     """Of a run that is pinned: to what, in words. It reaches `nodes`, and what is no machine's."""
+    # The credential that made this one, as of a hook; when that one ends, this one does.
+    issuer: str = ""
 
     @property
     def is_token(self) -> bool:
@@ -94,6 +97,11 @@ class NodeGrant(msgspec.Struct, frozen=True):
     public_key: bytes | None = None
     """It has to prove that it holds the other half."""
 
+    @property
+    def anonymous(self) -> bool:
+        """Whether the owner admitted no node by name: the shared token, or an open gateway, where any key will do."""
+        return self.token_id is None and (self.node_id is None or self.public_key is not None)
+
 
 class NodeTokens(msgspec.Struct, frozen=True):
     """The plug-in guide's environment: one shared token, or one for each node."""
@@ -130,8 +138,12 @@ class Credentials:
         self.open = open
         self.tokens_beside_keys = False
         """Whether a node that has a key may come with a token all the same."""
+        # Called with the id of each token that is revoked or has expired.
         self.on_removed: list[Callable[[str], None]] = []
-        """Told the id of each token that is revoked."""
+        # The scopes that a hook, a channel or a person on one has now, by what their ids begin with; None: it is gone.
+        self.lent: dict[str, Callable[[str], frozenset[str] | None]] = {}
+        # Tokens whose expiry was announced.
+        self._expired: set[str] = set()
         self._clock = clock
         self._expiring: dict[str, int] = {}
         """When the recognised tokens that expire do."""
@@ -140,9 +152,19 @@ class Credentials:
         self._uses: dict[str, int] = {}
         """Which tokens were used since that was last asked for, and when."""
         self._owner = token_hash(owner)
+        tokens = list(tokens)
+        # Of every token, also one that is no longer valid: the credential that made it.
+        self._makers = {token.id: token.made_by for token in tokens}
+        self._revoked_nodes = {one.node_id for one in tokens if one.revoked_at is not None and one.node_id is not None}
         self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
+        self._by_id: dict[str, Token] = {token.id: token for token in self._tokens.values()}
         self._shared = None if environment.shared is None else token_hash(environment.shared)
         self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
+
+    @property
+    def owner_hash(self) -> bytes:
+        """The hash of the owner's token."""
+        return self._owner
 
     def recognise(self, secret: str) -> Credential | None:
         """The caller behind a token."""
@@ -187,21 +209,79 @@ class Credentials:
             token.id, frozenset(token.scopes.split()), tuple(token.tools.split()), tuple(token.nodes.split())
         )
 
-    def standing(self, credential: Credential) -> Credential | None:
-        """What a credential that was recognised earlier may do now; None for a token that is not valid any more."""
-        if credential.id == OWNER.id or ":" in credential.id:  # the owner's, or one of the gateway's own making
-            return credential
-        for digest, token in self._tokens.items():
-            if token.id == credential.id:
-                return self._recognise(digest)
+    def ended(self, ids: Iterable[str]) -> str | None:
+        """Why one of these credentials is no longer valid; None while all of them are."""
+        for name in ids:
+            if name == OWNER.id:
+                continue
+            if ":" in name:  # not a token, but an agent, a hook, a channel or a person on one
+                if self._lent(name, frozenset()) is None:
+                    return f"{name} was removed, or may no longer use the agent"
+                continue
+            token = self._by_id.get(name)
+            if token is None:
+                return f"the token {name} was revoked"
+            if token.expires_at is not None and self._over(token.expires_at):
+                return f"the token {name} expired at {_moment(token.expires_at)}"
         return None
 
+    def lineage(self, name: str) -> frozenset[str]:
+        """A credential with the tokens that made it, one after the other; the owner is not among them."""
+        found: dict[str, None] = {}
+        while name and name != OWNER.id and name not in found:
+            found[name] = None
+            name = self._makers.get(name, "")
+        return frozenset(found)
+
+    def reduced(self, credential: Credential) -> Credential:
+        """Return a credential that was stored earlier, with those of its scopes that it would be given now."""
+        scopes = credential.scopes
+        for name in filter(None, (credential.id, credential.issuer)):
+            scopes &= self._lent(name, scopes) or frozenset()
+        return credential if scopes == credential.scopes else msgspec.structs.replace(credential, scopes=scopes)
+
+    def _lent(self, name: str, default: frozenset[str]) -> frozenset[str] | None:
+        find = self.lent.get(name.partition(":")[0]) if ":" in name else None
+        return default if find is None else find(name)
+
+    def announce_removed(self, name: str) -> None:
+        """Tell listeners about a hook, or a person on a channel, that may no longer use the agent."""
+        for tell in self.on_removed:
+            tell(name)
+
+    def named(self, name: str) -> Credential:
+        """The rights that go with a recorded id; none where they are not known any more."""
+        if name == OWNER.id:
+            return OWNER
+        token = self._by_id.get(name)
+        known = None if token is None else self._recognise(token.hash)
+        return Credential(name, frozenset()) if known is None else known
+
+    def announce_expired(self) -> float | None:
+        """Tell listeners about the tokens that expired since the last call; seconds until the next one does."""
+        following: float | None = None
+        for token in list(self._tokens.values()):
+            if token.expires_at is None or token.id in self._expired:
+                continue
+            left = token.expires_at / 1000 - self._clock()
+            if left > 0:
+                following = left if following is None else min(left, following)
+                continue
+            self._expired.add(token.id)
+            for tell in self.on_removed:
+                tell(token.id)
+        return following
+
     def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
-        """The node behind a token; `claimed` is the id it says it has, which a token of another id refutes."""
-        if self.open:
-            return NodeGrant()
-        if not secret:
-            return None
+        """Return what a node's token grants, or None; a token of another node than `claimed` grants nothing.
+
+        On an open gateway a node without a valid token may connect too, but not under the id of a node that has a
+        token of its own.
+        """
+        grant = self._token_grant(secret, claimed) if secret else None
+        return NodeGrant() if grant is None and self.open else grant
+
+    def _token_grant(self, secret: str, claimed: str) -> NodeGrant | None:
         digest = token_hash(secret)
         for node_id, known in self._by_node:
             if hmac.compare_digest(digest, known) and claimed in ("", node_id) and not self.has_key(node_id):
@@ -243,10 +323,20 @@ class Credentials:
             not self._over(grant.expires_at) and any(token.id == grant.token_id for token in self._tokens.values())
         )
 
+    def was_revoked(self, node_id: str) -> bool:
+        """Whether a token of this node was revoked and it has no other: the shared token does not bring it back."""
+        return node_id in self._revoked_nodes and not self.has_own_token(node_id)
+
     def has_own_token(self, node_id: str) -> bool:
         """Whether a node has a token of its own, so that the shared one does not speak for it."""
         stored = any(token.node_id == node_id for token in self._tokens.values())
         return stored or any(node_id == name for name, _ in self._by_node)
+
+    @property
+    def named_nodes(self) -> set[str]:
+        """The ids of nodes that have a token of their own, whether they have joined or not."""
+        stored = {token.node_id for token in self._tokens.values() if token.node_id is not None}
+        return stored | {node_id for node_id, _ in self._by_node}
 
     @property
     def nodes_can_join(self) -> bool:
@@ -265,9 +355,12 @@ class Credentials:
         return math.inf if token.expires_at is None else max(0.0, token.expires_at / 1000 - self._clock())
 
     def add(self, token: Token) -> None:
+        """Recognise a new token."""
         self._recognised.clear()
         self._expiring.clear()
         self._tokens[token.hash] = token
+        self._by_id[token.id] = token
+        self._makers[token.id] = token.made_by
 
     def remove(self, token_id: str) -> Token | None:
         self._recognised.clear()
@@ -275,10 +368,17 @@ class Credentials:
         for digest, token in self._tokens.items():
             if token.id == token_id:
                 del self._tokens[digest]
+                if token.node_id is not None:
+                    self._revoked_nodes.add(token.node_id)
+                self._by_id.pop(token_id, None)
                 for tell in self.on_removed:
                     tell(token_id)
                 return token
         return None
+
+
+def _moment(at: int) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def new_secret(prefix: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -12,8 +12,11 @@ import apsw
 import msgspec
 
 from farhand.gateway import session_keys
+from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.cron_input import patch_job, read_job, read_schedule, read_schedule_text
+from farhand.gateway.cron_turns import maker_of
 from farhand.gateway.moments import in_words, schedule_in_words, slots_after, zone_named
+from farhand.gateway.principal import covers
 from farhand.gateway.schedule import Run, Scheduler, clock
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.store import cron
@@ -27,12 +30,19 @@ DEFAULT_PAGE: Final = 200
 MAX_PREVIEW: Final = 100
 WAIT_SECONDS: Final = 60.0
 MAX_WAIT_SECONDS: Final = 240.0
+# More than there can be.
+EVERY: Final = 100_000
+RESUME: Final = "enable it with another credential to take it over, or remove it"
 
 
 class CronBook:
     """Jobs and their runs, as callers see them."""
 
-    def __init__(self, database: Database, scheduler: Scheduler) -> None:
+    def __init__(
+        self, database: Database, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
+    ) -> None:
+        """`paused` returns why a job does not run: the credential on whose behalf it would is no longer valid."""
+        self._paused = paused
         self._database = database
         self._scheduler = scheduler
 
@@ -61,15 +71,28 @@ class CronBook:
         }
 
     async def list(
-        self, agent_id: str | None = None, *, include_disabled: bool = False, limit: int | None = None, offset: int = 0
+        self,
+        agent_id: str | None = None,
+        *,
+        include_disabled: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        own_to: str | None = None,
     ) -> dict[str, Any]:
-        """Jobs by their next slot; `count` is how many there are, whatever part of them is shown."""
+        """Jobs by their next slot; `count` is how many there are, whatever part of them is shown.
+
+        `own_to`: only those that run on behalf of this credential.
+        """
         now = clock()
         agent = _agent(agent_id)
         most = _page(limit, MAX_LISTED)
         start = max(0, offset)
 
         def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+            if own_to is not None:
+                every = cron.list_jobs(store, agent, include_disabled, EVERY, 0)
+                own = [job for job in every if maker_of(job).id == own_to]
+                return [self._job_view(store, job) for job in own[start : start + most]], len(own)
             jobs = cron.list_jobs(store, agent, include_disabled, most, start)
             return [self._job_view(store, job) for job in jobs], cron.count_jobs(store, agent, include_disabled, now)[0]
 
@@ -80,12 +103,20 @@ class CronBook:
         """Raises NotFound."""
         return await self._database.read(lambda store: self._job_view(store, _known(store, job_id)))
 
-    async def runs(self, job_id: str | None = None, *, limit: int | None = None, offset: int = 0) -> dict[str, Any]:
-        """What became of slots, newest first. Raises NotFound for a job that never was."""
+    async def runs(
+        self, job_id: str | None = None, *, limit: int | None = None, offset: int = 0, own_to: str | None = None
+    ) -> dict[str, Any]:
+        """What became of slots, newest first; with `own_to`, of jobs that run on behalf of this credential.
+
+        Raises NotFound for a job that never was.
+        """
         most = _page(limit, MAX_RUNS)
         start = max(0, offset)
 
         def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+            if own_to is not None:
+                own = [slot for slot in cron.list_runs(store, job_id, EVERY, 0) if _is_own(store, slot.job, own_to)]
+                return [self._run_view(slot) for slot in own[start : start + most]], len(own)
             count = cron.count_runs(store, job_id)
             if job_id is not None and not count:
                 _known(store, job_id)
@@ -121,47 +152,75 @@ class CronBook:
 
     # -- changing ---------------------------------------------------------------------------------------
 
-    async def add(self, payload: Mapping[str, Any], agent_id: str | None = None) -> dict[str, Any]:
-        """A new job. Raises InvalidArgs, Failed when there are too many."""
-        now = clock()
+    def planned(self, payload: Mapping[str, Any], now: int, agent_id: str | None = None) -> Job:
+        """Return the job that `add` would make. Raises InvalidArgs."""
         given = dict(payload)
         if isinstance(given.get("schedule"), str):
             given["schedule"] = msgspec.to_builtins(self.read_schedule(given["schedule"]))
-        job = read_job(given, now, self._zone, agent_id or "main")
+        return read_job(given, now, self._zone, agent_id or "main")
+
+    async def add(
+        self,
+        payload: Mapping[str, Any],
+        maker: Credential,
+        agent_id: str | None = None,
+        *,
+        origins: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """Add a job that runs on behalf of `maker`; `origins`: where it comes from, as `RunOptions.origins`.
+
+        Raises InvalidArgs, Failed when there are too many.
+        """
+        now = clock()
+        job = _made_by(self.planned(payload, now, agent_id), maker, origins)
 
         def write(store: apsw.Connection) -> dict[str, Any]:
             most = self._scheduler.settings.max_jobs
             if cron.count_jobs(store, None, True, now)[0] >= most:
                 raise Failed(f"Cron job limit reached ({most})")
             cron.save_job(store, job)
-            append_event(store, now, "cron.added", job.id, {"name": job.name, "agent_id": job.agent_id})
+            facts = {"name": job.name, "agent_id": job.agent_id, "made_by": maker.id}
+            append_event(store, now, "cron.added", job.id, facts)
             return self._job_view(store, job)
 
         view = await self._database.write(write)
         self._scheduler.wake()
         return {"ok": True, "job": view}
 
-    async def update(self, job_id: str, patch: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises NotFound, InvalidArgs."""
+    async def update(
+        self, job_id: str, patch: Mapping[str, Any], by: Credential, *, origins: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Change a job.
+
+        Where `by` is not its maker, it has to cover the maker's rights. The job runs on behalf of `by` from then on
+        if what the agent is told changes, or if a paused job is enabled. Raises NotFound, InvalidArgs, NotAllowed.
+        """
         await self._scheduler.record()  # what was due by the old schedule stays due
         now = clock()
 
         def write(store: apsw.Connection) -> dict[str, Any]:
-            job = patch_job(_own(store, job_id), patch, now, self._zone)
+            before = _own(store, job_id)
+            _check(before, by)
+            job = patch_job(before, patch, now, self._zone)
+            resumed = patch.get("enabled") is True and self._paused(before) is not None
+            if job.spec != before.spec or job.agent_id != before.agent_id or resumed:
+                job = _made_by(job, by, origins)
             cron.save_job(store, job)
-            append_event(store, now, "cron.updated", job.id, {"name": job.name, "fields": sorted(patch)})
+            facts = {"name": job.name, "fields": sorted(patch), "made_by": maker_of(job).id}
+            append_event(store, now, "cron.updated", job.id, facts)
             return self._job_view(store, job)
 
         view = await self._database.write(write)
         self._scheduler.wake()
         return {"ok": True, "job": view}
 
-    async def remove(self, job_id: str) -> dict[str, Any]:
-        """A job and its history; a run of it is stopped. Raises NotFound."""
+    async def remove(self, job_id: str, by: Credential) -> dict[str, Any]:
+        """Remove a job and its history; a run of it is stopped. Raises NotFound, NotAllowed."""
         now = clock()
 
         def write(store: apsw.Connection) -> None:
             job = _own(store, job_id)
+            _check(job, by)
             cron.remove_job(store, job_id, history=True)
             append_event(store, now, "cron.removed", job_id, {"name": job.name})
 
@@ -175,13 +234,17 @@ class CronBook:
         job_id: str | None = None,
         mode: str | None = None,
         *,
+        by: Credential,
         wait: float | None = None,
         session: str | None = None,
+        own_to: str | None = None,
     ) -> dict[str, Any]:
         """Start what is due, or one job whatever its schedule, and wait a while for the end.
 
+        `own_to`: the results are told only of jobs that run on behalf of this credential.
+
         `session`: that of whoever asks. A message into it runs after the turn that asks, so it is not waited for.
-        Raises NotFound, InvalidArgs.
+        Raises NotFound, InvalidArgs, NotAllowed.
         """
         mode = mode or "due"
         if mode not in ("due", "force"):
@@ -190,6 +253,9 @@ class CronBook:
             raise InvalidArgs("cron.run with mode=force requires id")
         job = None if job_id is None else await self._database.read(lambda store: _known(store, job_id))
         if mode == "force" and job is not None:
+            _check(job, by)
+            if (reason := self._paused(job)) is not None:
+                raise NotAllowed(f"job {job.id} is paused: {reason}; {RESUME}")
             begun = await self._scheduler.run_now(job.id)
             if begun is None:
                 skipped = {"jobId": job.id, "status": "skipped", "error": "a run of it is under way", "durationMs": 0}
@@ -204,7 +270,8 @@ class CronBook:
             patience = 0.0
         if runs:
             await asyncio.wait([run.task for run in runs], timeout=patience)
-        results = [await self._database.read(lambda store, run=run: self._result(store, run)) for run in runs]  # type: ignore[misc]
+        told = [run for run in runs if own_to is None or maker_of(run.job).id == own_to]
+        results = [await self._database.read(lambda store, run=run: self._result(store, run)) for run in told]  # type: ignore[misc]
         return {"ok": True, "ran": len(results), "results": results}
 
     def _result(self, store: apsw.Connection, run: Run) -> dict[str, Any]:
@@ -216,6 +283,7 @@ class CronBook:
 
     def _job_view(self, store: apsw.Connection, job: Job) -> dict[str, Any]:
         zone = self._zone_of(job.schedule)
+        pause = self._paused(job)
         view: dict[str, Any] = {
             "id": job.id,
             "agentId": job.agent_id,
@@ -232,6 +300,8 @@ class CronBook:
             "retryDelaySeconds": job.retry_delay_seconds if job.retries else None,
             "node": job.node,
             "tag": job.tag,
+            "madeBy": maker_of(job).id,
+            "pausedReason": pause,
             "createdAtMs": job.created_at,
             "updatedAtMs": job.updated_at,
         }
@@ -239,7 +309,7 @@ class CronBook:
         ran = cron.latest_run(store, job.id)
         running = next((s for s in cron.open_slots(store) if s.job == job.id and s.status is SlotStatus.RUNNING), None)
         state: dict[str, Any] = {
-            "nextRunAtMs": job.next_at,
+            "nextRunAtMs": job.next_at if pause is None else None,
             "runningAtMs": running.started_at if running else None,
             "lastRunAtMs": ran.started_at if ran else None,
             "lastStatus": latest.status.value if latest else None,
@@ -247,7 +317,7 @@ class CronBook:
             "lastDurationMs": _took(ran) if ran else None,
         }
         view["state"] = _without_none(state)
-        if job.next_at is not None:
+        if job.next_at is not None and pause is None:
             view["nextRunHuman"] = in_words(job.next_at, zone)
         if ran is not None and ran.started_at is not None:
             view["lastRunHuman"] = in_words(ran.started_at, zone)
@@ -315,6 +385,25 @@ def _own(store: apsw.Connection, job_id: str) -> Job:
     if job.hidden:
         raise NotAllowed(f"job {job_id!r} comes from the settings; change [heartbeat] in farhand.toml")
     return job
+
+
+def _made_by(job: Job, maker: Credential, origins: tuple[str, ...]) -> Job:
+    stored = {} if maker == OWNER else msgspec.to_builtins(maker)
+    return msgspec.structs.replace(job, made_by=stored, origins=origins)
+
+
+def _is_own(store: apsw.Connection, job_id: str, credential: str) -> bool:
+    job = cron.find_job(store, job_id)
+    return job is not None and maker_of(job).id == credential
+
+
+def _check(job: Job, by: Credential) -> None:
+    """Raises NotAllowed for a credential that could not have made the job."""
+    maker = maker_of(job)
+    if not covers(by, maker):
+        raise NotAllowed(
+            f"job {job.id} belongs to {maker.id}; changing or running it needs that credential or its rights"
+        )
 
 
 def _took(slot: Slot) -> int | None:

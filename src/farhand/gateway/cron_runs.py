@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from farhand.gateway.cron_turns import AgentTurns
+from farhand.gateway.cron_turns import AgentTurns, maker_of
 from farhand.gateway.moments import in_words
 from farhand.gateway.schedule import Ended, clock
 from farhand.gateway.session_keys import cron_key, main_key
@@ -61,7 +61,8 @@ class CronRuns:
             )
         if turn.status is not SlotStatus.OK:
             return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
-        wanted = spec is None or spec.deliver is not False
+        # What a token for some tools or nodes started reaches people only through a tool that it is for.
+        wanted = (spec is None or spec.deliver is not False) and not maker_of(job).narrowed
         error, where = await self._deliver(job, slot, spec, turn.reply) if wanted else (None, None)
         summary = turn.reply.strip()[:SUMMARY_CHARACTERS]
         if where:

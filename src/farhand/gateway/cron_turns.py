@@ -10,7 +10,9 @@ from typing import cast
 
 import msgspec
 
+from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.pinning import Pin
+from farhand.gateway.principal import decode_credential
 from farhand.gateway.runs import Run, RunOptions
 from farhand.gateway.sessions import Sessions
 from farhand.llm.model import Thinking
@@ -19,6 +21,11 @@ from farhand.store.cron import Job, Slot, SlotStatus
 from farhand.store.sessions import RunState
 
 _RUNS = uuid.UUID("6f0a3a3e-2b5c-4a58-9a39-4d3e6b8f7c10")
+
+
+def maker_of(job: Job) -> Credential:
+    """The credential on whose behalf a job runs."""
+    return decode_credential(job.made_by) if job.made_by else OWNER
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -32,9 +39,17 @@ class Turn(msgspec.Struct, frozen=True):
 class AgentTurns:
     """Puts messages into sessions and sees the agent's turns through."""
 
-    def __init__(self, sessions: Sessions, hide: Callable[[str], str] = str) -> None:
-        """`hide` takes the gateway's secrets out of a reply, which is told elsewhere in short."""
+    def __init__(
+        self,
+        sessions: Sessions,
+        hide: Callable[[str], str] = str,
+        reduced: Callable[[Credential], Credential] = lambda credential: credential,
+    ) -> None:
+        """`hide` takes the gateway's secrets out of a reply, which is told elsewhere in short. `reduced` returns a
+        stored credential with those of its rights that it still has.
+        """
         self._sessions = sessions
+        self._reduced = reduced
         self._hide = hide
 
     async def take(
@@ -63,11 +78,13 @@ class AgentTurns:
                     session_key,
                     text,
                     origin=f"cron:{job.id}",
+                    credential=self._reduced(maker_of(job)),
                     options=RunOptions(
                         model=model,
                         thinking=cast(Thinking | None, thinking),
                         fresh=fresh,
                         pin=Pin.of(job.node, job.tag),
+                        origins=job.origins,
                     ),
                     kind="cron" if fresh else "chat",
                     title=job.name if fresh else "",

@@ -5,9 +5,8 @@ What the user said is in the store before anything runs, so a tool that fails le
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -19,18 +18,20 @@ from farhand.agent.outcome import Outcome
 from farhand.gateway.admission import Denied
 from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.daily_budget import DailyBudget, message_budget
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
-from farhand.gateway.open_call import NO_ERROR_GIVEN, OpenCall, new_call_id
+from farhand.gateway.open_call import NO_ERROR_GIVEN, new_call_id
 from farhand.gateway.open_call import Outcome as CallOutcome
 from farhand.gateway.policy import Forbidden
+from farhand.gateway.principal import Principal
 from farhand.llm.messages import ToolUse, Usage
 from farhand.machine.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.store import chats
 from farhand.store.calls import CallRecord, CallState
-from farhand.store.chats import Chat, ChatKey, ChatMessage, Said, Words
+from farhand.store.chats import Chat, ChatKey, ChatMessage, Said
 from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.direct")
@@ -69,6 +70,10 @@ class Agent(Protocol):
         """The events of the run, as `farhand.agent.events` promises them; whoever closes this ends the run."""
         ...
 
+    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
+        """Raises Denied where the agent's conversation in a chat was begun by another credential."""
+        ...
+
     async def forget(self, chat: ChatKey) -> None:
         """The chat starts afresh."""
         ...
@@ -88,15 +93,7 @@ class ItemFailed(FarhandError):
         self.done = tuple(done)
 
 
-class Read(msgspec.Struct, frozen=True):
-    """What a tool that only reads gave: the call, its result, and the text of that."""
-
-    call: ToolCall
-    result: msgspec.Raw
-    text: str
-
-
-class _ToolWords(msgspec.Struct):
+class _ToolWords(msgspec.Struct, forbid_unknown_fields=True):
     """`biz_params.tool`."""
 
     name: str
@@ -108,32 +105,13 @@ class _Text(msgspec.Struct):
     text: str = ""
 
 
-class _Saying:
-    """What is said in a turn that one call answers (`open_call.Saying`)."""
-
-    __slots__ = ("_at", "_told", "_turn", "reply", "said")
-
-    def __init__(self, turn: Turn, at: int, told: Callable[[Any, msgspec.Raw], str]) -> None:
-        self._turn = turn
-        self._at = at
-        self._told = told
-        self.said: Said | None = None
-        """Where the question was put, once that was done apart from the answer."""
-        self.reply: str | None = None
-        """The answer, where it is kept with the question."""
-
-    def hear(self, store: apsw.Connection) -> None:
-        self.said = chats.hear(store, self._turn.chat, self._turn.messages, self._at, new_call_id)
-
-    def words(self, value: Mapping[str, Any], result: msgspec.Raw) -> Words:
-        self.reply = self._told(value.get("text"), result)
-        return Words(self._turn.chat, self._turn.messages, self._at, self.reply)
-
-
 class Direct:
     """Answers turns. `agent` answers those that name no tool."""
 
-    def __init__(self, hub: Hub, tools: Iterable[Tool], agent: Agent | None = None) -> None:
+    def __init__(
+        self, hub: Hub, tools: Iterable[Tool], agent: Agent | None = None, budget: DailyBudget | None = None
+    ) -> None:
+        self._budget = budget or message_budget()
         self._gate = hub.gate
         self._secrets = hub.secrets
         self._catalog = hub.catalog
@@ -143,14 +121,11 @@ class Direct:
         self._agent = agent
 
     def _told(self, result: msgspec.Raw) -> str:
-        """The reply that a result comes to."""
-        return self._told_of(msgspec.json.decode(result, type=_Text).text, result)
-
-    def _told_of(self, text: Any, result: msgspec.Raw) -> str:
-        """The text of a result, or where that is blank the whole."""
-        told = text if isinstance(text, str) and text.strip() else bytes(result).decode()
-        # Half a secret is not known for one: it is hidden before the text is cut to be short.
-        return told if len(told) <= SHORT else self._secrets.hide_text(told)
+        """The text of a result; its JSON if the text is blank."""
+        text = msgspec.json.decode(result, type=_Text).text
+        reply = text if text.strip() else bytes(result).decode()
+        # A text is cut later, and part of a secret would not be recognised: redact before that.
+        return reply if len(reply) <= SHORT else self._secrets.hide_text(reply)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
         """What happens, as it happens. Whoever closes this early ends what runs.
@@ -203,40 +178,6 @@ class Direct:
         yield TextDelta(1, reply)
         yield Completed(reply, NO_USAGE, 1)
 
-    def answer_at_once(
-        self, turn: Turn, then: Callable[[Read], None], failed: Callable[[str, Exception], None]
-    ) -> Callable[[], None] | None:
-        """`answer` without a task, for one input of a tool that only reads; None, with nothing done, for other turns.
-
-        `then` is given what was read, perhaps before this returns, `failed` the id of the call and why not. What is
-        returned is to be called by a caller who hangs up.
-        """
-        if turn.tool is None or turn.idempotency_key is not None or turn.text.lower() == NEW:
-            return None
-        try:
-            tool, inputs, several = self._read(turn.tool)
-        except ToolError:
-            return None
-        if several or tool.at_once is None or not turn.credential.may(Scope.TOOLS_READ):
-            return None
-        call = ToolCall(new_call_id(), tool.name, inputs[0], turn.chat.session_id)
-        saying = _Saying(turn, self._clock(), self._told_of)
-
-        def ended(record: CallRecord) -> None:
-            if record.result is None:
-                raised = opened.raised if opened is not None else None
-                failed(call.id, raised or _kept_error(record))
-                return
-            text = saying.reply
-            if text is None:
-                text = self._told(record.result)
-                self._say(saying.said, text, behind=True)
-            then(Read(call, record.result, text))
-
-        opened: OpenCall | None = None
-        opened = self._gate.run(call, turn.credential, ended, lambda lost: failed(call.id, lost), tool, DIRECT, saying)
-        return lambda: None if opened is None else self._gate.abandon(opened)
-
     # -- chats ------------------------------------------------------------------------------------------
 
     async def chats(self, filters: dict[str, str], limit: int) -> list[Chat]:
@@ -249,31 +190,43 @@ class Direct:
         await self._settled()
         return await self._database.read(lambda store: chats.history(store, chat_id))
 
-    async def remove(self, chat_id: str) -> bool:
-        return await self._database.write(lambda store: chats.remove(store, chat_id))
+    async def remove(self, chat_id: str, credential: Credential) -> bool:
+        """Remove a chat with its messages; False when there is none. Raises Denied for another credential's chat."""
+
+        def remove(store: apsw.Connection) -> bool:
+            if not _may_change(chats.maker(store, chat_id), credential):
+                raise _not_theirs("removing it")
+            return chats.remove(store, chat_id)
+
+        return await self._database.write(remove)
 
     async def _settled(self) -> None:
         """What was said so far is there to be read."""
         await self._database.write(lambda _: None, durable=False)
 
-    def _hear(self, turn: Turn) -> asyncio.Future[Said]:
+    async def _hear(self, turn: Turn) -> Said | None:
+        """Store what was said; None in another credential's chat which this one may not read: a tool answers all the
+        same, an agent where nobody else spoke with it, but nothing is put into that chat."""
         now = self._clock()
-        return self._database.write(
-            lambda store: chats.hear(store, turn.chat, turn.messages, now, new_call_id), durable=False
-        )
+        self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
 
-    def _say(self, said: Said | None, text: str, *, behind: bool = False) -> None:
-        """Keep an answer; unless `behind`, it is kept when this returns."""
+        def hear(store: apsw.Connection) -> Said | None:
+            if not _may_change(chats.maker(store, turn.chat), turn.credential, Scope.READ):
+                return None
+            return chats.hear(store, turn.chat, turn.messages, now, new_call_id, turn.credential.id)
+
+        return await self._database.write(hear, durable=False)
+
+    def _say(self, said: Said | None, text: str) -> None:
+        """Store an answer."""
         if said is not None:
             now = self._clock()
-
-            def say(store: apsw.Connection) -> int:
-                return chats.say(store, said.chat, "assistant", text, now)
-
-            if behind:
-                self._database.write_behind(say, _not_kept)
-            else:
-                self._database.write_then(say, _not_kept, durable=False, at_once=True)
+            self._database.write_then(
+                lambda store: chats.say(store, said.chat, "assistant", text, now),
+                _not_kept,
+                durable=False,
+                at_once=True,
+            )
 
     def _take_back(self, said: Said | None) -> None:
         """A request that came again was heard the first time."""
@@ -283,7 +236,16 @@ class Direct:
     async def _start_afresh(self, turn: Turn) -> None:
         if not turn.credential.may(Scope.CHAT):
             raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which {NEW} needs")
-        await self._database.write(lambda store: chats.forget(store, turn.chat))
+
+        def forget(store: apsw.Connection) -> None:
+            if not _may_change(chats.maker(store, turn.chat), turn.credential):
+                raise _not_theirs(NEW)
+            chats.forget(store, turn.chat)
+
+        if self._agent is not None:
+            # The chat and the agent's conversation in it can belong to different credentials.
+            await self._agent.check_forget(turn.chat, turn.credential)
+        await self._database.write(forget)
         if self._agent is not None:
             await self._agent.forget(turn.chat)
 
@@ -295,16 +257,20 @@ class Direct:
             words = msgspec.json.decode(text, type=_ToolWords)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidArgs(_worded(str(error))) from None
-        if not words.name.strip():
+        name = words.name.strip().lower()
+        if not name:
             raise InvalidArgs("biz_params.tool.name cannot be empty")
-        if self._catalog.switched_off(words.name):
-            raise SwitchedOff(f"the tool {words.name!r} is disabled by the settings ([tools] disabled)")
-        tool = self._tools.get(words.name)
+        if self._catalog.switched_off(name):
+            raise SwitchedOff(f"the tool {name!r} is disabled by the settings ([tools] disabled)")
+        tool = self._tools.get(name)
         if tool is None:
-            raise NotFound(f"tool {words.name!r} not found; there are {', '.join(self._tools)}")
+            raise NotFound(f"tool {name!r} not found; there are {', '.join(self._tools)}")
         items = words.items
-        if items is None and b'"items"' in bytes(words.input):
-            items = _items(words.input)
+        if b'"items"' in bytes(words.input):
+            inner = _items(words.input)
+            if inner is not None and items is not None:
+                raise InvalidArgs("biz_params.tool has items twice: beside input and in it; give one of them")
+            items = inner if items is None else items
         if items is None:
             return tool, [_input("biz_params.tool.input", words.input)], False
         if not 1 <= len(items) <= MOST_ITEMS:
@@ -312,7 +278,9 @@ class Direct:
         return tool, [_input(f"items[{number}]", item) for number, item in enumerate(items)], True
 
     async def _run(self, call: ToolCall, tool: Tool, credential: Credential, key: str | None) -> CallOutcome:
-        opened = await self._gate.begin(call, credential=credential, own=tool, idempotency_key=key, origins=DIRECT)
+        opened = await self._gate.begin(
+            call, principal=Principal(credential), own=tool, idempotency_key=key, origins=DIRECT
+        )
         if isinstance(opened, CallOutcome):
             return opened
         try:
@@ -333,6 +301,15 @@ class Direct:
                 "the standard ones; a request with biz_params.tool needs no model"
             )
         return self._agent
+
+
+def _may_change(maker: str | None, credential: Credential, scope: Scope = Scope.ADMIN) -> bool:
+    """Whether a chat is new or the credential's own; with the scope it may be any."""
+    return maker in (None, credential.id) or credential.may(scope)
+
+
+def _not_theirs(what: str) -> Denied:
+    return Denied(f"another credential began this chat; {what} needs that one, or the scope {Scope.ADMIN.value!r}")
 
 
 def _kept_error(record: CallRecord) -> ToolError:
@@ -361,6 +338,9 @@ def _items(text: msgspec.Raw) -> list[msgspec.Raw] | None:
         return None
     if "items" not in fields:
         return None
+    if len(fields) > 1:
+        beside = next(name for name in fields if name != "items")
+        raise InvalidArgs(f"biz_params.tool.input has both 'items' and {beside[:100]!r}; put each input into items")
     try:
         return msgspec.json.decode(fields["items"], type=list[msgspec.Raw])
     except msgspec.MsgspecError:

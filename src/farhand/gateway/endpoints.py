@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from farhand.gateway.roster import Roster
 from farhand.protocol.errors import InvalidArgs, NotFound
 
 WORKSPACE = "gsv"
@@ -22,19 +23,23 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.node_id == WORKSPACE
 
 
-def read_endpoint(raw: str, role: str, known: Iterable[str]) -> Endpoint:
-    """The id is the longest known one followed by `:`, since an id may contain colons itself.
+def longest_id(raw: str, known: Iterable[str]) -> str:
+    """The id that an endpoint begins with: the longest known one, or `gsv`; empty where it begins with none."""
+    return max((one for one in (*known, WORKSPACE) if raw.startswith(f"{one}:")), key=len, default="")
 
-    Raises InvalidArgs for text that is no endpoint, NotFound for a node nobody has heard of.
+
+def read_endpoint(raw: str, role: str, roster: Roster) -> Endpoint:
+    """Read `nodeId:/path` or `gsv:path`. The id is the longest known one followed by `:`: ids may contain colons.
+
+    Raises InvalidArgs for text that is not an endpoint, NotFound for an unknown node.
     """
     shown = raw[:300]
-    ids = [node_id for node_id in (*known, WORKSPACE) if raw.startswith(f"{node_id}:")]
-    node_id = max(ids, key=len, default="")
+    node_id = longest_id(raw, roster.nodes)
     if not node_id:
         claimed, colon, _ = raw.partition(":")
         if not colon or not claimed or "/" in claimed or claimed.isspace():
             raise InvalidArgs(f'Invalid transfer endpoint "{shown}": expected format nodeId:/path or gsv:path')
-        raise NotFound(f"{role} node not connected: {claimed}; `farhand nodes` lists the known ones")
+        raise NotFound(f"{role} node not connected: {claimed[:300]}; {roster.unknown(claimed)}")
     path = raw[len(node_id) + 1 :]
     if not path.strip():
         raise InvalidArgs(f'Invalid transfer endpoint "{shown}": path cannot be empty')

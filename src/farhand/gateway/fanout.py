@@ -18,9 +18,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.gateway.admission import MAX_TIMEOUT_MS
-from farhand.gateway.credentials import Credential
+from farhand.gateway.approvals import ApprovalRequested
 from farhand.gateway.gate import Gate, IdempotencyConflict
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Roster
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
@@ -88,11 +89,15 @@ class FanOutAnswer(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Something that happened: `planned` once, then `started` and `ended` for each node, at last `done`."""
+    """Something that happened: `planned` once, then `started` and `ended` for each node, at last `done`.
+
+    In between `waiting` for each call that waits to be approved.
+    """
 
     type: str
     row: Row | UnsetType = UNSET
     answer: FanOutAnswer | UnsetType = UNSET
+    approval: ApprovalRequested | UnsetType = UNSET
 
 
 class FanOuts:
@@ -103,7 +108,7 @@ class FanOuts:
         self._roster = roster
         self._gate = gate
 
-    async def begin(self, request: FanOutRequest, credential: Credential, key: str | None) -> FanOut:
+    async def begin(self, request: FanOutRequest, principal: Principal, key: str | None) -> FanOut:
         """Write it down and start it. The same key again finds the same nodes, and what their calls came to.
 
         Raises InvalidArgs, NotFound for a node or tag that is not known, IdempotencyConflict, StoreError; nothing has
@@ -114,14 +119,14 @@ class FanOuts:
             request = msgspec.structs.replace(request, args=msgspec.Raw(canonical(request.args)))
         nodes = self._chosen(request.nodes)
         now = self._roster.clock()
-        record = FanOutRecord(new_call_id(), request.tool, credential.id, nodes, now)
+        record = FanOutRecord(new_call_id(), request.tool, principal.id, nodes, now)
         made = {node_id: new_call_id() for node_id in nodes}
         asked = msgspec.structs.replace(request, stream=False, results=False)  # how it is told does not matter
         digest = hashlib.sha256(b"fanout\0" + msgspec.json.encode(asked)).digest()
 
         def write(store: apsw.Connection) -> tuple[str, list[str]]:
             if key is not None:
-                first, first_digest = keys.claim(store, credential.id, key, digest, record.id, now)
+                first, first_digest = keys.claim(store, principal.id, key, digest, record.id, now)
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
                 if first != record.id:
@@ -133,8 +138,13 @@ class FanOuts:
             return record.id, nodes
 
         group_id, nodes = await self._database.write(write)
-        online = [node_id for node_id in nodes if (node := self._roster.nodes.get(node_id)) and node.online]
-        return FanOut(self._gate, request, credential, group_id, {node: made[node] for node in nodes}, online, key)
+        found = {node_id: self._roster.nodes.get(node_id) for node_id in nodes}
+        away = {
+            node_id: node.absence if node else self._roster.unknown(node_id)
+            for node_id, node in found.items()
+            if node is None or not node.online
+        }
+        return FanOut(self._gate, request, principal, group_id, {node: made[node] for node in nodes}, away, key)
 
     def _chosen(self, wanted: Sequence[str]) -> list[str]:
         """The ids of the nodes that are meant, each once, in the order of their naming. Raises NotFound."""
@@ -149,7 +159,7 @@ class FanOuts:
             elif name in self._roster.nodes:
                 chosen[name] = None
             else:
-                raise NotFound(f"there is no node {name!r}; `farhand nodes` lists the known ones")
+                raise NotFound(self._roster.unknown(name))
         return list(chosen)
 
 
@@ -174,18 +184,18 @@ class FanOut:
         self,
         gate: Gate,
         request: FanOutRequest,
-        credential: Credential,
+        principal: Principal,
         group_id: str,
         made: dict[str, str],
-        online: list[str],
+        away: dict[str, str],
         key: str | None,
     ) -> None:
-        """`made`: the id of the call for each node."""
+        """`made`: the id of the call for each node. `away`: the nodes that are offline, and what to say of each."""
         self._gate = gate
         self._request = request
-        self._credential = credential
+        self._principal = principal
         self._made = made
-        self._online = online
+        self._online = [node_id for node_id in made if node_id not in away]
         self._lasting = key is not None
         self._stopped = ""
         self._began = time.perf_counter()
@@ -193,7 +203,12 @@ class FanOut:
         self._wakes = asyncio.Event()
         self.group_id = group_id
         self._rows = {
-            node_id: Row(node_id=node_id, state=WAITING if node_id in online else OFFLINE) for node_id in made
+            node_id: Row(
+                node_id=node_id, state=OFFLINE, error=ToolFailure("failed", f"{away[node_id]}; it was not called")
+            )
+            if node_id in away
+            else Row(node_id=node_id, state=WAITING)
+            for node_id in made
         }
         self._happened.append(Progress("planned", answer=self.answer()))
         self.task = asyncio.get_running_loop().create_task(self._work())
@@ -279,9 +294,10 @@ class FanOut:
         self._end(row)
 
     async def _ended(self, call: ToolCall, key: str | None) -> Outcome:
-        opened = await self._gate.begin(call, credential=self._credential, idempotency_key=key)
+        opened = await self._gate.begin(call, principal=self._principal, idempotency_key=key)
         if not isinstance(opened, OpenCall):
             return opened
+        opened.when_asked(lambda approval: self._tell(Progress("waiting", approval=ApprovalRequested.of(approval))))
         try:
             return await self._gate.wait(opened)
         except BaseException:

@@ -17,6 +17,7 @@ from farhand.llm.messages import Message
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.store import keys, sessions
 from farhand.store.events import append_event
+from farhand.store.sealing import checkpoint
 from farhand.store.sessions import Entry, SessionRecord
 
 
@@ -120,6 +121,9 @@ def _last_entry(store: apsw.Connection, key: str, event: int | None, message: in
     if event is not None:
         rows: list[Any] = store.execute("SELECT at FROM events WHERE id = ?", (event,)).fetchall()
         if not rows:
+            cut = checkpoint(store)
+            if cut is not None and event <= cut.through:
+                raise NotFound(f"event {event} was pruned by retention, as were all up to {cut.through}")
             raise NotFound(f"there is no event {event}; `farhand log` shows them")
         found = sessions.entry_by(store, key, event, rows[0][0])
         if found is None:

@@ -22,14 +22,16 @@ from farhand.gateway.transfers import Transfers
 from farhand.machine.apart import apart
 from farhand.machine.job import Ending
 from farhand.protocol.errors import Failed
-from farhand.protocol.freezing import Brake, FreezeOrder, plain_reason
+from farhand.protocol.freezing import MOST_REASON, Brake, FreezeOrder, plain_reason
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
+from farhand.protocol.untrusted import one_line
 
 log = logging.getLogger("farhand.freeze")
 
 T = TypeVar("T")
 Asked = asyncio.Future[FreezeReport]
 
+MOST_COUNTED = 1_000_000
 CONFIRM_SECONDS = 5.0
 """How long nodes are waited for; what they say later is kept all the same."""
 OFFLINE = "offline: it is told as soon as it connects, before any call"
@@ -247,7 +249,7 @@ class Freeze:
     def answered(self, connection: Connection, report: FreezeReport) -> None:
         asked, future = self._asked.get(report.number, (None, None))
         if asked is connection and future is not None and not future.done():
-            future.set_result(report)
+            future.set_result(_plain(report))
 
     def left(self, connection: Connection) -> None:
         for asked, future in self._asked.values():
@@ -308,6 +310,16 @@ class Freeze:
         self._fates[connection.node_id] = fate
         data = {name: value for name, value in msgspec.to_builtins(fate).items() if name != "node_id"}
         self._note(kind, connection.node_id, data)
+
+
+def _plain(report: FreezeReport) -> FreezeReport:
+    """Return a node's report with counts that are possible and one line of text."""
+    return msgspec.structs.replace(
+        report,
+        ended_processes=min(max(0, report.ended_processes), MOST_COUNTED),
+        stopped_calls=min(max(0, report.stopped_calls), MOST_COUNTED),
+        error=None if report.error is None else one_line(report.error, MOST_REASON) or "it failed",
+    )
 
 
 async def _confirmed(asked: list[Asked]) -> None:

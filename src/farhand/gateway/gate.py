@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import apsw
@@ -23,7 +23,8 @@ from msgspec import UNSET
 from farhand.gateway import own_calls
 from farhand.gateway.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous, unread
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target
-from farhand.gateway.credentials import Credential
+from farhand.gateway.credentials import Credential, Credentials
+from farhand.gateway.daily_budget import keyed_call_budget
 from farhand.gateway.deadlines import Deadlines
 from farhand.gateway.excerpts import CUTTING, hide_cuts
 from farhand.gateway.open_call import (
@@ -32,7 +33,6 @@ from farhand.gateway.open_call import (
     OpenCall,
     Outcome,
     Parked,
-    Saying,
     bare,
     ended,
     failed,
@@ -42,21 +42,24 @@ from farhand.gateway.open_call import (
 )
 from farhand.gateway.parking import Parking
 from farhand.gateway.policy import HTTP, Policy
+from farhand.gateway.principal import Principal
 from farhand.gateway.record_keeper import RecordKeeper
+from farhand.gateway.refusals import ROW_BYTES, RefusalBudget, short_arguments, shortened
 from farhand.gateway.roster import Connection, Node, Roster
 from farhand.gateway.vigil import Vigil
-from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
-from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
+from farhand.protocol.calls import LEAVING, NULL, ToolCall, ToolFailure, ToolResult
+from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
 from farhand.protocol.freezing import FreezeOrder, Frozen
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.protocol.sameness import canonical
+from farhand.protocol.version import CLOSE_UNREADABLE
 from farhand.store import calls, keys
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import Database, StoreError
 from farhand.store.measures import Durations
 from farhand.store.parked import all_parked
-from farhand.tools.tool import LEAVING, Tool
+from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.gate")
 
@@ -68,6 +71,7 @@ RETURN_SECONDS = 15.0
 """After a start, nodes get at least this long to come back with what they finished, deadline or not."""
 QUIET_CALLS = 2
 MAX_IDEMPOTENCY_KEY = 256
+MAX_SESSION_KEY = 1024
 
 
 class IdempotencyConflict(FarhandError):
@@ -77,11 +81,18 @@ class IdempotencyConflict(FarhandError):
 class Gate:
     """Runs calls. `recover` comes before the first of them; `close` after the last."""
 
-    def __init__(self, database: Database, roster: Roster, catalog: Catalog) -> None:
+    def __init__(
+        self, database: Database, roster: Roster, catalog: Catalog, credentials: Credentials | None = None
+    ) -> None:
+        """`credentials` tells which tokens are valid; without, every caller's is."""
         self._database = database
+        self._credentials = credentials
         self._roster = roster
         self._catalog = catalog
         self._open: dict[str, OpenCall] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        # Plain nodes that answered a call that is not open, while the record is searched for it: one search each.
+        self._checks: dict[Connection, asyncio.Task[None]] = {}
         self._running = 0
         """How many of the open calls are not over."""
         self._keeper = RecordKeeper(self, database)
@@ -95,6 +106,10 @@ class Gate:
         """While there is an order, no call begins."""
         self.policy: Policy | None = None
         """What the owner's settings say to calls; None: nothing."""
+        self.refusals = RefusalBudget()
+        """What may be stored of calls that are refused."""
+        # What tokens may have stored of calls with idempotency keys.
+        self.keyed_calls = keyed_call_budget()
         self.secrets = KnownSecrets()
         """What is hidden where an answer of a node was cut in the midst of it."""
         self.parking = Parking(self, database, roster, catalog)
@@ -105,7 +120,7 @@ class Gate:
         self,
         call: ToolCall,
         *,
-        credential: Credential,
+        principal: Principal,
         own: Tool | None = None,
         background: bool = False,
         idempotency_key: str | None = None,
@@ -121,7 +136,7 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, StoreError when the call could not be
         written down (it did not run). Whatever goes wrong later is an outcome, not an exception.
         """
-        record, opened, refusal = self._examine(call, credential, background, idempotency_key, own, origins, before)
+        record, opened, refusal = self._examine(call, principal, background, idempotency_key, own, origins, before)
         try:
             first = await self._write_down(record, opened, call, idempotency_key)
         except BaseException:
@@ -137,80 +152,16 @@ class Gate:
         self._send(opened)
         return Outcome(opened.record) if record.background else opened
 
-    def run(
-        self,
-        call: ToolCall,
-        credential: Credential,
-        then: Callable[[CallRecord], None],
-        lost: Callable[[Exception], None],
-        own: Tool | None = None,
-        origins: Sequence[str] = HTTP,
-        saying: Saying | None = None,
-    ) -> OpenCall | None:
-        """`begin` and `wait` without a task, for a call in the foreground with no key: the shortest way there is.
-
-        `then` is told the end, `lost` that the call could not be written down and did not run. Returns the call while
-        it is open, for a caller who hangs up. `saying`: what is to be kept before the call runs, or with its end where
-        that comes at once.
-        """
-        record, opened, _ = self._examine(call, credential, own=own, origins=origins)
-        if opened is not None:
-            opened.listeners.append(then)
-            opened.lost = lost
-        if saying is None:
-            self._go(record, opened, then, lost)
-        elif opened is None or not self._ran_at_once(opened, saying):
-
-            def heard(_: object, error: Exception | None) -> None:
-                if error is None:
-                    self._go(record, opened, then, lost)
-                else:
-                    if opened is not None:
-                        self._forget(opened)
-                    lost(error)
-
-            self._database.write_then(saying.hear, heard, durable=False)
-        return opened
-
-    def _go(
-        self,
-        record: CallRecord,
-        opened: OpenCall | None,
-        then: Callable[[CallRecord], None],
-        lost: Callable[[Exception], None],
-    ) -> None:
-        """Have a call written down and sent, one that was refused written down."""
-        if opened is None:
-
-            def refused(_: object, error: Exception | None) -> None:
-                then(record) if error is None else lost(error)
-
-            self._database.write_then(lambda store: calls.begin(store, record), refused, durable=False)
-        elif opened.read_only:
-            self._send(opened)
-        elif opened.parked is None:
-            self._keeper.promise(opened)
-        else:
-            begin = self.parking.begin(opened.parked)
-            self._database.write_then(lambda store: begin(store, record), lambda _, error: self.promised(opened, error))
-
     def promised(self, opened: OpenCall, error: Exception | None) -> None:
-        """A call is on disk and can leave, or it could not be put there."""
-        if opened.waiter is not None:
-            waiter, opened.waiter = opened.waiter, None
-            if not waiter.done():
-                waiter.set_result(None) if error is None else waiter.set_exception(error)
-        elif error is None:
-            self._send(opened)
-        else:
-            self._forget(opened)
-            if opened.lost is not None:
-                opened.lost(error)
+        """Resume `begin` once the call is on disk, or could not be written."""
+        waiter, opened.waiter = opened.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None) if error is None else waiter.set_exception(error)
 
     def _examine(
         self,
         call: ToolCall,
-        credential: Credential,
+        principal: Principal,
         background: bool = False,
         idempotency_key: str | None = None,
         own: Tool | None = None,
@@ -228,14 +179,18 @@ class Gate:
                 raise Failed("the gateway is stopping; the call did not run")
             if self.frozen is not None:
                 raise self.frozen.refusal()
+            _check_names(call)
             target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
-            allow(target, credential)
-            self._catalog.check(target, call)
+            self.check_valid(principal)
+            allow(target, principal)
+            call = self._catalog.checked(target, call)
             timeout_ms = time_limit(call, target)
-            if self.policy is not None:
+            if self.policy is not None or before is not None:
                 call = unambiguous(call)
             if self.policy is not None or before is not None:
-                parked = self.parking.judge(call, target, credential, origins, before, timeout_ms)
+                parked = self.parking.judge(call, target, principal, origins, before, timeout_ms)
+            if idempotency_key is not None:
+                self.keyed_calls.take(principal.actor, ROW_BYTES + len(bytes(call.args)), now)
             request = b""
             if parked is None:
                 self._refuse_when_busy(target.node)
@@ -251,7 +206,8 @@ class Gate:
             args=call.args,
             session_key=call.session_key,
             agent_id=call.agent_id,
-            credential=credential.id,
+            credential=principal.id,
+            on_behalf_of=None if principal.on_behalf_of is None else principal.on_behalf_of.id,
             route=target.kind if target else "node" if node else "unknown",
             node_id=node.card.node_id if node else None,
             capability=target.capability if target else None,
@@ -266,18 +222,49 @@ class Gate:
         if refusal is not None:
             refused = CallState.DENIED if isinstance(refusal, Denied | SwitchedOff | Frozen) else CallState.ERROR
             record = ended(record, refused, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
+            record = shortened(record, self.secrets)
             self.ended[record.route, refused].add(0.0)
         opened: OpenCall | None = None
         if target is not None and refusal is None:
             promised = background or idempotency_key is not None
             read_only = target.spec is not None and target.spec.read_only and not promised and parked is None
-            opened = OpenCall(record, target.node if parked is None else None, request, read_only, target.own)
+            opened = OpenCall(
+                record,
+                target.node if parked is None else None,
+                request,
+                read_only,
+                target.own,
+                principal,
+                tuple(origins),
+            )
             opened.waiters += not record.background
             if parked is not None:
                 self.parking.admit(opened, parked)
             else:
                 self._admit(opened, timeout_ms / 1000)
         return record, opened, refusal
+
+    def check_valid(self, principal: Principal) -> None:
+        """Raises Denied where a token that acts, or on whose behalf it acts, was revoked or has expired."""
+        reason = None if self._credentials is None else self._credentials.ended(principal.ids)
+        if reason is not None:
+            raise Denied(f"{reason}; the call did not run")
+
+    def credential_ended(self, token_id: str) -> None:
+        """Refuse the waiting calls of a token that was revoked or has expired, and cancel those that run."""
+        self.parking.credential_ended(token_id)
+        for opened in list(self._open.values()):
+            self._stop_invalid(opened, token_id)
+
+    def _stop_invalid(self, opened: OpenCall, token_id: str | None = None) -> bool:
+        """Cancel a call if a credential involved in it has ended; with `token_id`, only if it is that one."""
+        principal = opened.principal
+        if principal is None or self._credentials is None or (token_id is not None and token_id not in principal.ids):
+            return False
+        reason = self._credentials.ended(principal.ids)
+        if reason is not None:
+            self._stop(opened, CallState.CANCELLED, reason)
+        return reason is not None
 
     async def wait(self, opened: OpenCall) -> Outcome:
         """How an open call ended. The waiter counts until `abandon`."""
@@ -289,6 +276,11 @@ class Gate:
         opened.waiters -= 1
         if not opened.wanted:
             self._stop(opened, CallState.CANCELLED, "the caller hung up")
+
+    def is_open(self, call_id: str) -> bool:
+        """Whether a call runs or waits; False also for one that is being written down as ended."""
+        opened = self._open.get(call_id) or self.parking.waiting.get(call_id)
+        return opened is not None and not opened.over
 
     async def cancel(self, call_id: str, reason: str = "cancelled on request") -> CallRecord | None:
         """Cancel an open call and return its end; a call that is over already is returned as it ended."""
@@ -335,7 +327,8 @@ class Gate:
         begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(opened.parked)
         if key is None:
             if opened is None:
-                await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
+                if self.refusals.take(record, record.created_at):
+                    await self._database.write(lambda connection: calls.begin(connection, record), durable=False)
             elif not opened.read_only:
                 if opened.parked is not None:
                     await self._database.write(lambda store: begin(store, record))
@@ -346,11 +339,13 @@ class Gate:
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), canonical(call.args))).digest()
 
+        stored = opened is not None or self.refusals.take(record, record.created_at)
+
         def claim(store: apsw.Connection) -> tuple[str, bytes]:
             # A call that is refused was never begun, so it does not use the key up: it may be tried again.
             use = keys.claimed if opened is None else keys.claim
             first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
-            if first == record.id:
+            if first == record.id and stored:
                 begin(store, record)
                 if opened is not None:
                     opened.written = True
@@ -377,8 +372,7 @@ class Gate:
         self._running += 1
         if opened.node is not None:
             opened.node.running += 1
-        if opened.own is None or opened.own.at_once is None:  # else it may be over before a timer could be set
-            self._deadlines.set(opened, seconds)
+        self._deadlines.set(opened, seconds)
 
     def _refuse_when_busy(self, node: Node | None) -> None:
         busy = len(self._open) >= MAX_OPEN_CALLS
@@ -437,10 +431,7 @@ class Gate:
             return
         if opened.own is not None:
             opened.sent = True
-            if not self._ran_at_once(opened):
-                if opened.deadline is None:
-                    self._deadlines.set(opened, (opened.record.deadline_at - self._roster.clock()) / 1000)
-                opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
+            opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
             return
         connection = self._way_to(opened)
         if connection is None:
@@ -468,12 +459,6 @@ class Gate:
             opened.record = msgspec.structs.replace(opened.record, node_boot=connection.boot)
         return connection
 
-    def _ran_at_once(self, opened: OpenCall, saying: Saying | None = None) -> bool:
-        result = own_calls.run_at_once(opened, saying) if self.frozen is None else None
-        if result is not None:
-            self._end(opened, CallState.OK, result)
-        return result is not None
-
     async def _run(self, opened: OpenCall, tool: Tool) -> None:
         end = await own_calls.run(opened, tool)
         if end is not None:
@@ -485,6 +470,8 @@ class Gate:
         opened = self._open.get(response.request_id)
         if opened is None:
             self._keeper.late(connection, response, self._roster.clock())
+            if connection.resume is None:
+                self._check_known(connection, response.request_id)
             return
         if opened.over:
             return  # being written down; the node keeps it until that is done
@@ -506,6 +493,48 @@ class Gate:
             return
         state = CallState.UNKNOWN if error.message.startswith(UNKNOWN) else CallState.ERROR
         self._end(opened, state, ToolResult(ok=False, error=error), connection)
+
+    def answered_unreadably(self, connection: Connection, request_id: str | None, reason: str) -> None:
+        """A plain node sent a response that cannot be read: end the call it names, or all calls of the node.
+
+        The node has done its work and will not answer again, so that the call would wait for its deadline in vain.
+        Where the call cannot be told, the connection is closed, which ends every call of a plain node.
+        """
+        opened = None if request_id is None else self._open.get(request_id)
+        if opened is not None and opened.record.node_id == connection.node_id and connection.current:
+            if opened.sent and not opened.over:
+                said = f"node {connection.node_id!r} answered with a response that cannot be read: {reason}"
+                self._end(opened, CallState.UNKNOWN, unknown(said))
+        elif request_id is None:
+            self._close_unattributed(connection, "a response cannot be read")
+        else:
+            self._check_known(connection, request_id)
+
+    def _check_known(self, connection: Connection, request_id: str) -> None:
+        """Close a plain node's connection if it answers a call that never was: one that it has open goes unanswered."""
+        if connection in self._checks or not self._awaited(connection):
+            return
+
+        async def check() -> None:
+            try:
+                known = await self.find(request_id)
+            except StoreError:
+                return
+            finally:
+                del self._checks[connection]
+            if known is None or known.node_id != connection.node_id:
+                self._close_unattributed(connection, f"there is no call {request_id[:40]!r} of this node")
+
+        self._checks[connection] = asyncio.get_running_loop().create_task(check())
+
+    def _close_unattributed(self, connection: Connection, reason: str) -> None:
+        if connection.current and self._awaited(connection):
+            log.warning("node %s: %s; closing its connection, which ends its calls", connection.node_id, reason)
+            connection.link.close(CLOSE_UNREADABLE, reason)
+
+    def _awaited(self, connection: Connection) -> bool:
+        """Return whether the node has calls to answer."""
+        return any(opened.sent and not opened.over for opened in self._of(connection.node_id))
 
     # -- stopping ---------------------------------------------------------------------------------------
 
@@ -582,7 +611,10 @@ class Gate:
                 )
             elif opened.stopping is not None:
                 state, reason = opened.stopping
-                self._end(opened, state, stopped(state, f"{reason}; it did not run"))
+                if opened.record.id in earlier:
+                    connection.link.send(encode(ToolCancel(opened.record.id, reason)))
+                else:
+                    self._end(opened, state, stopped(state, f"{reason}; it did not run"))
             elif opened.wanted or opened.record.id in earlier:
                 self._send(opened)
             else:
@@ -592,12 +624,38 @@ class Gate:
                     failed("the call never reached its node and nobody waits; it did not run"),
                 )
         if resume:
-            if settled := [call_id for call_id in resume.earlier if call_id not in self._open]:
-                connection.link.send(encode(ToolAck(settled)))
+            over = [call_id for call_id in resume.earlier if not self._is_open(call_id)]
+            if over:
+                settling = asyncio.get_running_loop().create_task(self._settle(connection, over))
+                self._settling.add(settling)
+                settling.add_done_callback(self._settling.discard)
             for call_id in resume.running:
-                if call_id not in self._open:
+                if not self._is_open(call_id):
                     connection.link.send(encode(ToolCancel(call_id, "nobody waits for this call")))
         self.parking.look_again()
+
+    def _is_open(self, call_id: str) -> bool:
+        return (opened := self._open.get(call_id)) is not None and not opened.over
+
+    async def _settle(self, connection: Connection, call_ids: Sequence[str]) -> None:
+        """Tell a node that was killed about calls of its last life that are over.
+
+        It forgets those that ended by themselves. A call that was cancelled or ran out of time meanwhile may still have
+        a command running there: the node ends it, and says so.
+        """
+        for opened in [opened for call_id in call_ids if (opened := self._open.get(call_id)) is not None]:
+            await opened.ended()  # its end is being written down
+        try:
+            ended_here = await self._database.read(
+                lambda store: calls.not_waited_for(store, connection.node_id, call_ids)
+            )
+        except StoreError as error:  # the node lists them again when it connects next
+            log.warning("failed to look up %d calls of node %s: %s", len(call_ids), connection.node_id, error)
+            return
+        for call_id, reason in ended_here.items():
+            connection.link.send(encode(ToolCancel(call_id, reason)))
+        if settled := [call_id for call_id in call_ids if call_id not in ended_here]:
+            connection.link.send(encode(ToolAck(settled)))
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
@@ -616,15 +674,25 @@ class Gate:
             own = None if record.route == "node" else self._catalog.own(record.tool)
             node = self._roster.nodes.get(record.node_id or "")
             opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
+            opened.principal = self._recorded(record)
             opened.sent = opened.written = True
             opened.started -= max(0, now - record.created_at) / 1000
             self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
+            if self._stop_invalid(opened):
+                continue
             if own is not None and own.continues:
                 self._send(opened)
             elif record.node_boot is None:
                 where = f"node {record.node_id!r}" if record.route == "node" else repr(record.tool)
                 self._end(opened, CallState.UNKNOWN, unknown(f"the gateway stopped while {where} ran the call"))
         return sum(not opened.over for opened in self._open.values())
+
+    def _recorded(self, record: CallRecord) -> Principal:
+        """The principal of a call that an earlier process made, as far as the record and the tokens tell."""
+        known = (lambda name: Credential(name, frozenset())) if self._credentials is None else self._credentials.named
+        if record.on_behalf_of is None:
+            return Principal(known(record.credential))
+        return Principal.agent(record.credential.removeprefix("agent:"), known(record.on_behalf_of))
 
     @property
     def closing(self) -> bool:
@@ -641,6 +709,8 @@ class Gate:
         """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
         self._closing = True
         self._deadlines.close()
+        for settling in self._settling:
+            settling.cancel()
         for opened in self._open.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
@@ -672,8 +742,18 @@ class Gate:
             opened.deadline.cancel()
         if opened.node is not None:
             opened.node.running -= 1
+            if state is CallState.OK:
+                self._roster.learn(opened.node.card.node_id, opened.record.tool)
             opened.node = None
-        self._keeper.end(opened, ended(opened.record, state, result, self._roster.clock(), duration), connection)
+        record = ended(opened.record, state, result, self._roster.clock(), duration)
+        if record.idempotency_key is not None and opened.principal is not None:
+            self.keyed_calls.add(
+                opened.principal.actor, 0 if record.result is None else len(bytes(record.result)), self._roster.clock()
+            )
+        if opened.read_only and state is CallState.ERROR:
+            # Nothing is stored of it yet, and it did nothing: long arguments would only fill the disk.
+            record = msgspec.structs.replace(record, args=short_arguments(record.args, self.secrets))
+        self._keeper.end(opened, record, connection)
         if self._running == 0:
             self._before_call.begin()
 
@@ -681,3 +761,10 @@ class Gate:
         """The record has how it ended."""
         self._open.pop(call_id, None)
         self.parking.waiting.pop(call_id, None)
+
+
+def _check_names(call: ToolCall) -> None:
+    """Raises InvalidArgs for names that no session or agent has."""
+    for name, value in (("session_key", call.session_key), ("agent_id", call.agent_id)):
+        if value is not None and len(value) > MAX_SESSION_KEY:
+            raise InvalidArgs(f"{name} has {len(value)} characters; at most {MAX_SESSION_KEY} are allowed")

@@ -29,7 +29,7 @@ PROMPT: Final = (
     f"If nothing needs attention, answer {ALL_WELL} and nothing else."
 )
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
-_NOTHING: Final = re.compile(r"\s*(#+|[-*_]+(\s*\[[ x]?\])?)?\s*", re.ASCII)
+_NOTHING: Final = re.compile(r"(#+|[-*_]+(\s*\[[ x]?\])?)?", re.ASCII)
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ def worth_saying(reply: str) -> str:
 def nothing_in(text: str) -> bool:
     """Whether only blank lines, comments, and marks without words remain."""
     without_comments = re.sub(r"<!--.*?(-->|\Z)", "", text, flags=re.DOTALL)
-    return all(_NOTHING.fullmatch(line) for line in without_comments.splitlines())
+    return all(_NOTHING.fullmatch(line.strip()) for line in without_comments.splitlines())
 
 
 def heartbeat_id(agent_id: str) -> str:

@@ -12,20 +12,22 @@ import hmac
 import logging
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, Literal
 
+import apsw
 import msgspec
 
 from farhand.gateway import session_keys
 from farhand.gateway.channel import Tools
-from farhand.gateway.credentials import Credential
+from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.messages import Messages
 from farhand.gateway.reception import Reception, tool_scopes
 from farhand.gateway.runs import Run
 from farhand.gateway.session_keys import MAIN
 from farhand.gateway.sessions import Sessions
-from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.protocol.readable import refuse_many_values
 from farhand.store import hooks
 from farhand.store.database import Database
 from farhand.store.hooks import HookPost
@@ -35,6 +37,9 @@ log = logging.getLogger("farhand.hooks")
 
 SIGNATURE: Final = b"x-webhook-signature"
 MAX_POST_BYTES: Final = 1024 * 1024
+# Posts of one hook that wait for its session: anybody may post to a hook without a secret.
+MAX_WAITING: Final = 1000
+MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 BUSY_SECONDS: Final = 0.5
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -86,8 +91,16 @@ class Hooks:
         *,
         clock: Callable[[], int],
         learn: Callable[[str], None] = lambda _: None,
+        invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
+        frozen: Callable[[], str | None] = lambda: None,
+        removed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`learn` is told the secret of each hook."""
+        """`learn` is called with the secret of each hook. `invalid` returns why one of some credentials is not valid,
+        `frozen` why nothing may start now. `removed` is called with the credential of each hook that is removed.
+        """
+        self._frozen = frozen
+        self._removed = removed
+        self._invalid = invalid
         self._learn = learn
         self._database = database
         self._sessions = sessions
@@ -95,10 +108,9 @@ class Hooks:
         self._reception = reception
         self._clock = clock
         self._configured = configured
-        self._made = {
-            name: msgspec.json.decode(settings, type=HookSettings)
-            for name, settings in database.query(hooks.all_hooks).items()
-        }
+        stored = database.query(hooks.all_hooks)
+        self._made = {name: msgspec.json.decode(one, type=HookSettings) for name, (one, _) in stored.items()}
+        self._makers = {name: made_by for name, (_, made_by) in stored.items()}
         for settings in self._made.values():
             learn(settings.secret)
         self._doors: dict[str, Door] = {}
@@ -125,16 +137,39 @@ class Hooks:
             raise NotFound(f"there is no hook {hook_id[:64]!r}")
         return found
 
-    async def make(self, hook_id: str, settings: HookSettings) -> None:
-        """Raises InvalidArgs for an id that is none, or that the settings file or a channel has."""
+    def credential_of(self, hook_id: str, settings: HookSettings) -> Credential:
+        """The credential on whose behalf the agent works on a hook's posts. It ends with the token that made it."""
+        tools: Tools = settings.tools or ("read" if settings.secret else "none")
+        maker = self.maker(hook_id)
+        return Credential(f"hook:{hook_id}", tool_scopes(tools), issuer="" if maker == OWNER.id else maker)
+
+    def scopes_of(self, credential_id: str) -> frozenset[str] | None:
+        """Return the scopes that a hook's credential has now; None where there is no such hook."""
+        hook_id = credential_id.partition(":")[2]
+        settings = self.known.get(hook_id)
+        return None if settings is None else self.credential_of(hook_id, settings).scopes
+
+    def maker(self, hook_id: str) -> str:
+        """The credential that made a hook; those of the settings file are the owner's."""
+        return OWNER.id if hook_id in self._configured else self._makers.get(hook_id, OWNER.id)
+
+    def ended(self, hook_id: str) -> str | None:
+        """Why a hook accepts nothing any more: the token that made it is not valid."""
+        return self._invalid([self.maker(hook_id)])
+
+    async def make(self, hook_id: str, settings: HookSettings, maker: str) -> None:
+        """Make a hook on behalf of the credential `maker`.
+
+        Raises InvalidArgs for an id that is none, or that the settings file or a channel has."""
         if not _ID.fullmatch(hook_id):
             raise InvalidArgs(f"{hook_id[:80]!r} is no id for a hook: letters, digits, _ and -, at most 64")
         if hook_id in self._configured or hook_id in self._doors:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; change it there")
         self.session_of(hook_id, settings)
         encoded = msgspec.json.encode(settings)
-        await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, self._clock()))
+        await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, maker, self._clock()))
         self._made[hook_id] = settings
+        self._makers[hook_id] = maker
         self._learn(settings.secret)
 
     async def remove(self, hook_id: str) -> None:
@@ -144,6 +179,8 @@ class Hooks:
         self.find(hook_id)
         await self._database.write(lambda store: hooks.remove_hook(store, hook_id, self._clock()))
         self._made.pop(hook_id, None)
+        self._makers.pop(hook_id, None)
+        self._removed(f"hook:{hook_id}")
 
     def session_of(self, hook_id: str, settings: HookSettings) -> str:
         return self._sessions.canonical(
@@ -153,20 +190,37 @@ class Hooks:
     # -- posts ------------------------------------------------------------------------------------------
 
     async def post(self, hook_id: str, headers: Mapping[bytes, bytes], body: bytes, delivery: str | None) -> None:
-        """Take a post; returns once it is on disk. Raises NotFound, Unsigned, InvalidArgs."""
+        """Accept a post; returns once it is on disk. Raises NotFound, Unsigned, InvalidArgs, Failed when too many wait.
+
+        A post that arrives while the gateway is frozen is recorded as refused, and is not worked on after the thaw.
+        """
         settings = self.find(hook_id)
         if settings.secret:
             check_signature(settings.secret, headers.get(SIGNATURE), body)
+        if (reason := self.ended(hook_id)) is not None:
+            raise NotAllowed(f"the hook {hook_id!r} is no longer valid: {reason}")
         if len(body) > MAX_POST_BYTES:
             raise InvalidArgs(f"a post has at most {MAX_POST_BYTES} bytes, this one has {len(body)}")
         if settings.format == "json":
             try:
+                refuse_many_values(body)
                 msgspec.json.decode(body)
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise InvalidArgs(f"the body is not JSON: {error}") from None
+        waiting = self._waiting.get(hook_id, ())
+        if len(waiting) >= MAX_WAITING or sum(len(one.body) for one in waiting) + len(body) > MAX_WAITING_BYTES:
+            raise Failed(f"{len(waiting)} posts to the hook {hook_id!r} wait for its session; post again later")
         post = HookPost(hook=hook_id, delivery=delivery, body=body, at=self._clock())
-        kept = await self._database.write(lambda store: hooks.add_post(store, post))
-        if kept is not None:
+        refusal = self._frozen()
+
+        def keep(store: apsw.Connection) -> HookPost | None:
+            kept = hooks.add_post(store, post)
+            if kept is not None and refusal is not None:
+                hooks.end_post(store, kept.seq, post.at, run_id=None, error=refusal)
+            return kept
+
+        kept = await self._database.write(keep)
+        if kept is not None and refusal is None:
             self._enqueue(kept)
 
     async def start(self) -> None:
@@ -224,7 +278,6 @@ class Hooks:
         text = post.body.decode("utf-8", "replace")
         if settings.format == "json":
             text = msgspec.json.format(post.body, indent=2).decode()
-        tools: Tools = settings.tools or ("read" if settings.secret else "none")
         run_id = f"hook-{post.hook}-{post.seq}"
         with contextlib.suppress(NotFound):
             return await self._sessions.run(run_id)  # given before the gateway stopped, and not noted any more
@@ -237,7 +290,7 @@ class Hooks:
             self.session_of(post.hook, settings),
             f"[webhook:{post.hook}] {text}",
             origin=f"hook:{post.hook}",
-            credential=Credential(f"hook:{post.hook}", tool_scopes(tools)),
+            credential=self.credential_of(post.hook, settings),
             title=f"hook {post.hook}",
             run_id=run_id,
             commands_too=False,

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import apsw
@@ -21,11 +21,14 @@ from msgspec import UNSET
 from farhand import __version__
 from farhand.gateway.approvals import Approvals
 from farhand.gateway.catalog import Catalog
-from farhand.gateway.credentials import Credentials, NodeTokens, new_secret
+from farhand.gateway.credentials import OWNER, Credentials, NodeTokens, new_secret
 from farhand.gateway.effects import Effects
+from farhand.gateway.end_orders import EndOrders
 from farhand.gateway.freeze import Freeze
 from farhand.gateway.gate import Gate
+from farhand.gateway.node_cards import cleaned_runtime
 from farhand.gateway.queries import Queries
+from farhand.gateway.returning_nodes import ReturningNodes, connected_at_the_end
 from farhand.gateway.roster import Connection, Link, Roster
 from farhand.gateway.transfers import Transfers
 from farhand.machine.brake import FREEZE_FILE, FileBrake
@@ -97,6 +100,10 @@ class JobView(msgspec.Struct, frozen=True):
     output_bytes: int = 0
 
 
+# As many as a node keeps, and as may run beside them.
+JobViews = Annotated[list[JobView], msgspec.Meta(max_length=16_384)]
+
+
 class Probed(msgspec.Struct, frozen=True):
     """Which programs a node has; the names are those of its runtime information."""
 
@@ -122,25 +129,34 @@ class Hub:
         self.secrets = KnownSecrets([owner, *environment.secrets])
         """Hidden in whatever leaves the gateway."""
         self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
-        self.roster = Roster(read(all_nodes), environment.capabilities)
+        nodes = read(all_nodes)
+        self.roster = Roster(nodes, environment.capabilities)
+        # Work that was open when the gateway stopped, or is late, begins when these are back.
+        self.returning = ReturningNodes(self.roster, read(lambda store: connected_at_the_end(store, nodes)))
         self.catalog = Catalog(self.roster)
-        self.gate = Gate(database, self.roster, self.catalog)
+        self.gate = Gate(database, self.roster, self.catalog, self.credentials)
+        self.credentials.on_removed.append(self.gate.credential_ended)
         self.gate.secrets = self.secrets
         self.queries = Queries(self.roster)
+        self.end_orders = EndOrders(database, self.roster, self.roster.clock)
         self.transfers = Transfers(database, self.roster, self.queries)
+        self.transfers.invalid = self.credentials.ended
+        self.credentials.on_removed.append(self.transfers.credential_ended)
         self.freeze = Freeze(
             brake or Brake(), self.gate, self.transfers, self.roster, gateway_id=self.gateway_id, note=self.note
         )
         parking = self.gate.parking
         self.approvals = Approvals(database, parking, Effects(self.queries), self.roster.clock)
         parking.approvals = self.approvals
-        parking.standing = self.credentials.standing
+        self.approvals.lineage = self.credentials.lineage
         parking.frozen = lambda: self.gate.frozen is not None
         self.freeze.thawed.append(parking.look_again)
         self.zone: Callable[[], ZoneInfo] = lambda: machine_zone(os.environ)
         """In which times of day are read."""
         self.ending = asyncio.Event()
         """Set when the gateway stops: whoever follows something live is let go."""
+        # By the loop's clock, when the next long hello with a token is dealt with; under None, with any other.
+        self.next_long_hello: dict[str | None, float] = {}
         self.recovery: Recovery | None = None
         """What had to be done to the store at this start."""
         self.backup_at: int | None = None
@@ -174,6 +190,7 @@ class Hub:
 
     async def close(self) -> None:
         self.gate.close()
+        self.end_orders.close()
         await self.transfers.close()
         for node in self.roster.nodes.values():
             if node.connection is not None:
@@ -220,8 +237,10 @@ class Hub:
                 self.gate.node_left(replaced)
             self.transfers.node_left(replaced)
             self.freeze.left(replaced)
+            self.end_orders.node_left(replaced)
         self.freeze.node_joined(connection)
         self.gate.node_joined(connection)
+        self.end_orders.node_joined(connection)
         self.transfers.node_joined(connection)
         return connection
 
@@ -247,6 +266,7 @@ class Hub:
         )
         log.info("node %s left (generation %d)", connection.node_id, connection.generation)
         self.gate.node_left(connection)
+        self.end_orders.node_left(connection)
 
     def update(self, connection: Connection, update: ToolsUpdate) -> None:
         card = self.roster.changed(connection, update)
@@ -324,10 +344,12 @@ class Hub:
             try:
                 if isinstance(answer, BaseException):
                     raise answer
-                found = _read_answer(name, answer, list[JobView])
+                found = _read_answer(name, answer, JobViews)
                 jobs += [{**msgspec.structs.asdict(job), "node_id": name} for job in found]
             except ToolError as error:
-                log.warning("node %s did not tell its jobs: %s", name, error)
+                if error.kind is ErrorKind.NOT_ALLOWED:
+                    continue  # its owner does not lend commands, so there are none to list
+                log.warning("failed to list the commands of node %s: %s", name, error)
                 silent.append(name)
         return sorted(jobs, key=lambda job: int(job["started_at"]), reverse=True), silent
 
@@ -337,12 +359,15 @@ class Hub:
         probed = _read_answer(node_id, answer, Probed)
         node = self.roster.nodes[node_id]
         known = node.card.runtime.get("hostBinStatus")
-        found = {**(known if isinstance(known, dict) else {}), **probed.hostBinStatus}
-        runtime = {
-            **node.card.runtime,
-            "hostBinStatus": found,
-            "hostBinStatusUpdatedAt": probed.hostBinStatusUpdatedAt,
-        }
+        asked = {name: there for name, there in probed.hostBinStatus.items() if name in bins}
+        found = {**(known if isinstance(known, dict) else {}), **asked}
+        runtime = cleaned_runtime(
+            {
+                **node.card.runtime,
+                "hostBinStatus": found,
+                "hostBinStatusUpdatedAt": probed.hostBinStatusUpdatedAt,
+            }
+        )
         card = msgspec.structs.replace(node.card, runtime=runtime)
         node.update(card)
         self._record(
@@ -440,6 +465,7 @@ class Hub:
         nodes: Sequence[str] = (),
         expires_seconds: float | None = None,
         public_key: bytes | None = None,
+        made_by: str = OWNER.id,
     ) -> tuple[Token, str]:
         """A new token and its secret, which is shown this once; with `public_key` there is none, the node proves that
         it holds the other half. Raises ValueError for one that cannot be meant."""
@@ -468,6 +494,7 @@ class Hub:
             nodes=" ".join(nodes),
             expires_at=None if expires_seconds is None else now + round(expires_seconds * 1000),
             public_key=public_key,
+            made_by=made_by,
         )
         await self._record(
             lambda store: add_token(store, token),

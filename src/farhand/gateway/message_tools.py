@@ -9,15 +9,21 @@ from msgspec import Meta
 
 from farhand.gateway import session_keys
 from farhand.gateway.messages import Messages, sent
+from farhand.gateway.principal import principal_of
 from farhand.gateway.session_keys import MAIN, PeerKind
 from farhand.gateway.sessions import Sessions
-from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound
 from farhand.store.outbox import OutboxRecord, Place
+from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
 
 WAIT_SECONDS: Final = 5.0
 """How long a caller waits for the service; what takes longer is delivered all the same."""
 KINDS: Final[tuple[str, ...]] = get_args(PeerKind)
+
+
+def _sends(place: Place) -> str:
+    return f"sends a message to {place.peer} ({place.peer_kind}) on {place.channel}, account {place.account}:"
 
 
 class MessageTools:
@@ -27,8 +33,13 @@ class MessageTools:
 
     def tools(self) -> list[Tool]:
         return [
-            tool(self.send, name="gsv__Message", unlisted=("media",), continues=True),
-            tool(self.message, aliases={"target": "to", "text": "content"}, continues=True),
+            tool(self.send, name="gsv__Message", unlisted=("media",), continues=True, preview=self.preview_send),
+            tool(
+                self.message,
+                aliases={"target": "to", "text": "content"},
+                continues=True,
+                preview=self.preview_message,
+            ),
         ]
 
     async def send(
@@ -57,11 +68,7 @@ class MessageTools:
         media: list[str] | None = None,
     ) -> dict[str, Any]:
         """Send a message to a channel or user. Workspace files go along as media: ["path", …]."""
-        place = await self.place(
-            context.session_key, context.agent_id, channel=channel, to=to, peer_kind=peerKind, account=accountId
-        )
-        if not text.strip() and not media:
-            raise InvalidArgs("text is required")
+        place = await self._chosen(context, text, media, channel=channel, to=to, peer_kind=peerKind, account=accountId)
         return sent(await self._accept(context, place, text, replyToId, media or []))
 
     async def message(
@@ -71,17 +78,48 @@ class MessageTools:
         content: Annotated[str, Meta(description="Message text.")],
     ) -> str:
         """Send a message to somebody on an external channel."""
+        place = await self._meant(context, to, content)
+        told = sent(await self._accept(context, place, content, None, []))
+        return f"message sent to {to}" if told["sent"] else f"message to {to} {told['note']}"
+
+    # previews: the same arguments, read by the same code
+
+    async def preview_send(
+        self,
+        context: CallContext,
+        text: str,
+        channel: str | None,
+        to: str | None,
+        peerKind: str | None,  # noqa: N803
+        accountId: str | None,  # noqa: N803
+        replyToId: str | None,  # noqa: N803
+        media: list[str] | None,
+    ) -> Preview:
+        place = await self._chosen(context, text, media, channel=channel, to=to, peer_kind=peerKind, account=accountId)
+        reply = f"\nin reply to {replyToId}" if replyToId else ""
+        files = "".join(f"\nwith the file {path}" for path in media or ())
+        return Preview(summary=f"{_sends(place)}{reply}{files}\n{text}")
+
+    async def preview_message(self, context: CallContext, to: str, content: str) -> Preview:
+        return Preview(summary=f"{_sends(await self._meant(context, to, content))}\n{content}")
+
+    async def _chosen(self, context: CallContext, text: str, media: list[str] | None, **where: str | None) -> Place:
+        place = await self.place(context.session_key, context.agent_id, **where)
+        if not text.strip() and not media:
+            raise InvalidArgs("text is required")
+        return place
+
+    async def _meant(self, context: CallContext, to: str, content: str) -> Place:
         if not to.strip():
             raise InvalidArgs("message parameter to is required")
         if not content.strip():
             raise InvalidArgs("message parameter content is required")
-        place = await self.target(context.session_key, context.agent_id, to)
-        told = sent(await self._accept(context, place, content, None, []))
-        return f"message sent to {to}" if told["sent"] else f"message to {to} {told['note']}"
+        return await self.target(context.session_key, context.agent_id, to)
 
     async def _accept(
         self, context: CallContext, place: Place, text: str, reply_to: str | None, media: list[str]
     ) -> OutboxRecord:
+        await self._check_guest(context, place)
         record = await self._messages.accept(
             place,
             text,
@@ -92,6 +130,17 @@ class MessageTools:
             media=media,
         )
         return await self._messages.outcome(record, WAIT_SECONDS)
+
+    async def _check_guest(self, context: CallContext, place: Place) -> None:
+        """Raise NotAllowed where the agent would write to someone else on behalf of a guest, in the owner's name."""
+        run = self._sessions.current(self._sessions.canonical(context.session_key)) if context.session_key else None
+        if run is None or not run.options.guest or principal_of(context).on_behalf_of is None:
+            return
+        if place != await self.current(context.session_key, context.agent_id):
+            raise NotAllowed(
+                f"a message to {place.peer!r} on {place.channel} is not for people whom the owner has not named; "
+                "the agent may answer them where they wrote"
+            )
 
     # -- where to ---------------------------------------------------------------------------------------
 

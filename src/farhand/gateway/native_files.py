@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -14,6 +14,7 @@ from farhand.gateway.workspace import Found, Workspace
 from farhand.machine.text import MOST_TEXT
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.store.objects import PLAIN, TEXT_TYPES, Conflict, ObjectInfo
+from farhand.tools.preview import Preview, file_effect
 from farhand.tools.tool import CallContext, Tool, tool
 
 ReadPath = Annotated[
@@ -32,6 +33,17 @@ ReplaceAll = Annotated[
 ]
 
 
+class _Edit(NamedTuple):
+    """An edit as it is made: the object that is written, and what it was read from."""
+
+    key: str
+    found: Found
+    info: ObjectInfo
+    before: bytes
+    after: bytes
+    replacements: int
+
+
 class NativeFiles:
     """The four file tools over the agents' workspaces."""
 
@@ -41,9 +53,9 @@ class NativeFiles:
     def tools(self) -> list[Tool]:
         return [
             tool(self.read_file, name="gsv__ReadFile", read_only=True, capability="filesystem.read"),
-            tool(self.write_file, name="gsv__WriteFile", capability="filesystem.write"),
-            tool(self.edit_file, name="gsv__EditFile", capability="filesystem.edit"),
-            tool(self.delete_file, name="gsv__DeleteFile", capability="filesystem.write"),
+            tool(self.write_file, name="gsv__WriteFile", capability="filesystem.write", preview=self.preview_write),
+            tool(self.edit_file, name="gsv__EditFile", capability="filesystem.edit", preview=self.preview_edit),
+            tool(self.delete_file, name="gsv__DeleteFile", capability="filesystem.write", preview=self.preview_delete),
         ]
 
     async def read_file(self, context: CallContext, path: ReadPath = None) -> dict[str, Any]:
@@ -69,9 +81,13 @@ class NativeFiles:
 
         Directories are created as needed. What is written under skills/ is the agent's own copy.
         """
-        key = self._workspace.key(context.agent_id, path)
-        info = await self._workspace.objects.put(key, _encoded("content", content), content_type=_written_as(key))
+        key, data = self._workspace.writable_key(context.agent_id, path), _encoded("content", content)
+        info = await self._workspace.objects.put(key, data, content_type=_written_as(key))
         return {"path": path, "size": info.size, "written": True}
+
+    async def preview_write(self, context: CallContext, path: str, content: str) -> Preview:
+        key, data = self._workspace.writable_key(context.agent_id, path), _encoded("content", content)
+        return Preview(files=(file_effect(key, await self._own_content(key), data),))
 
     async def edit_file(
         self,
@@ -85,10 +101,46 @@ class NativeFiles:
 
         An edit of a global skill goes into the agent's own copy.
         """
+        edit = await self._edited(context, path, oldString, newString, replaceAll)
+        inherited = edit.found.source == "global"
+        try:
+            await self._workspace.objects.put(
+                edit.key,
+                edit.after,
+                content_type=edit.info.content_type,
+                if_absent=inherited,
+                if_match=None if inherited else edit.info.etag,
+            )
+        except Conflict:
+            raise Failed(
+                f"'{path}' was changed by someone else in the meantime, so nothing was written. "
+                "Read it again and repeat the edit."
+            ) from None
+        return {
+            "path": path,
+            "replacements": edit.replacements,
+            "edited": True,
+            "resolvedSource": edit.found.source,
+            "resolvedPath": edit.info.key,
+        }
+
+    async def preview_edit(
+        self, context: CallContext, path: str, oldString: str, newString: str, replaceAll: bool | None
+    ) -> Preview:
+        edit = await self._edited(context, path, oldString, newString, replaceAll)
+        if edit.found.source != "global":
+            return Preview(files=(file_effect(edit.key, edit.before, edit.after),))
+        diff = file_effect(edit.info.key, edit.before, edit.after).diff
+        summary = f"makes a copy of {edit.info.key} for this agent, with this change:\n{diff}"
+        return Preview(files=(file_effect(edit.key, None, edit.after),), summary=summary)
+
+    async def _edited(
+        self, context: CallContext, path: str, oldString: str, newString: str, replaceAll: bool | None
+    ) -> _Edit:
         if not oldString:
             raise InvalidArgs("oldString must not be empty")
         old, new = _encoded("oldString", oldString), _encoded("newString", newString)
-        key = self._workspace.key(context.agent_id, path)
+        key = self._workspace.writable_key(context.agent_id, path)
         found = await self._workspace.find(context.agent_id, path)
         if found is None:
             raise NotFound(f"File not found: {path}")
@@ -103,33 +155,29 @@ class NativeFiles:
         size = info.size + count * (len(new) - len(old))
         if size > MOST_TEXT:
             raise Failed(f"'{path}' would have {size} bytes, more than {MOST_TEXT}; nothing was written")
-        inherited = found.source == "global"
-        try:
-            await self._workspace.objects.put(
-                key,
-                text.replace(oldString, newString).encode(),
-                content_type=info.content_type,
-                if_absent=inherited,
-                if_match=None if inherited else info.etag,
-            )
-        except Conflict:
-            raise Failed(
-                f"'{path}' was changed by someone else in the meantime, so nothing was written. "
-                "Read it again and repeat the edit."
-            ) from None
-        return {
-            "path": path,
-            "replacements": count,
-            "edited": True,
-            "resolvedSource": found.source,
-            "resolvedPath": info.key,
-        }
+        return _Edit(key, found, info, text.encode(), text.replace(oldString, newString).encode(), count)
 
     async def delete_file(self, context: CallContext, path: FilePath) -> dict[str, Any]:
         """Delete a file from the agent's workspace, for good. A global skill is not an agent's to delete."""
-        if not await self._workspace.objects.delete(self._workspace.key(context.agent_id, path)):
+        if not await self._workspace.objects.delete(self._workspace.writable_key(context.agent_id, path)):
             raise NotFound(f"File not found: {path}")
         return {"path": path, "deleted": True}
+
+    async def preview_delete(self, context: CallContext, path: str) -> Preview:
+        key = self._workspace.writable_key(context.agent_id, path)
+        content = await self._own_content(key)
+        if content is None:
+            raise NotFound(f"File not found: {path}")
+        return Preview(files=(file_effect(key, content, None),))
+
+    async def _own_content(self, key: str) -> bytes | None:
+        """What an object holds; None if there is none. Raises Failed for more than can be shown."""
+        info = await self._workspace.objects.head(key)
+        if info is None:
+            return None
+        if info.size > MOST_TEXT:
+            raise Failed(f"{key} has {info.size} bytes, more than {MOST_TEXT}")
+        return (await self._workspace.objects.get(key))[1]
 
     async def _text(self, found: Found, path: str) -> tuple[ObjectInfo, str]:
         """The object as it is now. Raises Failed when it is no text, or too much of it."""

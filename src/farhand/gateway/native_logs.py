@@ -74,7 +74,8 @@ class NodeLogs:
         connected = sorted(name for name, node in self._roster.nodes.items() if node.online)
         if node_id is not None:
             if node_id not in connected:
-                raise NotFound(f"Node not connected: {node_id}; connected: {', '.join(connected) or 'none'}")
+                node = self._roster.nodes.get(node_id)
+                raise NotFound(f"Node not connected: {node.absence if node else self._roster.unknown(node_id)}")
             return node_id
         if not connected:
             raise NotFound("No nodes connected")

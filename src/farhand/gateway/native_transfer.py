@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from farhand.gateway.endpoints import Endpoint
 from farhand.gateway.transfers import AS_IT_WAS, Transfers
+from farhand.protocol.calls import LEAVING
 from farhand.protocol.errors import Cancelled, Failed, ToolError
+from farhand.protocol.names import MAIN_AGENT
 from farhand.store.transfers import TransferRecord, TransferState
-from farhand.tools.tool import LEAVING, CallContext, Tool, tool
+from farhand.tools.preview import Preview
+from farhand.tools.tool import CallContext, Tool, tool
 
 TIMEOUT_MS = 24 * 60 * 60 * 1000
 """A transfer that moves is not cut off; one that stands still ends by itself."""
@@ -38,7 +42,23 @@ def transfer_tool(transfers: Transfers) -> Tool:
                 return transferred(record)
             raise Cancelled((record.error_message or "").removeprefix(f"{STOPPED}; ")) from None
 
-    return tool(transfer, name="gsv__Transfer", timeout_ms=TIMEOUT_MS, capability="filesystem.write", continues=True)
+    def preview(source: str, destination: str, context: CallContext) -> Preview:
+        copied, written = transfers.ends(source, destination)
+        agent = context.agent_id or MAIN_AGENT
+        return Preview(summary=f"copies {_where(copied, agent)} to {_where(written, agent)}")
+
+    return tool(
+        transfer,
+        name="gsv__Transfer",
+        timeout_ms=TIMEOUT_MS,
+        capability="filesystem.write",
+        continues=True,
+        preview=preview,
+    )
+
+
+def _where(end: Endpoint, agent: str) -> str:
+    return f"{end.path!r} in the workspace of agent {agent}" if end.in_workspace else f"{end.path!r} on {end.node_id}"
 
 
 def transferred(record: TransferRecord) -> dict[str, Any]:

@@ -7,18 +7,15 @@ import os
 import random
 import struct
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
 
-import apsw
 import msgspec
 
-from farhand.gateway.credentials import Credential
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Node
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.store.calls import CallRecord, CallState
-from farhand.store.chats import Words
 from farhand.store.parked import Approval, Why
 from farhand.tools.tool import Tool
 
@@ -43,23 +40,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
 
 
-class Saying(Protocol):
-    """What is said around a call, by a door that keeps that."""
-
-    def hear(self, store: apsw.Connection) -> None:
-        """Keep the question, before a call that takes its time."""
-        ...
-
-    def words(self, value: Mapping[str, Any], result: msgspec.Raw) -> Words:
-        """Question and answer, of a call that is over at once; `result` is the JSON of `value`."""
-        ...
-
-
 class Parked(msgspec.Struct, kw_only=True):
     """Why a call is held back, and what it takes to examine it again when it starts."""
 
     why: Why
-    credential: Credential
+    principal: Principal
     origins: tuple[str, ...]
     timeout_ms: int
     """How long it may run, once it does."""
@@ -87,6 +72,9 @@ class OpenCall(msgspec.Struct, eq=False):
     read_only: bool
     own: Tool | None = None
     """The gateway's own tool that runs it, where no node does."""
+    principal: Principal | None = None
+    # Where it comes from, as the policy was told.
+    origins: tuple[str, ...] = ()
     parked: Parked | None = None
     """It is held back: nothing of it has left the gateway."""
     promised: bool = False
@@ -96,13 +84,13 @@ class OpenCall(msgspec.Struct, eq=False):
     listeners: list[Callable[[CallRecord], None]] = []
     told: CallRecord | None = None
     """What whoever waits is told once the call is over."""
+    # Called with the approval once the question is put.
+    asked: list[Callable[[Approval], None]] = []
     deadline: asyncio.TimerHandle | None = None
     expires: float | None = None
     """By the loop's clock, while that is too far away for a timer."""
+    # Resolved once the call is on disk; `Gate.begin` waits for it.
     waiter: asyncio.Future[None] | None = None
-    """Who sends it, once it is written down; else the gate does."""
-    lost: Callable[[Exception], None] | None = None
-    """Is told that it could not be written down, and did not run."""
     sent: bool = False
     stranded: bool = False
     """Its node left before it was sent, and is waited for."""
@@ -113,8 +101,6 @@ class OpenCall(msgspec.Struct, eq=False):
     started: float = msgspec.field(default_factory=time.perf_counter)
     stopping: tuple[CallState, str] | None = None
     waiters: int = 0
-    words: Words | None = None
-    """What was said around it, and is kept with its end."""
     written: bool = False
     """The tables have it as open."""
 
@@ -136,6 +122,12 @@ class OpenCall(msgspec.Struct, eq=False):
             self.told = record
             for listener in self.listeners:
                 listener(record)
+
+    def when_asked(self, tell: Callable[[Approval], None]) -> None:
+        """Call `tell` once this call waits for an approval; at once if it does already."""
+        self.asked.append(tell)
+        if self.parked is not None and self.parked.approval is not None and not self.over:
+            tell(self.parked.approval)
 
     def let_go(self, record: CallRecord) -> None:
         """Tell those who wait how it stands, and let them go; the call stays open."""

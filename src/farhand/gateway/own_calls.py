@@ -8,31 +8,28 @@ import logging
 import msgspec
 
 from farhand.gateway.catalog import read_arguments
-from farhand.gateway.open_call import UNKNOWN, OpenCall, Saying, bare, failed, stopped
+from farhand.gateway.open_call import UNKNOWN, OpenCall, bare, failed, stopped
+from farhand.gateway.principal import Principal
+from farhand.machine import steering
 from farhand.protocol.calls import ToolFailure, ToolResult
 from farhand.protocol.errors import InvalidArgs, ToolError
-from farhand.store.calls import CallState
+from farhand.store.calls import CallRecord, CallState
 from farhand.tools.tool import CallContext, Tool
 
 log = logging.getLogger("farhand.gate")
 
 
-def run_at_once(opened: OpenCall, saying: Saying | None = None) -> ToolResult | None:
-    """The result of a read-only call whose tool has it at hand; None: it takes its time, or fails."""
-    if opened.own is None or opened.own.at_once is None or not opened.read_only:
-        return None
-    try:
-        arguments = read_arguments(opened.record.args)
-        value = opened.own.at_once(arguments) if isinstance(arguments, dict) else None
-    except ToolError:
-        return None
-    if value is None:
-        return None
-    result = msgspec.Raw(msgspec.json.encode(value))
-    opened.sent = True
-    if saying is not None:
-        opened.words = saying.words(value, result)
-    return ToolResult(ok=True, result=result)
+def context_of(record: CallRecord, principal: Principal | None, origins: tuple[str, ...] = ()) -> CallContext:
+    """What a tool is told about the call it serves."""
+    return CallContext(
+        record.id,
+        record.session_key,
+        record.agent_id,
+        record.credential,
+        record.deadline_at - record.created_at,
+        principal,
+        origins,
+    )
 
 
 async def run(opened: OpenCall, tool: Tool) -> tuple[CallState, ToolResult] | None:
@@ -41,10 +38,9 @@ async def run(opened: OpenCall, tool: Tool) -> tuple[CallState, ToolResult] | No
     Once the call is stopping, what counts is that it has stopped.
     """
     record = opened.record
-    context = CallContext(
-        record.id, record.session_key, record.agent_id, record.credential, record.deadline_at - record.created_at
-    )
+    context = context_of(record, opened.principal, opened.origins)
     said = ""
+    steering.allowed.set(opened.principal is not None and opened.principal.may_steer)
     try:
         arguments = read_arguments(record.args)
         if not isinstance(arguments, dict | None):

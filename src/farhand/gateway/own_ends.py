@@ -298,7 +298,7 @@ class OwnReceiver(_OwnEnd):
 
     async def _next_part(self) -> None:
         if self._part == 0:
-            self._manifest = Manifest.decode(bytes(self._arriving))
+            self._manifest = await asyncio.to_thread(Manifest.decode, bytes(self._arriving))
             self._arriving.clear()
         manifest = self._manifest
         assert manifest is not None

@@ -19,9 +19,9 @@ import msgspec
 
 from farhand.gateway.admission import Denied, allow
 from farhand.gateway.catalog import Catalog, SwitchedOff, Target
-from farhand.gateway.credentials import Credential
 from farhand.gateway.open_call import OpenCall, Parked, bare, ended, failed, stopped
 from farhand.gateway.policy import GATEWAY, Forbidden, Policy, Verdict, subject_of
+from farhand.gateway.principal import Principal, decode_principal
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("farhand.parking")
 
 MOST_WAITING = 1000
+MOST_WAITING_PER_CREDENTIAL = 250
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+"""Of the arguments of all waiting calls of one credential: they are kept until the calls end."""
 """Calls that may wait at once: a caller who is asked about must not be able to fill the gateway."""
 AGAIN_SECONDS = 1.0
 LONGEST_TIMER = 86_400.0
@@ -60,6 +63,8 @@ class Sender(Protocol):
 
     def end(self, opened: OpenCall, state: CallState, result: ToolResult) -> None: ...
 
+    def check_valid(self, principal: Principal) -> None: ...
+
 
 class Parking:
     """Holds calls, and starts or ends them."""
@@ -73,8 +78,6 @@ class Parking:
         self.approvals: Approvals | None = None
         self.frozen: Callable[[], bool] = lambda: False
         """Whether nothing may start at the moment; `look_again` when that is over."""
-        self.standing: Callable[[Credential], Credential | None] = lambda credential: credential
-        """What a caller may do now; None for one whose token is not valid any more."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- judging ----------------------------------------------------------------------------------------
@@ -83,23 +86,24 @@ class Parking:
         self,
         call: ToolCall,
         target: Target,
-        credential: Credential,
+        principal: Principal,
         origins: Sequence[str],
         before: int | None,
         timeout_ms: int,
     ) -> Parked | None:
         """How a call is to be held back, if it is. Raises Forbidden, Failed when too many wait already."""
-        verdict = self.verdict(call, target, credential, origins)
+        verdict = self.verdict(call, target, principal, origins)
         if verdict is not None and verdict.decision == "deny":
-            raise self._forbidden(verdict, call, credential, origins)
+            raise self._forbidden(verdict, call, principal, origins)
         away = target.node is not None and target.node.connection is None
         if away or (verdict is not None and verdict.decision == "ask"):
             if len(self.waiting) >= MOST_WAITING:
                 raise Failed(f"busy: {len(self.waiting)} calls wait already; the call did not run, try again later")
+            self._check_share(call, principal)
             asked = None if away else verdict
             return Parked(
                 why="node" if away else "approval",
-                credential=credential,
+                principal=principal,
                 origins=tuple(origins),
                 timeout_ms=timeout_ms,
                 until=self._until(asked, before),
@@ -109,15 +113,38 @@ class Parking:
                 reason="" if asked is None else asked.reason,
             )
         if verdict is not None and verdict.rule != "default":
-            facts = {"tool": call.tool, "by": credential.id, "origin": list(origins), "rule": verdict.rule}
+            facts = {"tool": call.tool, **_who(principal), "origin": list(origins), "rule": verdict.rule}
             self._note("policy.allowed", call.id, facts)
         return None
 
-    def verdict(self, call: ToolCall, target: Target, credential: Credential, origins: Sequence[str]) -> Verdict | None:
+    def _check_share(self, call: ToolCall, principal: Principal) -> None:
+        """Raises Failed when the waiting calls on behalf of one credential leave no room for another."""
+        asker = principal.asker.id
+        records = [
+            opened.record
+            for opened in self.waiting.values()
+            if opened.principal is not None and opened.principal.asker.id == asker
+        ]
+        size = sum(len(bytes(record.args)) for record in records) + len(bytes(call.args))
+        if len(records) >= MOST_WAITING_PER_CREDENTIAL or size > MOST_WAITING_BYTES:
+            raise Failed(
+                f"busy: {len(records)} calls of {asker!r} wait already, {size} bytes with this one; at most "
+                f"{MOST_WAITING_PER_CREDENTIAL} calls and {MOST_WAITING_BYTES} bytes may wait. The call did not run"
+            )
+
+    def verdict(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> Verdict | None:
         policy = self._gate.policy
         if policy is None or origins is GATEWAY:
             return None
-        subject = subject_of(target, call.args, credential=credential.id, session_key=call.session_key, origins=origins)
+        subject = subject_of(
+            target,
+            call.args,
+            credential=principal.id,
+            askers=principal.askers,
+            session_key=call.session_key,
+            origins=origins,
+            nodes=self._roster.nodes,
+        )
         return policy.judge(subject)
 
     def _until(self, asked: Verdict | None, before: int | None) -> int:
@@ -129,8 +156,8 @@ class Parking:
         until = self._roster.clock() + round(policy.seconds(asked) * 1000)
         return until if before is None else min(until, before)
 
-    def _forbidden(self, verdict: Verdict, call: ToolCall, credential: Credential, origins: Sequence[str]) -> Forbidden:
-        facts = {"tool": call.tool, "by": credential.id, "origin": list(origins), "rule": verdict.rule}
+    def _forbidden(self, verdict: Verdict, call: ToolCall, principal: Principal, origins: Sequence[str]) -> Forbidden:
+        facts = {"tool": call.tool, **_who(principal), "origin": list(origins), "rule": verdict.rule}
         self._note("policy.denied", call.id, facts)
         why = f": {verdict.reason}" if verdict.reason else ""
         return Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
@@ -169,15 +196,33 @@ class Parking:
             return
         parked = Parked(
             why=row.why,
-            credential=msgspec.json.decode(row.credential, type=Credential),
+            principal=decode_principal(row.credential),
             origins=tuple(row.origins.split("\n")),
             timeout_ms=row.timeout_ms,
             until=record.deadline_at,
             before=row.before,
             rule=row.rule,
         )
+        opened.principal, opened.origins = parked.principal, parked.origins
         self.admit(opened, parked)
-        self.hold(opened, parked)
+        if not self._refuse_invalid(opened):
+            self.hold(opened, parked)
+
+    def credential_ended(self, token_id: str) -> None:
+        """Refuse the calls that wait and involve a token that was revoked or has expired."""
+        for opened in list(self.waiting.values()):
+            self._refuse_invalid(opened, token_id)
+
+    def _refuse_invalid(self, opened: OpenCall, token_id: str | None = None) -> bool:
+        parked = opened.parked
+        if parked is None or opened.over or (token_id is not None and token_id not in parked.principal.ids):
+            return False
+        try:
+            self._gate.check_valid(parked.principal)
+        except Denied as error:
+            self._refuse(opened, error)
+            return True
+        return False
 
     def look_again(self) -> None:
         """Something has changed for which calls may wait: a node is back, or the gateway is thawed."""
@@ -285,6 +330,8 @@ class Parking:
             return False
         if parked.approval is None:  # else it was answered while others were still being told
             parked.approval = approval
+            for tell in opened.asked:
+                tell(approval)
         if parked.approval.state is ApprovalState.DENIED:
             self.deny(opened, parked.approval)
         return _approved(parked)
@@ -331,15 +378,13 @@ class Parking:
     def _examine(self, opened: OpenCall, parked: Parked, target: Target) -> Verdict | None:
         """The verdict of a policy that wants a call approved. Raises ToolError when it may not be made any more."""
         record = opened.record
-        credential = self.standing(parked.credential)
-        if credential is None:
-            raise Forbidden(f"the token {parked.credential.id} that made the call is not valid any more")
-        allow(target, credential)
+        self._gate.check_valid(parked.principal)
+        allow(target, parked.principal)
         call = ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id)
-        self._catalog.check(target, call)
-        verdict = self.verdict(call, target, credential, parked.origins)
+        call = self._catalog.checked(target, call)
+        verdict = self.verdict(call, target, parked.principal, parked.origins)
         if verdict is not None and verdict.decision == "deny":
-            raise self._forbidden(verdict, call, credential, parked.origins)
+            raise self._forbidden(verdict, call, parked.principal, parked.origins)
         return verdict if verdict is not None and verdict.decision == "ask" else None
 
     async def _turn(self, opened: OpenCall, parked: Parked, target: Target, asked: Verdict) -> None:
@@ -396,6 +441,11 @@ def moment(at: int) -> str:
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def _who(principal: Principal) -> dict[str, str]:
+    behalf = principal.on_behalf_of
+    return {"by": principal.id} if behalf is None else {"by": principal.id, "on_behalf_of": behalf.id}
+
+
 def _approved(parked: Parked) -> bool:
     return parked.approval is not None and parked.approval.state is ApprovalState.APPROVED
 
@@ -404,7 +454,7 @@ def _row(record: CallRecord, parked: Parked) -> ParkedRow:
     return ParkedRow(
         call_id=record.id,
         why=parked.why,
-        credential=msgspec.Raw(msgspec.json.encode(parked.credential)),
+        credential=msgspec.Raw(msgspec.json.encode(parked.principal)),
         origins="\n".join(parked.origins),
         timeout_ms=parked.timeout_ms,
         before=parked.before,

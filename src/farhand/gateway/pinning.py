@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from farhand.gateway.catalog import Catalog, own_kind
-from farhand.gateway.credentials import Credential
 from farhand.gateway.endpoints import read_endpoint
+from farhand.gateway.principal import Principal
 from farhand.gateway.roster import Node, Roster
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import NotAllowed
@@ -76,19 +76,23 @@ class Pinned:
             name: (spec, host) for name, (spec, host) in found.items() if host != "local" or spec.capability is None
         }
 
-    def families(self) -> list[ToolSpec]:
+    def families(self) -> list[tuple[ToolSpec, str]]:
         """What stands for the tools of nodes within reach that list none."""
         return self._catalog.families(self._pin.fits)
+
+    def absent(self) -> list[tuple[str, ToolSpec, Node]]:
+        """The tools of nodes within reach that are offline."""
+        return self._catalog.absent(self._pin.fits)
 
     def names(self) -> list[str]:
         """What the tools are called of the machine that names without a node mean."""
         first = {node.card.node_id for node in self.nodes[:1]}
         return [name for name, (_, host) in self.specs().items() if host in first]
 
-    def credential(self, credential: Credential) -> Credential:
-        """The credential narrowed to what is within reach at the moment."""
+    def principal(self, principal: Principal) -> Principal:
+        """The principal with its actor narrowed to what is within reach at the moment."""
         reach = tuple(node.card.node_id for node in self.nodes)
-        return msgspec.structs.replace(credential, nodes=reach, pinned=str(self._pin))
+        return principal.replace_actor(msgspec.structs.replace(principal.actor, nodes=reach, pinned=str(self._pin)))
 
     def name(self, name: str) -> str:
         """The full name of the tool that a name without a node means here; as it is where it means none."""
@@ -126,7 +130,7 @@ class Pinned:
             return arguments
         for role in ("source", "destination"):
             if isinstance(raw := given.get(role), str):
-                endpoint = read_endpoint(raw, role, self._roster.nodes.keys())
+                endpoint = read_endpoint(raw, role, self._roster)
                 if endpoint.node_id != NATIVE:
                     self._reach(endpoint.node_id)
         return arguments

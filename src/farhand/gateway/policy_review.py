@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Sequence
 
+import apsw
 import msgspec
 
 from farhand.gateway.catalog import Catalog, Target
@@ -17,6 +20,7 @@ from farhand.store.database import Database
 from farhand.store.parked import find_approval, origin_of
 
 MOST_REPLAYED = 100_000
+READ_AT_ONCE = 16
 MOST_SHOWN = 1000
 
 
@@ -32,6 +36,8 @@ class Explanation(msgspec.Struct, frozen=True):
     credential: str
     session_key: str | None
     fitting: list[Verdict]
+    # The credential on whose behalf `credential` acts, if any.
+    on_behalf_of: str | None = None
     call_id: str | None = None
     state: str | None = None
     """Of a call that was made."""
@@ -41,7 +47,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """The rule that stopped it when it was made, which may have been another."""
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class StoppedCall(msgspec.Struct, frozen=True):
     """A recorded call that the policy would not have let through by itself."""
 
     call_id: str
@@ -53,6 +59,7 @@ class Replayed(msgspec.Struct, frozen=True):
     state: str
     decision: str
     rule: str
+    on_behalf_of: str | None = None
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -61,7 +68,7 @@ class Replay(msgspec.Struct, frozen=True):
     allow: int
     ask: int
     deny: int
-    stopped: list[Replayed]
+    stopped: list[StoppedCall]
     """The newest of them, at most 1000."""
 
 
@@ -69,6 +76,8 @@ class PolicyReview:
     """Judges without doing anything."""
 
     def __init__(self, database: Database, roster: Roster, catalog: Catalog) -> None:
+        # One at a time.
+        self._replaying = asyncio.Lock()
         self._database = database
         self._roster = roster
         self._catalog = catalog
@@ -80,6 +89,7 @@ class PolicyReview:
         args: msgspec.Raw,
         *,
         credential: str,
+        on_behalf_of: str | None = None,
         session_key: str | None = None,
         origins: Sequence[str] = HTTP,
     ) -> Explanation:
@@ -88,7 +98,15 @@ class PolicyReview:
         target = (
             self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)
         )
-        subject = subject_of(target, args, credential=credential, session_key=session_key, origins=origins)
+        subject = subject_of(
+            target,
+            self._catalog.named(target, args),
+            credential=credential,
+            askers=_listed(on_behalf_of),
+            session_key=session_key,
+            origins=origins,
+            nodes=self._roster.nodes,
+        )
         return _explained(policy, subject, tool)
 
     async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
@@ -109,30 +127,46 @@ class PolicyReview:
         )
 
     async def replay(self, policy: Policy, since: int) -> Replay:
-        """Every recorded call since a moment, judged by a policy."""
-        made = await self._database.read(
-            lambda store: [(record, origin_of(store, record)) for record in calls.since(store, since, MOST_REPLAYED)]
-        )
+        """Every recorded call since a moment, judged by a policy. Others are served between two calls."""
+        async with self._replaying:
+            return await self._replay(policy, since)
+
+    async def _replay(self, policy: Policy, since: int) -> Replay:
+        ids = await self._database.read(lambda store: calls.since(store, since, MOST_REPLAYED))
         counts = {"allow": 0, "ask": 0, "deny": 0}
-        stopped: list[Replayed] = []
-        for record, origin in made:
+        stopped: list[StoppedCall] = []
+        async for record, origin in self._recorded(ids):
             verdict = policy.judge(self._subject(record, origin))
             counts[verdict.decision] += 1
             if verdict.decision != "allow" and len(stopped) < MOST_SHOWN:
                 stopped.append(
-                    Replayed(
+                    StoppedCall(
                         call_id=record.id,
                         at=record.created_at,
                         tool=record.tool,
                         node_id=record.node_id,
                         credential=record.credential,
+                        on_behalf_of=record.on_behalf_of,
                         origin=origin or HTTP[0],
                         state=record.state.value,
                         decision=verdict.decision,
                         rule=verdict.rule,
                     )
                 )
-        return Replay(since=since, calls=len(made), stopped=stopped, **counts)
+        return Replay(since=since, calls=sum(counts.values()), stopped=stopped, **counts)
+
+    async def _recorded(self, ids: Sequence[str]) -> AsyncIterator[tuple[CallRecord, str | None]]:
+        """Calls with where they came from, a few at a time: arguments and results may be long."""
+
+        def read(store: apsw.Connection, some: Sequence[str]) -> list[tuple[CallRecord, str | None]]:
+            found = [record for call_id in some if (record := calls.find(store, call_id)) is not None]
+            return [(record, origin_of(store, record)) for record in found]
+
+        for start in range(0, len(ids), READ_AT_ONCE):
+            some = ids[start : start + READ_AT_ONCE]
+            for found in await self._database.read(functools.partial(read, some=some)):
+                yield found
+                await asyncio.sleep(0)
 
     def _subject(self, record: CallRecord, origin: str | None) -> Subject:
         """A recorded call as the rules see it; of a node that is gone, as far as the record tells."""
@@ -145,17 +179,31 @@ class PolicyReview:
             spec = node.specs.get(bare.casefold())
             bare = spec.name if spec else bare
         target = Target(node, bare, record.capability, None, own)
-        try:
-            subject = subject_of(
-                target, record.args, credential=record.credential, session_key=record.session_key, origins=origins
-            )
+        try:  # earlier versions recorded the names that the caller used
+            args = self._catalog.named(target, record.args)
         except ToolError:
-            empty = msgspec.Raw(b"{}")
-            subject = subject_of(
-                target, empty, credential=record.credential, session_key=record.session_key, origins=origins
-            )
+            args = record.args
+        try:
+            subject = self._made(target, record, args, origins)
+        except ToolError:
+            subject = self._made(target, record, msgspec.Raw(b"{}"), origins)
         names = {*subject.names, record.tool.casefold()}
         return msgspec.structs.replace(subject, names=tuple(sorted(names)), route=record.route, node_id=record.node_id)
+
+    def _made(self, target: Target, record: CallRecord, args: msgspec.Raw, origins: Sequence[str]) -> Subject:
+        return subject_of(
+            target,
+            args,
+            credential=record.credential,
+            askers=_listed(record.on_behalf_of),
+            session_key=record.session_key,
+            origins=origins,
+            nodes=self._roster.nodes,
+        )
+
+
+def _listed(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
 
 
 def _denied_by(record: CallRecord) -> str | None:
@@ -173,6 +221,7 @@ def _explained(policy: Policy, subject: Subject, tool: str) -> Explanation:
         node_id=subject.node_id,
         origins=subject.origins,
         credential=subject.credential,
+        on_behalf_of=next(iter(subject.askers), None),
         session_key=subject.session_key,
         fitting=fitting,
     )

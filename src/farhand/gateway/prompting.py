@@ -14,8 +14,10 @@ from farhand.agent.tool_search import overview
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.roster import Roster
+from farhand.machine.files import Files
+from farhand.machine.root import Root
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.errors import ToolError
+from farhand.protocol.errors import NotFound, ToolError
 from farhand.protocol.names import FAMILY, SEPARATOR
 from farhand.store.objects import AGENTS, Objects
 from farhand.store.sessions import SessionRecord
@@ -23,6 +25,9 @@ from farhand.store.sessions import SessionRecord
 log = logging.getLogger("farhand.prompt")
 
 LARGEST_FILE = 1024 * 1024
+MOST_TAGS = 4
+# Who the agent is and by which rules it works; the other files are about its owner.
+FOR_GUESTS = frozenset({"SOUL.md", "AGENTS.md", "IDENTITY.md"})
 
 AgentFiles = Callable[[str], Awaitable[Mapping[str, str]]]
 AgentSkills = Callable[[str], Awaitable[Sequence[Skill]]]
@@ -40,20 +45,19 @@ class Prompts:
         self._files = files
         self._skills = skills
 
-    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec]) -> Prompted:
+    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
         agent = record.agent_id
         minimal = record.kind == "child"
-        # Tools of machines are told with their machine.
-        elsewhere = tuple(f"{node_id}{SEPARATOR}" for node_id in self._roster.nodes)
         parts = PromptParts(
             agent_id=agent,
             mode="minimal" if minimal else "full",
-            workspace=str(self._workspace),
-            files=await self._files(agent),
-            private=record.key == session_keys.main_key(agent),
+            workspace="" if guest else str(self._workspace),
+            files={name: text for name, text in (await self._files(agent)).items() if not guest or name in FOR_GUESTS},
+            private=record.key == session_keys.main_key(agent) and not guest,
+            guest=guest,
             skills=() if minimal else await self._skills_of(agent),
-            machines=self._machines({spec.name for spec in tools}),
-            further_tools=overview([spec for spec in tools if not spec.name.startswith(elsewhere)]),
+            machines=self._machines({spec.name for spec in tools}, guest=guest),
+            further_tools=overview(tools),
             date=f"{datetime.now().astimezone():%Y-%m-%d (%Z)}",
         )
         return Prompted(parts, "" if minimal else self._agents.of(agent).instructions or "")
@@ -65,10 +69,14 @@ class Prompts:
             log.warning("the skills of %s are left out of the prompt: %s", agent, error)
             return ()
 
-    def _machines(self, callable_: set[str]) -> tuple[Machine, ...]:
+    def _machines(self, callable_: set[str], *, guest: bool) -> tuple[Machine, ...]:
+        """What the agent is told of machines; a guest's agent only of those whose tools it may call."""
         machines = []
         for node_id, node in sorted(self._roster.nodes.items()):
+            if not node.online and guest:
+                continue
             if not node.online:
+                machines.append(Machine(node_id, offline=node.seen))
                 continue
             names = tuple(
                 spec.name
@@ -77,8 +85,11 @@ class Prompts:
             )
             if not node.card.tools:
                 names = tuple(family for each in node.card.capabilities if (family := f"{each}{FAMILY}") in callable_)
+            if guest and not names:
+                continue
             system = node.card.runtime.get("hostOs")
-            described = [*([system] if isinstance(system, str) else []), *node.card.tags]
+            tags = [f'"{tag}"' for tag in node.card.tags[:MOST_TAGS]]
+            described = [*([system] if isinstance(system, str) else []), *([f"tags {' '.join(tags)}"] if tags else [])]
             machines.append(Machine(node_id, ", ".join(described), names))
         return tuple(machines)
 
@@ -112,18 +123,29 @@ class StoredFiles:
 
 
 async def files_in(folders: Sequence[Path]) -> dict[str, str]:
-    """The prompt's files; one that is in several of the folders counts where it is found first."""
+    """Return the prompt's files; one that is in several of the folders counts where it is found first.
+
+    Commands in a sandbox can write these folders, so a link that leads out of its folder is not followed: it would
+    show the model a file that the sandbox does not have. Neither is a pipe opened, which would wait for its writer.
+    """
 
     def read() -> dict[str, str]:
         found: dict[str, str] = {}
-        for name in FILES:
-            for folder in folders:
-                try:
-                    with (folder / name).open("rb") as file:
-                        found[name] = file.read(LARGEST_FILE).decode(errors="replace")
-                    break
-                except OSError:
+        for folder in folders:
+            try:
+                files = Files(folder, roots=[Root(folder)])
+            except NotFound:
+                continue
+            for name in FILES:
+                if name in found:
                     continue
+                try:
+                    with files.open(name) as file:
+                        found[name] = file.read(LARGEST_FILE).decode(errors="replace")
+                except NotFound:
+                    continue
+                except (ToolError, OSError) as error:
+                    log.warning("%s is left out of the prompt: %s", folder / name, error)
         return found
 
     return await asyncio.to_thread(read)

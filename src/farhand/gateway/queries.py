@@ -14,8 +14,10 @@ from farhand.gateway.roster import Connection, Roster
 from farhand.protocol.errors import Failed, NotFound, Timeout, ToolError
 from farhand.protocol.messages import NodeAnswer, NodeQuery, encode
 from farhand.protocol.names import NATIVE
+from farhand.protocol.version import MIB
 
 MAX_OPEN = 1024
+LARGEST_ANSWER = 16 * MIB
 
 Query = Callable[[msgspec.Raw], Awaitable[Any]]
 
@@ -45,7 +47,7 @@ class Queries:
         node = self._roster.nodes.get(node_id)
         connection = node.connection if node else None
         if connection is None:
-            raise NotFound(f"node {node_id!r} is not connected")
+            raise NotFound(node.absence if node else self._roster.unknown(node_id))
         if kind not in connection.queries:
             raise NotFound(f"node {node_id!r} does not answer questions about {kind}")
         if len(self._open) >= MAX_OPEN:
@@ -68,8 +70,13 @@ class Queries:
             return
         if answer.error is not UNSET:
             future.set_exception(ToolError.of(answer.error.kind, answer.error.message))
+        elif answer.result is UNSET:
+            future.set_result(msgspec.Raw(b"null"))
+        elif (size := memoryview(answer.result).nbytes) > LARGEST_ANSWER:
+            said = f"the answer of node {connection.node_id!r} has {size} bytes; at most {LARGEST_ANSWER} are read"
+            future.set_exception(Failed(said))
         else:
-            future.set_result(msgspec.Raw(b"null") if answer.result is UNSET else answer.result)
+            future.set_result(answer.result)
 
     def left(self, connection: Connection) -> None:
         for asked, future in self._open.values():

@@ -14,20 +14,21 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from farhand.gateway import commands, session_keys
-from farhand.gateway.channel import Attachment, Channel, Incoming, Tools
+from farhand.gateway.channel import Attachment, Channel, ChannelSettings, Incoming, Tools
 from farhand.gateway.credentials import Credential, Scope
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.messages import Messages
-from farhand.gateway.runs import Run
+from farhand.gateway.runs import Run, RunOptions
 from farhand.gateway.session_keys import MAIN, DmScope, PeerKind
 from farhand.gateway.sessions import Sessions
 from farhand.gateway.workspace import Workspace
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
+from farhand.protocol.untrusted import one_line
 from farhand.store import outbox, pairings
 from farhand.store.database import Database
 from farhand.store.outbox import AwaitedReply, Place
@@ -38,14 +39,22 @@ log = logging.getLogger("farhand.channels")
 
 MAX_PENDING: Final = 20
 """Strangers that wait for the owner's word, per account: a crowd must not fill the store."""
+# Characters of what people and services call someone or something.
+LONGEST_NAME: Final = 80
 TYPING_SECONDS: Final = 4.0
 RESTART_SECONDS: Final = 5.0
+Standing = Literal["named", "guest"]
 _UNSAFE: Final = re.compile(r"[^\w.+-]")
 _SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
     "none": frozenset(),
     "read": frozenset({Scope.TOOLS_READ.value}),
     "write": frozenset({Scope.TOOLS_WRITE.value}),
     "all": frozenset({Scope.TOOLS_EXEC.value}),
+}
+# `all` is what owners give themselves on a channel: it includes other sessions and the files that steer the agent.
+_PEER_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
+    **_SCOPES,
+    "all": frozenset({Scope.TOOLS_EXEC.value, Scope.CHAT.value, Scope.READ.value}),
 }
 
 
@@ -81,7 +90,13 @@ class Reception:
         bindings: Sequence[Binding] = (),
         dm_scope: DmScope = "main",
         identity_links: Mapping[str, Sequence[str]] | None = None,
+        removed: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`removed` is called with the credential of a person whose pairing was taken back."""
+        self._removed = removed
+        known = database.query(pairings.list_pairings)
+        # Those whom the owner let in: channel, account, sender.
+        self._approved = {_identity(one) for one in known if one.state is PairingState.APPROVED}
         self._database = database
         self._messages = messages
         self._sessions = sessions
@@ -154,25 +169,30 @@ class Reception:
             settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)
         ):
             return None
-        if not await self._admitted(channel, incoming, place):
+        standing = await self._standing(channel, incoming, place)
+        if standing is None:
             return None
+        guest = standing == "guest"
         agent = self.agent_of(place)
-        key = session_keys.peer_key(
-            agent,
-            place.channel,
-            place.peer_kind,
-            place.peer,
-            account=place.account,
-            scope=self._dm_scope,
-            links=self._links,
-        )
+        if guest:
+            key = session_keys.guest_key(agent, place.channel, place.account, place.peer, place.peer_kind)
+        else:
+            key = session_keys.peer_key(
+                agent,
+                place.channel,
+                place.peer_kind,
+                place.peer,
+                account=place.account,
+                scope=self._dm_scope,
+                links=self._links,
+            )
         text = incoming.text
         if commands.read(text) is None:
             text = await self._envelope(agent, channel, incoming)
-        return await self._send(channel, incoming, place, agent, key, text)
+        return await self._send(channel, incoming, place, agent, key, text, guest=guest)
 
     async def _send(
-        self, channel: Channel, incoming: Incoming, place: Place, agent: str, key: str, text: str
+        self, channel: Channel, incoming: Incoming, place: Place, agent: str, key: str, text: str, *, guest: bool
     ) -> Run | None:
         now = self._clock()
         run_id = self._sessions.new_id()
@@ -185,8 +205,9 @@ class Reception:
                 text,
                 origin=place.channel,
                 credential=credential_of(channel, incoming),
+                options=RunOptions(guest=guest),
                 channel=msgspec.to_builtins(place),
-                title=incoming.sender_name or incoming.sender,
+                title=one_line(incoming.sender_name or incoming.sender, LONGEST_NAME),
                 run_id=run_id,
                 idempotency_key=_message_key(place, incoming),
             )
@@ -198,7 +219,8 @@ class Reception:
                 await self._forget_awaited(run_id)
         if not sent:
             return run  # the service brought it twice
-        await self._database.write(lambda store: outbox.note_active(store, agent, place, now))
+        if not guest:  # what goes to the place that was used last is for those whom the owner named
+            await self._database.write(lambda store: outbox.note_active(store, agent, place, now))
         self.keep(run, awaited)
         return run
 
@@ -230,11 +252,12 @@ class Reception:
 
     async def _envelope(self, agent: str, channel: Channel, incoming: Incoming) -> str:
         """What the model is shown: where from, who, the text, and where the files are."""
-        who = " ".join(re.sub(r"[\[\]·]", " ", incoming.sender_name or incoming.sender).split())[:80]
+        who = one_line(re.sub(r"[\[\]·]", " ", incoming.sender_name or incoming.sender), LONGEST_NAME)
         lines = [f"[{channel.settings.kind} · {who}] {incoming.text}".rstrip()]
         for attachment in incoming.attachments:
             path = await self._keep(agent, incoming, attachment)
-            lines.append(f"[attached: {path} ({attachment.content_type}, {len(attachment.data)} bytes)]")
+            kind = one_line(attachment.content_type, LONGEST_NAME)
+            lines.append(f"[attached: {path} ({kind}, {len(attachment.data)} bytes)]")
         return "\n".join(lines)
 
     async def _keep(self, agent: str, incoming: Incoming, attachment: Attachment) -> str:
@@ -300,22 +323,32 @@ class Reception:
 
     # -- who may talk -----------------------------------------------------------------------------------
 
-    async def _admitted(self, channel: Channel, incoming: Incoming, place: Place) -> bool:
+    async def _standing(self, channel: Channel, incoming: Incoming, place: Place) -> Standing | None:
+        """Whether a sender may talk: as one whom the owner named, or as a guest; None: not at all.
+
+        A sender for whom the service does not vouch is never taken for somebody who was named.
+        """
         settings = channel.settings
-        if settings.policy == "open" or allowed(settings.allow, incoming):
-            return True
-        if settings.policy == "allowlist":
-            log.info("a message on %s from %s was not taken: not in the allow list", place.channel, incoming.sender)
-            return False
         sender = address(incoming.sender)
         known = await self._database.read(
             lambda store: pairings.find_pairing(store, place.channel, place.account, sender)
         )
-        if known is not None and known.state is PairingState.APPROVED:
-            return True
-        if known is None and incoming.peer_kind == "dm":
-            await self._ask(incoming, place, sender)
-        return False
+        approved = known is not None and known.state is PairingState.APPROVED
+        if settings.policy != "open" and not approved and not allowed(settings.allow, incoming):
+            if settings.policy == "allowlist":
+                log.info("a message on %s from %s was not taken: not in the allow list", place.channel, incoming.sender)
+            elif known is None and incoming.peer_kind == "dm":
+                await self._ask(incoming, place, sender)
+            return None
+        if settings.policy == "allowlist" and not allowed(settings.allow, incoming):
+            return None  # an approval of earlier settings
+        listed = [one for one in settings.allow if one.strip() != "*"]
+        linked = session_keys.is_linked(place.channel, incoming.sender, self._links)
+        if incoming.peer_kind != "dm" and settings.policy == "open":
+            named = address(incoming.peer) in {address(one) for one in listed}  # all in the group hear the answers
+        else:
+            named = allowed(listed, incoming) or linked or (approved and settings.policy != "allowlist")
+        return "named" if named and incoming.trusted else "guest"
 
     async def _ask(self, incoming: Incoming, place: Place, sender: str) -> None:
         """Tell a stranger, once, how to be let in."""
@@ -332,10 +365,10 @@ class Reception:
             channel=place.channel,
             account=place.account,
             sender=sender,
-            name=incoming.sender_name[:100],
+            name=one_line(incoming.sender_name, LONGEST_NAME),
             code="".join(secrets.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(8)),
             peer=place.peer,
-            first_text=incoming.text[:200],
+            first_text=one_line(incoming.text, 200),
             requested_at=self._clock(),
         )
         await self._database.write(lambda store: pairings.save_pairing(store, pairing))
@@ -365,6 +398,11 @@ class Reception:
         state = PairingState.APPROVED if approve else PairingState.REJECTED
         decided = msgspec.structs.replace(found[0], state=state, decided_at=self._clock())
         await self._database.write(lambda store: pairings.save_pairing(store, decided))
+        if approve:
+            self._approved.add(_identity(decided))
+        elif _identity(decided) in self._approved:
+            self._approved.discard(_identity(decided))
+            self._removed(peer_id(*_identity(decided)))
         if approve and found[0].state is not PairingState.APPROVED:
             with contextlib.suppress(ToolError):
                 await self._messages.accept(
@@ -375,6 +413,25 @@ class Reception:
                 )
         return decided
 
+    def scopes_of_channel(self, credential_id: str) -> frozenset[str] | None:
+        """Return the scopes that people on the accounts of a channel have now; None where no account is left."""
+        kind = credential_id.partition(":")[2]
+        found = [one.settings for one in self._messages.channels.values() if one.settings.kind == kind]
+        return frozenset[str]().union(*map(_channel_scopes, found)) if found else None
+
+    def scopes_of_peer(self, credential_id: str) -> frozenset[str] | None:
+        """Return the scopes that a person on a channel has now; None for one who may no longer talk there."""
+        _, kind, account, sender = credential_id.split(":", 3)
+        for channel in self._messages.channels.values():
+            settings = channel.settings
+            if (settings.kind, settings.account) != (kind, account):
+                continue
+            listed = {address(one) for one in settings.allow}
+            paired = settings.policy == "pairing" and (kind, account, sender) in self._approved
+            if settings.policy == "open" or paired or sender in listed or "*" in listed:
+                return _channel_scopes(settings)
+        return None
+
     async def forget(self, code_or_sender: str, channel: str | None = None) -> Pairing:
         """Take back what was decided: whoever it is has to ask again. Raises NotFound, InvalidArgs."""
         decided = await self.decide(code_or_sender, False, channel)
@@ -383,10 +440,28 @@ class Reception:
 
 
 def credential_of(channel: Channel, incoming: Incoming) -> Credential:
-    """What the agent may do for whoever wrote: rights of the channel's settings, never those of the owner by chance."""
+    """What the agent may do for whoever wrote: rights of the channel's settings, never those of the owner by chance.
+
+    In a direct conversation it names the person too, so that it ends when the owner takes their pairing back.
+    """
     settings = channel.settings
+    scopes = _channel_scopes(settings) if incoming.trusted else frozenset()
+    person = peer_id(settings.kind, settings.account, address(incoming.sender)) if incoming.peer_kind == "dm" else ""
+    return Credential(f"channel:{settings.kind}", scopes, issuer=person)
+
+
+def _channel_scopes(settings: ChannelSettings) -> frozenset[str]:
     tools: Tools = settings.tools or ("none" if settings.policy == "open" else "all")
-    return Credential(f"channel:{settings.kind}", _SCOPES[tools] if incoming.trusted else frozenset())
+    return _PEER_SCOPES[tools]
+
+
+def peer_id(channel: str, account: str, sender: str) -> str:
+    """Return the credential id of a person on an account of a channel."""
+    return f"peer:{channel}:{account}:{sender}"
+
+
+def _identity(pairing: Pairing) -> tuple[str, str, str]:
+    return pairing.channel, pairing.account, pairing.sender
 
 
 def tool_scopes(tools: Tools) -> frozenset[str]:

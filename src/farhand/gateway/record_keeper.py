@@ -13,9 +13,8 @@ import msgspec
 from farhand.gateway.open_call import OpenCall, ended, unknown
 from farhand.gateway.roster import Connection
 from farhand.protocol.messages import ToolAck, ToolResponse, encode
-from farhand.store import calls, chats, keys
+from farhand.store import calls, keys
 from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.chats import Words
 from farhand.store.database import Database
 from farhand.store.parked import finish_parked
 
@@ -62,7 +61,7 @@ class RecordKeeper:
         end = End(opened, record, connection)
         if opened.read_only or (connection is not None and connection.resume is not None):
             opened.record = record
-            if self._database.ahead.tell(intent_of(record, opened.words), end):
+            if self._database.ahead.tell(intent_of(record), end):
                 opened.tell(record)
         else:
             self._write(end)
@@ -82,7 +81,6 @@ class RecordKeeper:
 
     def write(self, store: apsw.Connection, items: list[OpenCall | End]) -> None:
         new: list[tuple[CallRecord, bool]] = []
-        spoken: list[tuple[str, Words]] = []
         for item in items:
             if isinstance(item, End):
                 opened = item.opened
@@ -92,8 +90,6 @@ class RecordKeeper:
                     calls.finish(store, item.record)
                 else:
                     new.append((item.record, not opened.read_only))
-                    if opened.words is not None:
-                        spoken.append((item.record.id, opened.words))
                 if opened.unrun and (key := item.record.idempotency_key) is not None:
                     keys.release(store, item.record.credential, key, item.record.id)
             elif not item.over:
@@ -101,8 +97,6 @@ class RecordKeeper:
                 item.written = True
         if new:
             calls.begin_all(store, new)
-        if spoken:
-            chats.keep(store, spoken)
 
     def kept(self, items: list[OpenCall | End], error: Exception | None) -> None:
         for item in items:

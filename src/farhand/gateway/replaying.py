@@ -21,7 +21,7 @@ from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, 
 from farhand.agent.loop import Incoming
 from farhand.agent.outcome import Outcome
 from farhand.agent.tool_search import CORE, ToolShelf
-from farhand.agent.tools import ToolList, Tools, WithClients
+from farhand.agent.tools import AgentTool, ToolList, Tools, WithClients
 from farhand.agent.transcript import mend
 from farhand.gateway.asking import ERRORS, Replied, RunSettings, plain_digest, spec_list
 from farhand.gateway.open_call import Outcome as Ended
@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True):
     got: str
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class ReplayedRun(msgspec.Struct, frozen=True):
     """How a repetition went."""
 
     run_id: str
@@ -128,7 +128,7 @@ def _take(store: apsw.Connection, contents: dict[bytes, bytes], name: bytes) -> 
             raise InvalidArgs(f"a part of the request with the digest {name.hex()} is missing from the store") from None
 
 
-async def replay(record: Recorded) -> Replayed:
+async def replay(record: Recorded) -> ReplayedRun:
     """Repeat a run up to the first difference."""
     requests = made = 0
     difference: Difference | None = None
@@ -140,7 +140,7 @@ async def replay(record: Recorded) -> Replayed:
         if difference is not None:
             break
     run = record.run
-    return Replayed(
+    return ReplayedRun(
         run.id, run.session_key, run.state.value, difference is None, requests, made, len(record.attempts), difference
     )
 
@@ -288,7 +288,7 @@ class _Again:
 
     def _specs_of(self, name: bytes) -> list[ToolSpec]:
         contents = self._record.contents
-        return [msgspec.json.decode(contents[one], type=ToolSpec) for one in _split(contents[name])]
+        return [msgspec.json.decode(contents[one], type=AgentTool) for one in _split(contents[name])]
 
     # -- tools and messages -------------------------------------------------------------------------------
 

@@ -1,24 +1,32 @@
-"""What is over is kept for a while and then forgotten: sent messages, posts that were given on, runs of jobs long gone.
+"""Removes what is older than the settings keep: sent messages, handled hook posts, runs of deleted jobs, and history.
 
-Nothing that is still on its way is ever touched.
+Nothing that is still under way is ever removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Final
 
 import apsw
+import msgspec
 
 from farhand.gateway.repeating import Repeating
-from farhand.store import cron, hooks, outbox
+from farhand.store import cron, hooks, outbox, pruning
 from farhand.store.database import Database, StoreError
+from farhand.store.events import last_event
 
 log = logging.getLogger("farhand.retention")
 
 EVERY_SECONDS: Final = 3600.0
+LOOK_SECONDS: Final = 5.0
+"""Between two looks at how much the store has grown."""
+PAUSE_SECONDS: Final = 0.01
+"""Between two transactions that remove history, at least; and as long as the last one took."""
 DAY_MS: Final = 24 * 3600 * 1000
 AT_ONCE: Final = 500
 """Rows that are dropped in one go: others write meanwhile."""
@@ -47,7 +55,7 @@ class Retention(Repeating):
             try:
                 await self.forget()
             except StoreError as error:
-                log.warning("what is over could not be forgotten: %s", error)
+                log.warning("failed to remove expired rows: %s", error)
             await asyncio.sleep(EVERY_SECONDS)
 
     async def forget(self) -> int:
@@ -68,3 +76,100 @@ class Retention(Repeating):
 
 def _at_most(forget: Forget, before: int) -> Callable[[apsw.Connection], int]:
     return lambda store: forget(store, before, AT_ONCE)
+
+
+class HistoryLimits(msgspec.Struct, frozen=True):
+    """How long the journal and the record of calls are kept, and how much they may take; 0: without a limit."""
+
+    days: float = 0.0
+    megabytes: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        return self.megabytes * 1024 * 1024
+
+
+class HistoryRetention(Repeating):
+    """Keeps the journal and the record of calls within their limits. Use as a context manager.
+
+    Looks once an hour, and whenever the store has grown by a twentieth of what it may take. It removes a little at a
+    time and pauses in between, so that calls go on meanwhile.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        limits: Callable[[], HistoryLimits],
+        *,
+        clock: Callable[[], int],
+        has_undo: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`has_undo`: whether the old content of files that a call changed is still there; such a call is kept."""
+        self._database = database
+        self._limits = limits
+        self._clock = clock
+        self._has_undo = has_undo
+
+    async def _repeat(self) -> None:
+        looked, used = -math.inf, 0
+        while True:
+            try:
+                limits = self._limits()
+                now_used = await self._database.read(pruning.used_bytes)
+                grown = limits.most_bytes and now_used - used > limits.most_bytes / 20
+                if grown or time.monotonic() - looked > EVERY_SECONDS:
+                    await self.prune()
+                    looked, used = time.monotonic(), await self._database.read(pruning.used_bytes)
+            except (StoreError, apsw.Error) as error:
+                log.warning("failed to prune the history: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def prune(self) -> int:
+        """Remove what exceeds the limits, oldest first; how many bytes that were."""
+        limits, now = self._limits(), self._clock()
+        if not limits.days and not limits.megabytes:
+            return 0
+        before = now - int(limits.days * DAY_MS) if limits.days else 0
+        to_free = await self._excess(limits) if limits.megabytes else 0
+        newest = await self._database.read(last_event)
+        freed = 0
+        while True:
+            began = time.monotonic()
+            batch = await self._database.read(
+                lambda store: pruning.plan(
+                    store,
+                    self._database.sealer,
+                    now=now,
+                    before=before,
+                    to_free=to_free - freed,  # noqa: B023 (it is called before the next turn)
+                    last=newest - pruning.TAIL,
+                    has_undo=self._has_undo,
+                )
+            )
+            if batch is None:
+                break
+            freed += await self._database.write(_applied(batch, now), durable=False)
+            await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - began))
+        if freed:
+            await self._database.write(lambda store: pruning.forget_fanouts(store, before), durable=False)
+            log.info("pruned %d bytes of history", freed)
+        return freed
+
+    async def _excess(self, limits: HistoryLimits) -> int:
+        """How much has to go for the history to take nine tenths of its limit; 0 while it is within the limit."""
+        path = self._database.path
+
+        def measure() -> int:
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                connection.set_busy_timeout(2000)
+                return pruning.usage(connection).total
+            finally:
+                connection.close()
+
+        used = await asyncio.to_thread(measure)
+        return used - limits.most_bytes * 9 // 10 if used > limits.most_bytes else 0
+
+
+def _applied(batch: pruning.Batch, now: int) -> Callable[[apsw.Connection], int]:
+    return lambda store: pruning.apply(store, batch, now)

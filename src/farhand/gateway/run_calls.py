@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from farhand.agent.outcome import Outcome
-from farhand.gateway.credentials import Credential
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, new_call_id
 from farhand.gateway.open_call import Outcome as Ended
 from farhand.gateway.pinning import Pinned, of_a_machine
-from farhand.gateway.policy import GATEWAY
+from farhand.gateway.principal import Principal
 from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall, ToolResult
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import join_tool, split_tool
+from farhand.protocol.names import split_tool
 from farhand.store.database import StoreError
+from farhand.store.parked import Approval
 from farhand.tools.tool import Tool
 
 log = logging.getLogger("farhand.runs")
@@ -31,11 +30,6 @@ EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
 """Ends what commands of these calls still run on the gateway's own machine."""
 
 NODE_COMMANDS = "Bash"
-FIRST_WAIT = 0.5
-LONGEST_WAIT = 30.0
-"""Seconds between two questions to a machine that does not answer."""
-MOST_KILLS = 3
-"""What survives so many kills is not asked for again."""
 
 
 class RunCalls:
@@ -51,23 +45,26 @@ class RunCalls:
         *,
         session_key: str,
         agent_id: str,
-        credential: Credential,
+        principal: Principal,
         stopped: Callable[[], str | None],
         origins: Sequence[str],
         only: Mapping[str, Tool] | None = None,
         pinned: Pinned | None = None,
         end_jobs: EndJobs | None = None,
+        asked: Callable[[Approval], None] = lambda _: None,
     ) -> None:
-        """`stopped` tells why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
-        tools there are for this run, by their names; without, those that the hub serves. `pinned`: machines' tools are
-        those of some machines alone."""
+        """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
+        tools of this run, by name; without it, those the hub serves. `pinned`: tools of some machines alone. `asked` is
+        called when a call waits to be approved.
+        """
         self._hub = hub
         self._session_key = session_key
         self._agent_id = agent_id
-        self._credential = credential
+        self._principal = principal
         self._only = only
         self._pinned = pinned
         self._end_jobs = end_jobs
+        self._asked = asked
         self._made: dict[str, str] = {}
         self._stopped = stopped
         self._origins = origins
@@ -79,9 +76,9 @@ class RunCalls:
     async def call(self, use: ToolUse, key: str) -> Outcome:
         """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
         own = None if self._only is None else self._only.get(use.name)
-        name, given, credential = use.name, use.arguments, self._credential
+        name, given, principal = use.name, use.arguments, self._principal
         if self._pinned is not None:
-            name, credential = self._pinned.name(name), self._pinned.credential(credential)
+            name, principal = self._pinned.name(name), self._pinned.principal(principal)
             own = None if own is not None and of_a_machine(use.name, own.spec) else own
             try:
                 given = self._pinned.arguments(name, given)
@@ -94,13 +91,14 @@ class RunCalls:
         gate = self._hub.gate
         # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
         opening = asyncio.ensure_future(
-            gate.begin(call, credential=credential, own=own, idempotency_key=key, origins=self._origins)
+            gate.begin(call, principal=principal, own=own, idempotency_key=key, origins=self._origins)
         )
         try:
             opened = await asyncio.shield(opening)
             self._made[opened.record.id] = name
             if not isinstance(opened, OpenCall):
                 return self._outcome(opened.result)
+            opened.when_asked(self._asked)
             return self._outcome((await gate.wait(opened)).result)
         except (StoreError, IdempotencyConflict) as error:
             return Outcome.failed("failed", f"the call was not run: {error}")
@@ -127,34 +125,14 @@ class RunCalls:
         if self._hub.gate.frozen is not None:
             return  # whoever froze everything ends them all
         made = dict(self._made)
-        nodes = {named[0] for name in made.values() if (named := split_tool(name)) and named[1] == NODE_COMMANDS}
-        work = [self._end_on(node_id, made) for node_id in nodes if node_id in self._hub.roster.nodes]
+        commands: dict[str, list[str]] = {}
+        for call_id, name in made.items():
+            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._hub.roster.nodes:
+                commands.setdefault(named[0], []).append(call_id)
+        reason = self._stopped() or "the run was stopped"
+        work = [self._hub.end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
         if self._end_jobs is not None:
             work.append(self._end_jobs(made))
         for failure in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(failure, BaseException):
                 log.warning("processes of a stopped run in %s may be left: %s", self._session_key, failure)
-
-    async def _end_on(self, node_id: str, made: dict[str, str]) -> None:
-        """A machine that is gone or silent is asked again until it answers; it may be back at any time."""
-        wait = FIRST_WAIT
-        tried: Counter[str] = Counter()
-        nodes = self._hub.roster.nodes
-        while (node := nodes.get(node_id)) is not None:
-            jobs, silent = await self._hub.jobs(node_id) if node.online else ([], [node_id])
-            left = [job["job_id"] for job in jobs if job["running"] and job["call_id"] in made]
-            left = [job for job in left if tried[job] < MOST_KILLS]
-            if not left and not silent:
-                return
-            tried.update(left)
-            await asyncio.gather(*(self._kill(node_id, job) for job in left))
-            if silent:
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, LONGEST_WAIT)
-
-    async def _kill(self, node_id: str, job_id: str) -> None:
-        arguments = msgspec.Raw(msgspec.json.encode({"action": "kill", "sessionId": job_id}))
-        call = ToolCall(new_call_id(), join_tool(node_id, "Process"), arguments, self._session_key, self._agent_id)
-        opened = await self._hub.gate.begin(call, credential=self._credential, origins=GATEWAY)
-        if isinstance(opened, OpenCall):
-            await self._hub.gate.wait(opened)

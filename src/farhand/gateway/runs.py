@@ -9,16 +9,15 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Event
-from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.approvals import ApprovalRequested
+from farhand.gateway.credentials import OWNER, Credential
 from farhand.gateway.pinning import Pin
+from farhand.gateway.principal import decode_credential
 from farhand.llm.messages import Message, ToolUse, Usage
 from farhand.llm.model import Thinking
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import Failed
 from farhand.store.sessions import OPEN_STATES, RunRecord, RunState
-
-_TOOL_SCOPES = frozenset({Scope.TOOLS_READ.value, Scope.TOOLS_WRITE.value, Scope.TOOLS_EXEC.value})
-
 
 FROZEN = "frozen"
 """The kind of failure of a run that came while nothing may run."""
@@ -46,13 +45,17 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """False: the model is offered the client's tools and no other."""
     answers: tuple[Message, ...] | None = None
     """Results of calls that an earlier run left to the client; with these a message may be empty."""
+    # The message is from a person whom the owner has not named: nothing of the owner's is told or may be looked up.
+    guest: bool = False
+    # Where the work came from that led to this message, the first origin first.
+    origins: tuple[str, ...] = ()
     record: bool = False
     """Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording."""
 
     @property
     def plain(self) -> bool:
         """Nothing special, so that a run under way can take the message up."""
-        return self == RunOptions()
+        return self == RunOptions(guest=self.guest, origins=self.origins)
 
 
 class RunFailure(msgspec.Struct, frozen=True):
@@ -108,6 +111,10 @@ class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
     line: str
 
 
+# What followers of a run see.
+RunEvent = Event | Recorded | ApprovalRequested
+
+
 class Run:
     """A run that this gateway works on, or is about to. Whoever sent its message may follow it, wait and stop it."""
 
@@ -117,13 +124,14 @@ class Run:
         self.record = record
         self.message = msgspec.json.decode(record.message, type=Message)
         self.options = msgspec.json.decode(record.options, type=RunOptions)
-        self.scopes = frozenset(record.scopes)
+        # The credential on whose behalf the run acts.
+        self.asker = _asker(record)
         self.outcome: RunOutcome | None = None
         self.stopping: tuple[RunState, str] | None = None
         self.stop = asyncio.Event()
         """Set when somebody wants it ended."""
         self.joined: Run | None = None
-        self._events: list[Event | Recorded] = []
+        self._events: list[RunEvent] = []
         self._began_at = 0
         self._followers: set[asyncio.Event] = set()
         self._end: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
@@ -141,7 +149,7 @@ class Run:
         async with asyncio.timeout(seconds):
             return await asyncio.shield(self._end)
 
-    async def follow(self) -> AsyncGenerator[Event | Recorded, None]:
+    async def follow(self) -> AsyncGenerator[RunEvent, None]:
         """What happens in the run, from its beginning on, until it has ended."""
         wake = asyncio.Event()
         self._followers.add(wake)
@@ -169,7 +177,7 @@ class Run:
 
     # -- told by whoever works on it ----------------------------------------------------------------------
 
-    def happened(self, event: Event | Recorded) -> None:
+    def happened(self, event: RunEvent) -> None:
         self._events.append(event)
         self._wake()
 
@@ -196,11 +204,12 @@ class Run:
             follower.set()
 
 
-def agent_scopes(credential: Credential) -> frozenset[str]:
-    """What an agent may do for somebody: what that somebody may do with tools, and nothing more."""
-    if credential.may(Scope.TOOLS_EXEC):
-        return frozenset({Scope.TOOLS_EXEC.value})
-    return credential.scopes & _TOOL_SCOPES
+def _asker(record: RunRecord) -> Credential:
+    if record.asker is not None:
+        return decode_credential(record.asker)
+    if record.credential == OWNER.id:
+        return OWNER
+    return Credential(record.credential, frozenset(record.scopes))  # of an earlier version
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

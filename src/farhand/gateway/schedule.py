@@ -91,6 +91,7 @@ class Scheduler:
         current: Callable[[], ScheduleSettings] | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         reachable: Callable[[Job], bool] = lambda _: True,
+        paused: Callable[[Job], str | None] = lambda _: None,
         held: Callable[[], bool] = lambda: False,
         report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
         alone: bool = False,
@@ -100,7 +101,8 @@ class Scheduler:
         settle_seconds: float = 0.0,
     ) -> None:
         """`current`: the settings as they are now, where they may change. `prepare` is called before each look at what
-        is due. `reachable`: whether the node a job is pinned to is there. `report` is told of a job's first failure.
+        is due. `reachable`: whether the node a job is pinned to is there. `paused`: why a job may not start, if so.
+        `report` is told of a job's first failure.
         `held`: whether nothing may start now; what passes meanwhile is missed, as if nobody had been there.
 
         `alone`: no other scheduler works on this store, so what ran before this one's start has lost its holder.
@@ -114,6 +116,7 @@ class Scheduler:
         self._planned_for: ZoneInfo | None = None
         self._perform = perform
         self._reachable = reachable
+        self._paused = paused
         self._held = held
         self._report = report
         self._alone = alone
@@ -274,6 +277,7 @@ class Scheduler:
                         since=self._started,
                         only=only,
                         reachable=self._reachable,
+                        paused=self._paused,
                     )
             return begun
 

@@ -7,11 +7,14 @@ import hashlib
 from collections.abc import AsyncGenerator
 
 from farhand.agent.events import Completed, Event, Failed, Stopped
+from farhand.gateway.admission import Denied
+from farhand.gateway.approvals import ApprovalRequested
+from farhand.gateway.credentials import Credential
 from farhand.gateway.direct import Turn
 from farhand.gateway.runs import Recorded
 from farhand.gateway.session_keys import MAIN, token
 from farhand.gateway.sessions import Sessions
-from farhand.protocol.errors import NotFound
+from farhand.protocol.errors import NotAllowed, NotFound
 from farhand.store.chats import ChatKey
 from farhand.store.sessions import RunState
 
@@ -29,19 +32,22 @@ class SessionAgent:
 
         Raises ToolError for a message that is not taken, IdempotencyConflict, StoreError.
         """
-        run = await self._sessions.send(
-            session_key(turn.chat),
-            turn.text,
-            origin="direct",
-            credential=turn.credential,
-            title=turn.text[:NAME_CHARACTERS],
-            idempotency_key=turn.idempotency_key,
-        )
+        try:
+            run = await self._sessions.send(
+                session_key(turn.chat),
+                turn.text,
+                origin="direct",
+                credential=turn.credential,
+                title=turn.text[:NAME_CHARACTERS],
+                idempotency_key=turn.idempotency_key,
+            )
+        except NotAllowed as error:
+            raise Denied(error.message) from None
         try:
             async for event in run.follow():
                 if isinstance(event, Completed | Stopped | Failed):
                     break  # the outcome says it, also where nobody told these events
-                if not isinstance(event, Recorded):
+                if not isinstance(event, Recorded | ApprovalRequested):
                     yield event
             outcome = await run.reply()
         finally:
@@ -53,6 +59,13 @@ class SessionAgent:
             yield Failed(outcome.error.kind, outcome.error.message, outcome.usage, outcome.steps)
         else:
             yield Completed(outcome.reply, outcome.usage, outcome.steps)
+
+    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
+        """Raises Denied where another credential began the conversation in the chat's session."""
+        try:
+            await self._sessions.check_owner(session_key(chat), credential)
+        except NotAllowed as error:
+            raise Denied(error.message) from None
 
     async def forget(self, chat: ChatKey) -> None:
         """Stop what runs in the chat's session and begin a new conversation there; the old one stays in the history."""

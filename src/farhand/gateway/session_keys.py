@@ -6,14 +6,17 @@
     agent:main:telegram:dm:123             a person on one channel             (dm_scope = "per-channel-peer")
     agent:main:telegram:work:dm:123        … through one account of it         (dm_scope = "per-account-channel-peer")
     agent:main:telegram:group:456          a group, channel or thread
+    agent:main:telegram:default:guest:123  a person whom the owner has not named, whatever dm_scope says
+    agent:main:telegram:default:guest-group:456  what such people say in a group, channel or thread
     agent:main:cron:<job>                  a scheduled task
     anything-else                          a session of the agent `main`, named by whoever uses it
 
-With dm_scope = "main", the default, people who write directly share the agent's main session.
+With dm_scope = "main", the default, people whom the owner named share the agent's main session.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -80,6 +83,24 @@ def peer_key(
     if scope == "per-channel-peer":
         return f"agent:{agent}:{channel}:dm:{who}"
     return f"agent:{agent}:{channel}:{agent_id(account, 'default')}:dm:{who}"
+
+
+def guest_key(agent: str, channel: str, account: str, peer: str, kind: str = "dm") -> str:
+    """Return the session of a person whom the owner has not named, or of such people in a group.
+
+    It is never the session of someone else: not of a person with the same id on another channel or account, and not of
+    one whose id differs in spelling alone.
+    """
+    who = token(peer)
+    if who != peer:
+        who = f"{who[:64]}.{hashlib.sha256(peer.encode(errors='replace')).hexdigest()[:16]}"
+    mark = "guest" if kind == "dm" else f"guest-{token(kind)}"
+    return f"agent:{agent_id(agent)}:{token(channel)}:{agent_id(account, 'default')}:{mark}:{who}"
+
+
+def is_linked(channel: str, peer: str, links: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the settings give a person's address a name."""
+    return _linked(token(channel), peer, links) is not None
 
 
 def canonical(key: str, scope: DmScope = "main") -> str:

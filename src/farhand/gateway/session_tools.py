@@ -12,12 +12,15 @@ from msgspec import Meta
 
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
-from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.credentials import Scope
+from farhand.gateway.policy import handed_on
+from farhand.gateway.principal import limited, principal_of
 from farhand.gateway.runs import Run, RunOptions, RunOutcome
 from farhand.gateway.sessions import Sessions
 from farhand.llm.messages import Image, Message, Text
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, Timeout
 from farhand.store.sessions import Entry, RunState, SessionRecord
+from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
 
 GRACE_MS = 20_000
@@ -54,7 +57,7 @@ class SessionTools:
             tool(self.agents_list, read_only=True),
             tool(self.sessions_list, read_only=True),
             tool(self.sessions_history, read_only=True),
-            tool(self.sessions_send, aliases={"message": "content"}),
+            tool(self.sessions_send, aliases={"message": "content"}, preview=self.preview_send),
             tool(self.sessions_spawn, timeout_ms=spawn_ms, continues=True),
             tool(self.subagents, read_only=True),
             tool(self.sessions_status, read_only=True),
@@ -63,7 +66,7 @@ class SessionTools:
     def native_tools(self) -> list[Tool]:
         return [
             tool(self.list_native, name="gsv__SessionsList", read_only=True),
-            tool(self.send_native, name="gsv__SessionSend"),
+            tool(self.send_native, name="gsv__SessionSend", preview=self.preview_send_native),
         ]
 
     # -- the agent's ------------------------------------------------------------------------------------
@@ -77,19 +80,22 @@ class SessionTools:
             for name in names
         )
 
-    async def sessions_list(self, limit: int = 20, offset: int = 0) -> str:
+    async def sessions_list(self, context: CallContext, limit: int = 20, offset: int = 0) -> str:
         """List sessions, oldest first."""
         limit, offset = _page(limit, offset, MAX_LISTED)
-        found, _ = await self._sessions.listed(limit, offset, oldest_first=True)
+        found, _ = await self._sessions.listed(limit, offset, oldest_first=True, own_to=_only(context))
         return "\n".join(
             f"{session_keys.short(record.key)}\t{record.title}\tmessages={record.messages}"
             f"\tcreated={_time(record.created_at)}\tupdated={_time(record.updated_at)}"
             for record in found
         )
 
-    async def sessions_history(self, session_id: SessionId, limit: int = DEFAULT_HISTORY, offset: int = 0) -> str:
+    async def sessions_history(
+        self, context: CallContext, session_id: SessionId, limit: int = DEFAULT_HISTORY, offset: int = 0
+    ) -> str:
         """Read the newest messages of a session; offset skips that many of the newest."""
         limit, offset = _page(limit, offset, MAX_HISTORY)
+        await self._sessions.check_visible(session_id, principal_of(context))
         entries = await self._sessions.history(session_id, limit, offset=offset)
         return "\n".join(told(entry) for entry in entries)
 
@@ -114,8 +120,12 @@ class SessionTools:
                 key,
                 prompt,
                 origin=f"agent:{agent}",
-                credential=Credential(context.credential, frozenset({Scope.TOOLS_READ.value})),
-                options=RunOptions(timeout_seconds=self._spawn_seconds, pin=self._sessions.pin_of(parent)),
+                credential=limited(principal_of(context).asker, Scope.READ, Scope.TOOLS_READ),
+                options=RunOptions(
+                    timeout_seconds=self._spawn_seconds,
+                    pin=self._sessions.pin_of(parent),
+                    origins=handed_on(context.origins),
+                ),
                 kind="child",
                 parent_key=parent,
                 title=title,
@@ -136,7 +146,9 @@ class SessionTools:
     async def subagents(self, context: CallContext) -> str:
         """List the sub-agents of this session that are at work."""
         parent = self._sessions.canonical(context.session_key or session_keys.MAIN)
-        found, _ = await self._sessions.listed(MAX_LISTED, oldest_first=True, kinds=("child",), parent_key=parent)
+        found, _ = await self._sessions.listed(
+            MAX_LISTED, oldest_first=True, kinds=("child",), parent_key=parent, own_to=_only(context)
+        )
         return "\n".join(
             f"id={record.key}\ttitle={record.title}\tstarted_at={_time(record.created_at)}"
             for record in found
@@ -145,7 +157,10 @@ class SessionTools:
 
     async def sessions_status(self, context: CallContext, session_id: str = "") -> str:
         """Show this session: id, messages, tokens, cost."""
-        record = await self._sessions.find(session_id or context.session_key or session_keys.MAIN)
+        key = session_id or context.session_key or session_keys.MAIN
+        if not self._works_in(context, key):
+            await self._sessions.check_visible(key, principal_of(context))
+        record = await self._sessions.find(key)
         return "\n".join(
             [
                 f"id={session_keys.short(record.key)}",
@@ -158,10 +173,17 @@ class SessionTools:
             ]
         )
 
+    def _works_in(self, context: CallContext, key: str) -> bool:
+        """Whether a call is that of the session's own run. Other callers only claim to belong to a session."""
+        if context.session_key is None or principal_of(context).on_behalf_of is None:
+            return False
+        return self._sessions.canonical(key) == self._sessions.canonical(context.session_key)
+
     # -- the gateway's ----------------------------------------------------------------------------------
 
     async def list_native(
         self,
+        context: CallContext,
         limit: Annotated[float, Meta(description="1-100, default 20.")] = 20,
         offset: float = 0,
         messageLimit: Annotated[float, Meta(description="Recent messages per session, 0-20.")] = 0,  # noqa: N803
@@ -169,7 +191,7 @@ class SessionTools:
         """List sessions, those used last first."""
         limit, offset = min(max(int(limit), 1), 100), max(int(offset), 0)
         messages = min(max(int(messageLimit), 0), 20)
-        found, count = await self._sessions.listed(limit, offset)
+        found, count = await self._sessions.listed(limit, offset, own_to=_only(context))
         shown = [await self._shown(record, messages) for record in found]
         return {"sessions": shown, "count": count, "offset": offset, "limit": limit}
 
@@ -223,6 +245,14 @@ class SessionTools:
             raise Failed(f"run {run.id} in session {run.session_key}: {outcome.text or outcome.state.value}")
         return {**answer, "status": "ok", "reply": outcome.reply}
 
+    async def preview_send(self, session_id: str, content: str) -> Preview:
+        record = await self._sessions.find(session_id)
+        return Preview(summary=f"sends a message to session {record.key}, whose agent acts on it:\n{content}")
+
+    async def preview_send_native(self, sessionKey: str, message: str, waitSeconds: float) -> Preview:  # noqa: ARG002, N803
+        key = self._sessions.canonical(sessionKey)
+        return Preview(summary=f"sends a message to session {key}, whose agent acts on it:\n{message}")
+
     def _waits_for(self, one: str, other: str) -> bool:
         """Whether waiting would never end: the session is the caller itself, or waits for it, however far round."""
         seen = set()
@@ -232,11 +262,25 @@ class SessionTools:
         return one == other
 
     async def _send(self, context: CallContext, key: str, text: str) -> Run:
-        sender = session_keys.short(context.session_key) if context.session_key else context.credential
-        # Whoever may call this may run anything, so its message may as well.
-        credential = Credential(context.credential, frozenset({Scope.TOOLS_EXEC.value}))
-        options = RunOptions(pin=self._sessions.pin_of(context.session_key))
-        return await self._sessions.send(key, text, origin=f"session:{sender}", credential=credential, options=options)
+        principal = principal_of(context)
+        # Only a run's session is known; another caller merely names one.
+        proven = context.session_key is not None and principal.on_behalf_of is not None
+        sender = session_keys.short(context.session_key or "") if proven else context.credential
+        return await self._sessions.send(
+            key,
+            text,
+            origin=f"session:{sender}",
+            credential=principal.asker,
+            options=RunOptions(pin=self._sessions.pin_of(context.session_key), origins=handed_on(context.origins)),
+            # People give commands: a model must not freeze every machine, nor end its owner's conversation.
+            commands_too=principal.on_behalf_of is None,
+        )
+
+
+def _only(context: CallContext) -> str | None:
+    """The credential to whose own sessions a caller is restricted; None: it sees all."""
+    principal = principal_of(context)
+    return None if principal.may(Scope.READ) else principal.asker.id
 
 
 def message_of(entry: Entry) -> Message:

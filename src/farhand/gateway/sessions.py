@@ -1,8 +1,8 @@
 """Sessions: conversations with agents, each with one run at a time, written down as they go.
 
 A message is on disk before its sender hears of it. Its run then works on it (`turns.py`), alone in its session and
-beside the runs of all others. A message that comes during a run joins it between two rounds of tool calls, where the
-run is allowed no more than the message's sender is; otherwise it waits for a run of its own. Whatever was open when
+beside the runs of all others. A message that comes during a run joins it between two rounds of tool calls where the
+run acts on behalf of the same credential; otherwise it waits for a run of its own. Whatever was open when
 the gateway stopped is taken up at its next start.
 """
 
@@ -20,10 +20,13 @@ import apsw
 import msgspec
 
 from farhand.gateway import client_calls, commands, session_keys
-from farhand.gateway.credentials import OWNER, Credential, Scope
+from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.daily_budget import message_budget
 from farhand.gateway.gate import IdempotencyConflict
 from farhand.gateway.pinning import Pin
-from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome, agent_scopes
+from farhand.gateway.policy import VIA
+from farhand.gateway.principal import Principal, encode_credential
+from farhand.gateway.runs import Run, RunFailure, RunOptions, RunOutcome
 from farhand.gateway.session_keys import DmScope
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol import sameness
@@ -80,6 +83,7 @@ class Sessions:
         self.describe_model = describe_model
         self.check_model = check_model
         self._freeze = freeze
+        self.budget = message_budget()
         self._lanes: dict[str, _Lane] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
@@ -95,7 +99,7 @@ class Sessions:
         message: str | Message,
         *,
         origin: str,
-        credential: Credential = OWNER,
+        credential: Credential,
         options: RunOptions | None = None,
         channel: Mapping[str, str] | None = None,
         history: Collection[Message] = (),
@@ -108,10 +112,11 @@ class Sessions:
     ) -> Run:
         """Give a session a message. Returns once it is on disk; the run's `reply()` tells what came of it.
 
-        `origin` says where it came from (`http`, `cron:<job>`, `telegram` …). The agent may do with tools what
-        `credential` may, and no more. `channel` is where answers to this session go from now on; `history` is what a
-        new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once. Raises
-        InvalidArgs for a key or message that is none, Failed when too many wait, IdempotencyConflict, StoreError.
+        `origin` says where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`:
+        it may do what that one may, and no more. `channel` is where answers to this session go from now on; `history`
+        is what a new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once. Raises
+        InvalidArgs for a key or message that is none, NotAllowed for a token without the scope `read` in a session that
+        is not its own, Failed when too many wait, IdempotencyConflict, StoreError.
         """
         key = self.canonical(key)
         said = Message("user", message) if isinstance(message, str) else message
@@ -130,12 +135,14 @@ class Sessions:
         if lane is not None and len(lane.waiting) >= MAX_QUEUED:
             raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
         now = self._clock()
+        self.budget.take(credential, len(body) + sum(len(earlier.text) for earlier in history), now)
         record = RunRecord(
             id=run_id or self.new_id(),
             session_key=key,
             origin=origin,
             credential=credential.id,
-            scopes=tuple(sorted(agent_scopes(credential))),
+            scopes=tuple(sorted(credential.scopes)),
+            asker=msgspec.Raw(encode_credential(credential)),
             message=msgspec.Raw(body),
             options=msgspec.Raw(msgspec.json.encode(options)),
             created_at=now,
@@ -151,7 +158,15 @@ class Sessions:
             updated_at=now,
         )
 
+        # The model answers from the whole conversation, so talking in a session amounts to reading it.
+        own_only = credential.is_token and not credential.may(Scope.READ)
+
         def write(store: apsw.Connection) -> str:
+            if own_only and not sessions.is_unused(store, key) and not sessions.is_own(store, key, credential.id):
+                raise NotAllowed(
+                    f"session {session_keys.short(key)!r} is not this credential's own; talking in it needs the scope "
+                    "'read'"
+                )
             if idempotency_key is not None:
                 asked = body if options.plain else body + sameness.canonical(record.options)
                 digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
@@ -193,6 +208,19 @@ class Sessions:
                 "stopping or changing it needs that one, or the scope 'admin'"
             )
 
+    async def check_visible(self, key: str, principal: Principal) -> None:
+        """Raises NotAllowed for a session that is not the caller's own, where it lacks the scope `read`.
+
+        A session is a credential's own while all of its runs act on behalf of that credential.
+        """
+        if principal.may(Scope.READ):
+            return
+        key = self.canonical(key)
+        if not await self._database.read(lambda store: sessions.is_own(store, key, principal.asker.id)):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} is not this credential's own; reading it needs the scope 'read'"
+            )
+
     async def stop(self, key: str, reason: str = "stopped on request") -> list[str]:
         """End a session's run and every process it started, and what waits behind it; the ids of these runs."""
         lane = self._lanes.get(self.canonical(key))
@@ -214,6 +242,12 @@ class Sessions:
         """End every run with every process it started, and what waits; how many runs that were."""
         stopped = await asyncio.gather(*(self.stop(key, reason) for key in list(self._lanes)))
         return sum(len(runs) for runs in stopped)
+
+    def credential_ended(self, token_id: str, reason: str) -> None:
+        """Stop the runs that act on behalf of a token which was revoked or has expired."""
+        for run in list(self._live.values()):
+            if token_id in Principal(run.asker).ids and run.joined is None:
+                self.ask_to_stop(run, RunState.STOPPED, f"{reason}, and the run acted on its behalf")
 
     def ask_to_stop(self, run: Run, state: RunState, reason: str) -> None:
         """End a run soon: one that is under way with all it started, one that still waits before it begins."""
@@ -290,7 +324,10 @@ class Sessions:
     def origins(self, run: Run, record: SessionRecord) -> tuple[str, ...]:
         """Where a run comes from, and for a sub-agent where the run comes from that it works for."""
         above = None if record.parent_key is None else self.current(record.parent_key)
-        return (run.record.origin,) if above is None else (run.record.origin, above.record.origin)
+        runs = [run] if above is None else [run, above]
+        own = [one.record.origin for one in runs]
+        led = [f"{VIA}{origin}" for one in runs for origin in one.options.origins if origin not in own]
+        return tuple(dict.fromkeys([*own, *led]))
 
     def waiting(self, key: str) -> int:
         lane = self._lanes.get(key)
@@ -316,11 +353,12 @@ class Sessions:
         return str(uuid.uuid4())
 
     def joining(self, run: Run) -> list[Run]:
-        """Messages that wait and may become part of a run: it acts for all their senders with what each of them may."""
+        """Messages that wait and may become part of a run: those on whose sender's behalf it acts already, and which
+        rules about origins see as they see the run."""
         lane = self._lanes.get(run.session_key)
         if lane is None or run.stopping is not None or run.options.pin is not None:
             return []
-        return [one for one in lane.waiting if one.options.plain and one.scopes >= run.scopes]
+        return [one for one in lane.waiting if one.options.plain and one.asker == run.asker and _alike(one, run)]
 
     def joined(self, one: Run, to: Run) -> None:
         """A waiting message is in the transcript of another run."""
@@ -426,6 +464,7 @@ class Sessions:
 
     async def _obey(self, run: Run, command: commands.Command) -> None:
         try:
+            _check_channel_rights(run, command)
             if command.name == commands.FREEZE:
                 reply = await self._stop_everything(run, command.argument)
             else:
@@ -438,10 +477,33 @@ class Sessions:
         await self.end(run, outcome)
 
     async def _stop_everything(self, run: Run, reason: str) -> str:
-        """Whoever may have commands run may stop them all. Raises NotAllowed."""
-        if self._freeze is None or Scope.TOOLS_EXEC.value not in run.scopes:
+        """Those who may run commands on every machine may stop them all. Raises NotAllowed."""
+        if self._freeze is None or run.asker.narrowed or not run.asker.may(Scope.TOOLS_EXEC):
             raise NotAllowed("you may not freeze everything from here; /stop ends what runs in this session")
         return await self._freeze(run.record.credential, reason)
+
+
+def _alike(one: Run, other: Run) -> bool:
+    """Whether two messages come from the same place."""
+    return (one.record.origin, one.options.origins, one.options.guest) == (
+        other.record.origin,
+        other.options.origins,
+        other.options.guest,
+    )
+
+
+def _check_channel_rights(run: Run, command: commands.Command) -> None:
+    """Raise NotAllowed for a command that a person on a channel may not give in this session."""
+    key, record = run.session_key, run.record
+    if run.options.guest:
+        own = ":guest:" in key  # and not a group's
+        if command.name not in (commands.OF_GUESTS if own else commands.OF_ANYBODY):
+            raise NotAllowed(f"/{command.name} is for people whom the owner of this agent has named")
+        return
+    main = key == session_keys.main_key(session_keys.agent_of(key))
+    limited = record.credential.startswith("channel:") and not run.asker.may(Scope.TOOLS_EXEC)
+    if main and limited and command.name in commands.OF_THE_OWNER:
+        raise NotAllowed(f'/{command.name} in the main session needs a channel with tools = "all"')
 
 
 def _entry(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-MOST_HEAD: Final = 64 * 1024
+MOST_HEAD: Final = 16 * 1024
+MOST_BRACKETS: Final = 200
+"""In a head: the parser takes cubic time for lists in lists."""
 MOST_DESCRIPTION: Final = 200
 NAMESPACES: Final = ("gsv", "farhand", "openclaw", "clawdbot")
 _KEY: Final = re.compile(r"[A-Za-z_][\w-]*:(?:\s|$)")
@@ -55,6 +57,8 @@ class SkillFile(msgspec.Struct, frozen=True):
     """False: its requirements cannot be read, so nobody can say that they are met."""
     unreadable: str = ""
     """Why nothing of it can be read, if so."""
+    # False: the model is not told of it (`disable-model-invocation`); a user may still ask for it by name.
+    model_invocable: bool = True
 
 
 def read_skill(folder: str, text: str, path: str, location: str, source: str) -> SkillFile:
@@ -73,6 +77,7 @@ def read_skill(folder: str, text: str, path: str, location: str, source: str) ->
         always=said.get("always") is True or _namespace(said).get("always") is True,
         requirements=requirements,
         well_formed=well_formed,
+        model_invocable=not _is_true(said.get("disable-model-invocation")),
     )
 
 
@@ -121,6 +126,8 @@ def _blocks(head: str) -> Iterator[str]:
 def _yaml(text: str) -> Any:
     import yaml  # noqa: PLC0415 (only a gateway with skills needs it)
 
+    if text.count("[") + text.count("{") > MOST_BRACKETS:
+        return None
     # Anchors could unfold a small text into a large value; no head needs them.
     try:
         if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text)):
@@ -155,6 +162,10 @@ def _requirements(said: dict[str, Any]) -> tuple[Requirements, bool]:
         return msgspec.convert(lists, Requirements), not (isinstance(metadata, str) and metadata)
     except msgspec.ValidationError:
         return Requirements(), False
+
+
+def _is_true(value: Any) -> bool:
+    return value is True or (isinstance(value, str) and value.strip().lower() in ("true", "yes", "on"))
 
 
 def _text(value: Any) -> str:

@@ -15,15 +15,20 @@ import msgspec
 
 from farhand.gateway.roster import Node, Roster
 from farhand.gateway.skill_file import Requirements, SkillEntry, SkillFile, read_skill, unreadable_skill
+from farhand.gateway.skill_folders import SKILL_FILE, SkillFolders
 from farhand.gateway.workspace import Workspace
+from farhand.machine.files import Files
+from farhand.machine.listing import list_folder
 from farhand.protocol.errors import Failed, NotFound, ToolError
-from farhand.store.objects import SKILLS
+from farhand.protocol.names import MAIN_AGENT
+from farhand.store.objects import AGENTS, SKILLS
 
 log = logging.getLogger("farhand.skills")
 
 PROBE_SECONDS: Final = 10.0
 PROBED_FOR_MS: Final = 5 * 60 * 1000
 LARGEST_SKILL: Final = 1024 * 1024
+MOST_HERE: Final = 500
 _BIN: Final = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 _OS: Final = {"macos": "darwin", "osx": "darwin", "mac": "darwin", "win32": "windows", "win": "windows"}
 
@@ -46,10 +51,29 @@ class Skill(msgspec.Struct, frozen=True):
     """The nodes that have everything it requires."""
     reasons: list[str]
     requirements: Requirements
+    # The SKILL.md as the file tools of the gateway's machine open it.
+    file: str = ""
+    # False: the prompt does not list it.
+    model_invocable: bool = True
+
+
+class LocalSkills(msgspec.Struct, frozen=True):
+    """Where skills are on the gateway's machine.
+
+    `files`: what its tools may read. `own`: the agent whose objects are the files of the workspace, if that is so.
+    `workspace_of`: the agent that also has the skills in a workspace elsewhere, if there is one.
+    """
+
+    files: Files
+    own: str | None
+    workspace_of: str | None
 
 
 class Skills:
-    """Finds skills and judges them. `holds` tells whether a setting is set, `probe` asks a node for programs."""
+    """Finds skills and judges them. `holds` tells whether a setting is set, `probe` asks a node for programs.
+
+    `folders` copies skills to where the file tools can open them; `local` tells which need no copy.
+    """
 
     def __init__(
         self,
@@ -58,8 +82,12 @@ class Skills:
         probe: Probe,
         *,
         holds: Callable[[str], bool],
+        folders: SkillFolders,
+        local: LocalSkills,
         entries: Mapping[str, SkillEntry] | None = None,
     ) -> None:
+        self._folders = folders
+        self._local = local
         self._workspace = workspace
         self._roster = roster
         self._probe = probe
@@ -72,17 +100,74 @@ class Skills:
 
     async def all(self, agent_id: str | None = None) -> list[Skill]:
         """Every skill an agent can see, with the reasons where it cannot be used."""
-        folder = await self._workspace.folder(agent_id, SKILLS)
-        names = [name.split("/")[1] for name in folder.directories] if folder else []
-        found = await asyncio.gather(*(self._read(agent_id, name) for name in names))
+        agent = agent_id or MAIN_AGENT
+        folder = await self._workspace.folder(agent, SKILLS)
+        names = {name.split("/")[1] for name in folder.directories} if folder else set()
+        await self._folders.prune(agent, names)
+        local = await asyncio.to_thread(self._names_here) if agent == self._local.workspace_of else set()
+        found = await asyncio.gather(*(self._read(agent, name, name in local) for name in sorted(names | local)))
         files = [file for file in found if file is not None]
-        await self._probe_for(files)
-        return [self._judged(file) for file in sorted(files, key=lambda file: file.name)]
+        await self._probe_for([file for file, _ in files])
+        return [self._judged(file, place) for file, place in sorted(files, key=lambda pair: pair[0].name)]
 
-    async def _read(self, agent_id: str | None, name: str) -> SkillFile | None:
-        path = f"{SKILLS}/{name}/SKILL.md"
+    async def refresh(self, name: str) -> None:
+        """Bring the copy of a skill for all agents up to date, after it was changed."""
         try:
-            found = await self._workspace.find(agent_id, path)
+            await self._folders.copy(name)
+        except NotFound:
+            return  # it was removed, and so was its copy
+        except ToolError as error:
+            log.warning("the skill %r cannot be opened by file tools: %s", name, error)
+
+    async def _read(self, agent: str, name: str, local: bool) -> tuple[SkillFile, str] | None:
+        """What a skill says of itself, and where the file tools find its SKILL.md; None where there is none."""
+        file = await self._stored(agent, name)
+        if local and (file is None or file.source != "agent"):  # an agent's own objects come first, as for its files
+            return await asyncio.to_thread(self._read_here, name)
+        if file is None:
+            return None
+        if file.unreadable:
+            return file, file.path
+        try:
+            return file, await self._openable(agent, name, file)
+        except ToolError as error:
+            return unreadable_skill(name, file.path, error.message), file.path
+
+    async def _openable(self, agent: str, name: str, file: SkillFile) -> str:
+        """The path of a skill's SKILL.md for file tools; a copy is made where the objects are not such files."""
+        shared = bool((await self._workspace.objects.list(f"{SKILLS}/{name}/", limit=1)).objects)
+        if file.source == "agent" and agent == self._local.own and not shared:
+            return file.path
+        overlaid = bool((await self._workspace.objects.list(f"{AGENTS}/{agent}/{SKILLS}/{name}/", limit=1)).objects)
+        return str(await self._folders.copy(name, agent if overlaid else None) / SKILL_FILE)
+
+    def _names_here(self) -> set[str]:
+        """The skills in a workspace that lies elsewhere."""
+        try:
+            entries = list_folder(self._local.files, SKILLS)
+        except ToolError:
+            return set()
+        names = {entry.name for entry in entries if entry.kind != "file" and entry.name.isprintable()}
+        return set(sorted(names)[:MOST_HERE])
+
+    def _read_here(self, name: str) -> tuple[SkillFile, str] | None:
+        path = f"{SKILLS}/{name}/{SKILL_FILE}"
+        try:
+            with self._local.files.open(path) as file:
+                data = file.read(LARGEST_SKILL + 1)
+        except NotFound:
+            return None
+        except ToolError as error:
+            return unreadable_skill(name, path, error.message), path
+        if len(data) > LARGEST_SKILL:
+            return unreadable_skill(name, path, f"it has more than {LARGEST_SKILL} bytes"), path
+        return self._with_settings(read_skill(name, data.decode(errors="replace"), path, path, "workspace")), path
+
+    async def _stored(self, agent: str, name: str) -> SkillFile | None:
+        """What is stored of a skill, the agent's own or that for all."""
+        path = f"{SKILLS}/{name}/{SKILL_FILE}"
+        try:
+            found = await self._workspace.find(agent, path)
             if found is None:
                 return None
             if found.info.size > LARGEST_SKILL:
@@ -95,6 +180,10 @@ class Skills:
         # In a thread: YAML is slow, and whoever writes the file decides how much there is of it.
         text = data.decode(errors="replace")
         file = await asyncio.to_thread(read_skill, name, text, path, found.info.key, found.source)
+        return self._with_settings(file)
+
+    def _with_settings(self, file: SkillFile) -> SkillFile:
+        """A skill with the requirements that the owner's settings give it."""
         entry = self._entry(file)
         if entry is None or entry.requires is None:
             return file
@@ -139,7 +228,7 @@ class Skills:
 
     # -- judging ----------------------------------------------------------------------------------------
 
-    def _judged(self, file: SkillFile) -> Skill:
+    def _judged(self, file: SkillFile, place: str) -> Skill:
         entry = self._entry(file)
         always = file.always if entry is None or entry.always is None else entry.always
         requirements = file.requirements
@@ -168,6 +257,8 @@ class Skills:
             hosts=hosts if not reasons else [],
             reasons=reasons,
             requirements=requirements,
+            file=place,
+            model_invocable=file.model_invocable,
         )
 
     def _hosts(self, needs: Requirements) -> tuple[list[str], list[str]]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import msgspec
+
 from farhand.gateway.roster import Connection
 from farhand.protocol.errors import Failed, FarhandError, ToolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind
@@ -23,6 +25,9 @@ from farhand.protocol.version import TRANSFER_WINDOW_BYTES
 
 Role = Literal["send", "receive"]
 MAX_SIZE = 2**60
+MAX_NAME = 4096
+MAX_DIGEST = 256
+MAX_MIME = 200
 
 
 class Interrupted(FarhandError):
@@ -89,9 +94,11 @@ class Stream:
         """An end says something. Only what brings the transfer on counts as a sign of life."""
         match message:
             case TransferReady(offer=TransferOffer() as offer) if role == "send" and not self.offered.done():
-                if not (0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES and 0 <= offer.size <= MAX_SIZE):
+                if not _possible(offer):
                     self.fail(Failed("the sender made an offer that cannot be meant"))
                     return
+                if offer.mime is not None and not _is_mime(offer.mime):
+                    offer = msgspec.structs.replace(offer, mime=None)
                 self._total = offer.manifest_bytes + offer.size
                 self.heard_at = time.monotonic()
                 self.offered.set_result(offer)
@@ -157,3 +164,17 @@ class Stream:
     def over(self) -> None:
         for future in (self.offered, self.accepted, self.done):
             future.cancel()
+
+
+def _possible(offer: TransferOffer) -> bool:
+    return (
+        0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES
+        and 0 <= offer.size <= MAX_SIZE
+        and 0 <= offer.files <= MAX_ENTRIES
+        and len(offer.name) <= MAX_NAME
+        and len(offer.manifest_digest) <= MAX_DIGEST
+    )
+
+
+def _is_mime(text: str) -> bool:
+    return len(text) <= MAX_MIME and text.isascii() and text.isprintable()

@@ -13,8 +13,9 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import apsw
@@ -30,7 +31,6 @@ from farhand.protocol.errors import (
     Cancelled,
     ErrorKind,
     Failed,
-    FarhandError,
     InvalidArgs,
     NotFound,
     ProtocolError,
@@ -78,6 +78,9 @@ BROKEN_SECONDS = 300.0
 PROGRESS_SECONDS = 1.0
 STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
+# Of the transfers that a node says it keeps something of; it is asked about the others when it connects again.
+MOST_HELD = 1000
+LARGEST_HELD = 1 * MIB
 TRUTH_SECONDS = 2.5
 AS_IT_WAS = "the destination is as it was"
 NOT_KNOWN = "whether the destination had been replaced before is not known: its node does not say"
@@ -161,6 +164,8 @@ class Transfers:
         self._closing = False
         self.frozen: FreezeOrder | None = None
         """While there is an order, no transfer begins."""
+        # Returns why one of some credentials is no longer valid.
+        self.invalid: Callable[[Iterable[str]], str | None] = lambda _: None
 
     def serve_workspace(self, make: MakeEnd) -> None:
         """Let `gsv:` endpoints be."""
@@ -190,7 +195,7 @@ class Transfers:
             return await self._earlier(first)  # wherever its nodes are by now
         if self.frozen is not None:
             raise self.frozen.refusal()
-        ends = self._read(source, destination, own or {})
+        ends = self.ends(source, destination, own or {})
         for role, end in zip(("Source", "Destination"), ends, strict=True):
             if end.node_id and not end.in_workspace:
                 self._connection(role, end)
@@ -266,11 +271,21 @@ class Transfers:
         opened = self._open.get(transfer_id)
         if opened is None:
             return await self.find(transfer_id)
+        self._stop(opened, reason)
+        return await asyncio.shield(opened.ended)
+
+    @staticmethod
+    def _stop(opened: OpenTransfer, reason: str) -> None:
         if opened.cancelled is None:
             opened.cancelled = reason
             if opened.task is not None and not opened.settling:
                 opened.task.cancel()
-        return await asyncio.shield(opened.ended)
+
+    def credential_ended(self, token_id: str) -> None:
+        """Cancel the transfers of a token that was revoked or has expired."""
+        for opened in self._open.values():
+            if opened.record.credential == token_id:
+                self._stop(opened, self.invalid([token_id]) or f"the token {token_id} was revoked")
 
     async def stop_all(self, reason: str) -> int:
         """Cancel every transfer; how many that were."""
@@ -282,9 +297,11 @@ class Transfers:
             try:
                 if self.frozen is not None:
                     raise Cancelled(self.frozen.told)
+                if (reason := self.invalid([record.credential])) is not None:
+                    raise Cancelled(reason)
                 if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:
                     raise Failed("the gateway stopped while the file passed through it; begin again")
-                opened = OpenTransfer(record, *self._read(record.source, record.destination, {}))
+                opened = OpenTransfer(record, *self.ends(record.source, record.destination))
                 self._make_own(opened)
                 opened.whole = True  # for all that is known
             except ToolError as error:
@@ -327,11 +344,11 @@ class Transfers:
         """Have a node remove what it keeps of transfers that are over."""
         try:
             answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
-            held = msgspec.json.decode(answer, type=dict[str, list[str]])["held"]
+            held = _held(answer)
         except (ToolError, msgspec.MsgspecError, KeyError) as error:
             log.warning("node %s did not tell what it keeps of transfers: %s", connection.node_id, error)
             return
-        for transfer_id in held:
+        for transfer_id in held[:MOST_HELD]:
             if transfer_id not in self._open and connection.current:
                 connection.link.send(encode(TransferStop(transfer_id)))
 
@@ -584,7 +601,7 @@ class Transfers:
         )
         try:
             await self._database.write(lambda store: save_transfer(store, record, now))
-        except FarhandError as error:
+        except Exception as error:  # whatever it is, the caller must not wait forever
             log.error("the end of transfer %s could not be written down: %s", record.id, error)
         opened.record = record
         del self._open[record.id]
@@ -598,11 +615,13 @@ class Transfers:
 
     # -- ends -------------------------------------------------------------------------------------------
 
-    def _read(self, source: str, destination: str, own: Mapping[Role, OwnEnd]) -> tuple[Endpoint, Endpoint]:
-        known = self._roster.nodes.keys()
+    def ends(
+        self, source: str, destination: str, own: Mapping[Role, OwnEnd] = MappingProxyType({})
+    ) -> tuple[Endpoint, Endpoint]:
+        """Read both endpoints of a transfer. Raises InvalidArgs, NotFound."""
         ends = (
-            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", known),
-            Endpoint("", destination) if "receive" in own else read_endpoint(destination, "Destination", known),
+            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", self._roster),
+            Endpoint("", destination) if "receive" in own else read_endpoint(destination, "Destination", self._roster),
         )
         if ends[0].in_workspace and ends[1].in_workspace:
             raise InvalidArgs("Cannot transfer from gsv to gsv; use gsv__ReadFile and gsv__WriteFile")
@@ -620,10 +639,18 @@ class Transfers:
         node = self._roster.nodes.get(endpoint.node_id)
         connection = node.connection if node else None
         if connection is None:
-            raise NotFound(f"{role} node not connected: {endpoint.node_id}")
+            seen = f" (offline, last seen {node.seen})" if node else ""
+            raise NotFound(f"{role} node not connected: {endpoint.node_id}{seen}")
         if not connection.can_transfer:
             raise Failed(f"node {endpoint.node_id!r} is a plug-in that cannot transfer files")
         return connection
 
 
 _STATES = {ErrorKind.TIMEOUT: TransferState.TIMEOUT, ErrorKind.CANCELLED: TransferState.CANCELLED}
+
+
+def _held(answer: msgspec.Raw) -> list[str]:
+    """Read which transfers a node keeps something of. Raises Failed, MsgspecError, KeyError."""
+    if (size := memoryview(answer).nbytes) > LARGEST_HELD:
+        raise Failed(f"its answer has {size} bytes; at most {LARGEST_HELD} are read")
+    return msgspec.json.decode(answer, type=dict[str, list[str]])["held"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, get_args
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, get_args
 
 import apsw
 import msgspec
@@ -18,15 +18,17 @@ from farhand.agent.outcome import Outcome, cancelled
 from farhand.agent.prompt import Prompted, PromptParts
 from farhand.agent.tokens import text_tokens
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
-from farhand.agent.tools import Call, ToolList, Tools, WithClients
+from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
 from farhand.gateway import client_calls
-from farhand.gateway.admission import scope_of
+from farhand.gateway.admission import offered_to
 from farhand.gateway.agents import Agents
+from farhand.gateway.approvals import ApprovalRequested
 from farhand.gateway.asking import AskedModel, Asking, RunSettings
-from farhand.gateway.credentials import Credential, Scope
+from farhand.gateway.credentials import OWNER
 from farhand.gateway.hub import Hub
 from farhand.gateway.pinning import Pinned, of_a_machine
+from farhand.gateway.principal import Principal
 from farhand.gateway.run_calls import EndJobs, RunCalls
 from farhand.gateway.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.session_keys import main_key
@@ -40,6 +42,7 @@ from farhand.llm.model import Model, Thinking
 from farhand.llm.replay import RecordingModel, ReplayModel
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.names import split_tool
 from farhand.store import sessions as transcript
 from farhand.store.keys import claimed_below
 from farhand.store.sessions import Entry, RunState, SessionRecord
@@ -49,8 +52,19 @@ TITLE_LENGTH = 60
 MAX_ATTEMPTS = 10
 STOP_SECONDS = 0.9
 
-Prompt = Callable[[SessionRecord, Sequence[ToolSpec]], Awaitable[Prompted]]
-"""The system prompt of a session whose agent may call these tools."""
+
+class Prompt(Protocol):
+    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
+        """Write the system prompt of a session whose agent may call these tools, for a guest without the owner's."""
+        ...
+
+
+# Tools that tell of the owner or act in the owner's name; not for a person whom the owner has not named.
+NOT_FOR_GUESTS = frozenset(
+    {"memory_search", "memory_get", "agents_list", "cron", "subagents"}
+    | {"sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "sessions_status"}
+    | {"gsv__ConfigGet", "gsv__Cron", "gsv__LogsGet", "gsv__SessionSend", "gsv__SessionsList"}
+)
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -96,6 +110,13 @@ class Turns:
         if order is not None:
             failure = RunFailure(FROZEN, order.refusal().message)
             return RunOutcome(run.id, run.session_key, RunState.FAILED, error=failure)
+        ended = self.hub.credentials.ended(Principal(run.asker).ids)
+        if ended is not None:
+            failure = RunFailure("cancelled", f"{ended}, and the run acted on its behalf")
+            return RunOutcome(run.id, run.session_key, RunState.STOPPED, error=failure)
+        returning = self.hub.returning
+        if run.record.created_at < returning.started_at or run.record.origin.startswith(("cron:", "heartbeat")):
+            await returning.wait(run.stop)
         record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
         return await _Turn(self, sessions, run, record).work()
 
@@ -111,22 +132,35 @@ class Turns:
     def check_model(self, name: str) -> str:
         """The model's full name. Raises InvalidArgs for one that cannot be used."""
         try:
-            return self.models.named(name).name
+            return self.models.chosen(name).name
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
 
     # -- tools ------------------------------------------------------------------------------------------
 
-    def specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
-        """The tools that may be called with a credential, under the names that call them."""
+    def specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
+        """The tools that a principal may call, under the names that call them; those of machines that are offline are
+        marked so."""
         reach = self.hub.catalog if pinned is None else pinned
+        nodes = self.hub.roster.nodes
         listed = [
-            spec if spec.name == name else msgspec.structs.replace(spec, name=name)
-            for name, (spec, _) in reach.specs().items()
+            AgentTool.of(spec, name, machine=host if host in nodes else "")
+            for name, (spec, host) in reach.specs().items()
+            if offered_to(principal, name, spec, host)
         ]
-        return [spec for spec in (*listed, *reach.families()) if credential.may(scope_of(spec))]
+        families = [
+            AgentTool.of(spec, machine=host)
+            for spec, host in reach.families()
+            if offered_to(principal, spec.name, spec, host)
+        ]
+        away = [
+            AgentTool.of(spec, name, machine=node.card.node_id, offline=f"last seen {node.seen}")
+            for name, spec, node in reach.absent()
+            if offered_to(principal, name, spec, node.card.node_id)
+        ]
+        return [_in_its_words(spec) for spec in (*listed, *families, *away)]
 
-    def sub_agent_specs(self, credential: Credential, pinned: Pinned | None = None) -> list[ToolSpec]:
+    def sub_agent_specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
         known = {name: tool.spec for name, tool in self.sub_agent.items()}
         if pinned is not None:  # it reads there what others read here
             known = {name: spec for name, spec in known.items() if not of_a_machine(name, spec)}
@@ -134,8 +168,12 @@ class Turns:
         return [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
             for name, spec in known.items()
-            if credential.may(scope_of(spec)) and not self.hub.catalog.switched_off(name)
+            if not self.hub.catalog.switched_off(name) and self._sub_agent_may(principal, name, spec)
         ]
+
+    def _sub_agent_may(self, principal: Principal, name: str, spec: ToolSpec) -> bool:
+        node = split_tool(name)
+        return offered_to(principal, name, spec, "local" if node is None or name in self.sub_agent else node[0])
 
     async def budget(self, agent_id: str) -> Budget:
         """What a request to an agent's model carries before anybody has said a word."""
@@ -144,7 +182,7 @@ class Turns:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
 
         record = SessionRecord(key=main_key(agent_id), id="", agent_id=agent_id, created_at=0, updated_at=0)
-        specs = self.specs(Credential("budget", frozenset({Scope.TOOLS_EXEC.value})))
+        specs = self.specs(Principal.agent(agent_id, OWNER))
         tools = ToolShelf(lambda: specs, nothing).costs()
         return Budget(text_tokens((await self.prompt(record, specs)).text), tools)
 
@@ -156,7 +194,7 @@ class Turns:
             raise self.hub.gate.frozen.refusal()
         entries = await sessions.conversation(record)
         try:
-            model = self.models.named(self.model_name(record))
+            model = self.models.chosen(self.model_name(record))
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
         compactor = msgspec.structs.replace(self.compactor, keep=0.0)
@@ -179,19 +217,20 @@ class _Turn:
         self._is_child = record.kind == "child"
         agent = house.agents.of(record.agent_id)
         self._agent = agent
-        self._credential = Credential(f"agent:{record.agent_id}", run.scopes)
+        self._principal = Principal.agent(record.agent_id, run.asker)
         pin = run.options.pin
         self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.roster)
         self._calls = RunCalls(
             house.hub,
             session_key=record.key,
             agent_id=record.agent_id,
-            credential=self._credential,
+            principal=self._principal,
             stopped=lambda: run.stopping and run.stopping[1],
             origins=sessions.origins(run, record),
             only=house.sub_agent if self._is_child else None,
             pinned=self._pinned,
             end_jobs=house.end_jobs,
+            asked=lambda approval: run.happened(ApprovalRequested.of(approval)),
         )
         self._clients = frozenset(spec.name for spec in run.options.client_tools)
         self._stopped_at: float | None = None
@@ -256,7 +295,7 @@ class _Turn:
             record = self._record
             transcript.start_run(store, run.id, now)
             if again:
-                self._calls.made(claimed_below(store, self._credential.id, self._key("")))
+                self._calls.made(claimed_below(store, self._principal.id, self._key("")))
                 return record
             if run.options.fresh and record.messages:
                 record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
@@ -329,11 +368,11 @@ class _Turn:
 
     def _model(self) -> Model:
         """Raises NotConfigured."""
-        model = self._house.models.named(self._run.options.model or self._house.model_name(self._record))
+        model = self._house.models.chosen(self._run.options.model or self._house.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
     async def _prompt(self) -> Prompted:
-        prompt = await self._house.prompt(self._record, self._specs())
+        prompt = await self._house.prompt(self._record, self._specs(), guest=self._run.options.guest)
         return prompt.adding(self._run.options.instructions)
 
     # -- under way --------------------------------------------------------------------------------------
@@ -389,7 +428,8 @@ class _Turn:
 
     def _specs(self) -> list[ToolSpec]:
         specs = self._house.sub_agent_specs if self._is_child else self._house.specs
-        return specs(self._credential, self._pinned)
+        found = specs(self._principal, self._pinned)
+        return [spec for spec in found if spec.name not in NOT_FOR_GUESTS] if self._run.options.guest else found
 
     def _tools(self, model: Model) -> Tools:
         options = self._run.options
@@ -406,10 +446,18 @@ class _Turn:
     def _caller(self, model: Model) -> Call:
         """Calls of a recording that is repeated are answered from it; all others pass the gate."""
         if isinstance(model, ReplayModel):
-            return recording.replaying(model.recording)
+            return self._replayed(model)
         return recording.recording(self._call, self._recorded) if self._run.options.record else self._call
 
+    def _replayed(self, model: ReplayModel) -> Call:
+        async def replayed(use: ToolUse) -> Outcome:
+            return await recording.replaying(await model.recording())(use)
+
+        return replayed
+
     async def _call(self, use: ToolUse) -> Outcome:
+        if self._run.options.guest and use.name in NOT_FOR_GUESTS:
+            return Outcome.failed("not_allowed", f"{use.name} is not for people whom the owner has not named")
         seq, uses = self._asked
         # Its place in the transcript, so that the same call after a restart is known for the same.
         place = uses.index(use) if use in uses else use.id
@@ -503,6 +551,13 @@ class _Turn:
         steps: int = 0,
     ) -> RunOutcome:
         return RunOutcome(self._run.id, self._run.session_key, state, reply, error, usage, steps)
+
+
+def _in_its_words(spec: AgentTool) -> AgentTool:
+    """A machine's tool, with its description marked as what the machine says."""
+    if not spec.machine or not spec.description:
+        return spec
+    return msgspec.structs.replace(spec, description=f"{spec.machine} says: {spec.description}")
 
 
 def _thinking(level: str | None) -> Thinking | None:

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.catalog import NATIVE_PREFIX, read_arguments
-from farhand.gateway.credentials import Credential
 from farhand.gateway.endpoints import read_endpoint
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.principal import Principal
 from farhand.machine.files import Files
 from farhand.machine.kept import KeptFiles
 from farhand.machine.undo import undo
@@ -47,7 +47,7 @@ class Undo:
         return [self._own]
 
     async def begin(
-        self, call_id: str, credential: Credential, *, dry_run: bool = False, idempotency_key: str | None = None
+        self, call_id: str, principal: Principal, *, dry_run: bool = False, idempotency_key: str | None = None
     ) -> Outcome | OpenCall:
         """Undo a call: see `Gate.begin`. Raises NotFound when there is no such call."""
         record = await self._hub.gate.find(call_id)
@@ -63,7 +63,7 @@ class Undo:
         )
         return await self._hub.gate.begin(
             call,
-            credential=credential,
+            principal=principal,
             own=self._own if node_id is None else None,
             idempotency_key=idempotency_key,
         )
@@ -80,7 +80,7 @@ class Undo:
         """The node that a transfer went to."""
         try:
             arguments = read_arguments(record.args)
-            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.roster.nodes)
+            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.roster)
         except (ToolError, KeyError, TypeError):
             return None
         return None if end.node_id == NATIVE else end.node_id

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from farhand.machine import steering
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.names import MAIN_AGENT, validate_agent_id
 from farhand.store.objects import AGENTS, MAX_KEY_BYTES, SKILLS, ObjectInfo, Objects
@@ -49,6 +50,13 @@ class Workspace:
         if not relative or relative == SKILLS or path.rstrip().endswith("/"):
             raise InvalidArgs(f"path must reference a file, not {path[:200]!r}")
         return f"{_root(agent_id)}{relative}"
+
+    def writable_key(self, agent_id: str | None, path: str) -> str:
+        """The key of a file that is about to be written or deleted. Raises as `key`; NotAllowed for a steering file
+        that may not be changed by this caller."""
+        key = self.key(agent_id, path)
+        steering.check(clean(path), path)
+        return key
 
     async def find(self, agent_id: str | None, path: str) -> Found | None:
         """The object at a path: of two copies of a skill's file, the agent's own."""

@@ -8,6 +8,7 @@ from farhand.gateway.own_ends import OwnReceiver, OwnSender
 from farhand.gateway.stream import Role
 from farhand.gateway.transfers import OwnEnd
 from farhand.gateway.workspace import Workspace
+from farhand.machine import steering
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.manifest import Entry, EntryKind
 from farhand.protocol.messages import TransferOffer
@@ -94,6 +95,8 @@ class _Receiver(OwnReceiver):
         self._path = path
         self._mime: str | None = None
         self._writers: list[ObjectWriter] = []
+        # A transfer is taken up after a restart without its caller; then it changes no steering files.
+        self._may_steer = steering.allowed.get()
 
     async def accept(self, offer: TransferOffer) -> None:
         path = self._path
@@ -103,7 +106,8 @@ class _Receiver(OwnReceiver):
             path = f"{path.rstrip('/')}/{offer.name}"
         if offer.files > MOST_OBJECTS:
             raise Failed(f"a transfer into the workspace has at most {MOST_OBJECTS} files, this one has {offer.files}")
-        self._workspace.key(self._agent_id, path)
+        steering.allowed.set(self._may_steer)
+        self._workspace.writable_key(self._agent_id, path)
         self._target = path
         binary = offer.mime is not None and not offer.mime.startswith("text/")
         self._mime = offer.mime if binary else None
@@ -120,7 +124,8 @@ class _Receiver(OwnReceiver):
         if entry.kind is EntryKind.LINK:
             raise Failed(f"the workspace keeps no links, and '{entry.path}' is one")
         path = f"{self._target}/{entry.path}" if entry.path else self._target
-        key = self._workspace.key(self._agent_id, path)
+        steering.allowed.set(self._may_steer)
+        key = self._workspace.writable_key(self._agent_id, path)
         self._writers.append(await self._workspace.objects.open_write(key, self._mime, held=bool(entry.path)))
 
     async def take(self, data: bytes) -> None:
