@@ -90,7 +90,7 @@ class Command:
         other.env = {**self.env, **env}
         return other
 
-    def __call__(self, *arguments: str, stdin: str = "", seconds: float = 30) -> Outcome:
+    def __call__(self, *arguments: str, stdin: str = "", seconds: float = 60) -> Outcome:
         done = subprocess.run(
             [sys.executable, "-m", "farhand", *arguments],
             check=False, env=self.env, input=stdin, capture_output=True, text=True, timeout=seconds,
@@ -117,7 +117,7 @@ class Command:
             while piece := os.read(main, 65536):
                 shown += piece
         os.close(main)
-        process.wait(30)
+        process.wait(60)
         return shown.decode().replace("\r\n", "\n")
 
 

@@ -150,7 +150,7 @@ def test_ctrl_c_cancels_the_call_at_the_gateway(
     process = command.start("call", "slow.sleep", *(["--json"] if as_json else []))
     [record] = wait_until(running, what="the call runs")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     if as_json:
         assert json.loads(out)["error"]["code"] == "interrupted"
@@ -167,6 +167,6 @@ def test_ctrl_c_leaves_a_call_with_an_idempotency_key_running(
     process = command.start("call", "slow.sleep", "--idempotency-key", "stay")
     [record] = wait_until(lambda: shared_gateway.get("/v1/calls?state=running")["calls"], what="the call runs")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert "the call goes on" in err
     assert command("calls", "cancel", record["id"]).status == 0

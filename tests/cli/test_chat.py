@@ -76,7 +76,7 @@ def test_ctrl_c_stops_the_run_and_its_processes(house: House, command: Command, 
         process = command.start("chat", "-m", session.key, "--session", session.key)
         wait_until(lambda: len(marked(f"sleep\0{mark.split()[1]}\0")) >= 2, what="two commands")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 1 and "stopping" in err and "stopped" in err and out == ""
         assert marked(f"sleep\0{mark.split()[1]}\0") == []
         assert session.show()["state"] == "idle"
@@ -101,7 +101,7 @@ def test_a_conversation_is_typed_line_by_line(house: House, command: Command) ->
         os.write(main, f"{line}\n".encode())
         expect(answer)
     os.write(main, b"\x04")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     os.close(main)
 
 
@@ -133,7 +133,7 @@ def test_a_chat_goes_on_through_a_restart_of_the_gateway(tmp_path: Path) -> None
         while "waiting for it" not in process.stderr.readline():  # else it may be back before anybody sees it gone
             assert process.poll() is None
         house.gateway.start()
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "and found\n")
 
 

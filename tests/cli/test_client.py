@@ -80,7 +80,7 @@ def test_the_token_of_a_home_goes_to_its_own_gateway_only(shared_gateway: Gatewa
         thread = threading.Thread(target=listen)
         thread.start()
         command("nodes", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
-        thread.join(10)
+        thread.join(60)
     assert b"GET /v1/nodes" in heard[0] and b"uthorization" not in heard[0]
 
 
@@ -137,7 +137,7 @@ def test_an_answer_no_gateway_gives(tmp_path: Path, answer: bytes, code: str) ->
         thread = threading.Thread(target=serve)
         thread.start()
         done = Command(tmp_path)("nodes", "--url", f"127.0.0.1:{server.getsockname()[1]}", "--json")
-        thread.join(10)
+        thread.join(60)
     assert done.status == 1 and done.json()["error"]["code"] == code
 
 
@@ -171,7 +171,7 @@ def test_a_gateway_that_stops_in_the_middle_of_a_call(tmp_path: Path) -> None:
         peer, _ = server.accept()
         peer.recv(65536)
         peer.close()
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=60)
     error = json.loads(out)["error"]
     assert error["code"] == "connection_lost" and "`farhand calls`" in error["message"]
 
@@ -220,7 +220,7 @@ def test_a_reader_that_left_early_is_no_crash(shared_gateway: GatewayProcess, co
         [sys.executable, "-m", "farhand", "nodes", "--json"], env=command.env, stdout=pipe_in, stderr=subprocess.PIPE
     )
     os.close(pipe_in)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 141 and err == b""
 
 

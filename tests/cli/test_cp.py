@@ -241,7 +241,7 @@ def test_a_fetch_that_was_stopped_is_not_in_the_way_of_the_next(
     running = command.start("cp", "box:lengthy", str(folder / "lengthy"))
     wait_until(lambda: list(folder.glob(".farhand-*")), 30, "a part beside")
     running.send_signal(number)
-    running.communicate(timeout=30)
+    running.communicate(timeout=60)
     proxy.pace = 0
     assert (folder / "lengthy").read_text() == "old"
     assert len(list(folder.glob(".farhand-*"))) == left

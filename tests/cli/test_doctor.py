@@ -26,7 +26,7 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     assert found.pop("ok") is True
     assert set(found) == {
         "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store",
-        "journal", "disk", "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
+        "journal", "history", "disk", "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
 
@@ -97,7 +97,7 @@ def test_something_else_answers_in_its_place(home: Path) -> None:
         with peer:
             peer.recv(65536)
             peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "does not speak HTTP" in out
 
 

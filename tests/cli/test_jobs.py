@@ -64,7 +64,7 @@ class Typist:
         wait_until(lambda: text in self.shown, 20, f"{text!r} on the terminal")
 
     def status(self) -> int:
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 # -- ps ------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_attach_shows_everything_from_the_beginning_and_ends_with_the_command(
     assert process.stdout is not None
     assert process.stdout.readline() == "☃ first\n"
     go.touch()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("last\n", 0)
     assert "error: exit 3" in err
 
@@ -193,7 +193,7 @@ def test_sigint_leaves_without_a_terminal_too(command: Command, hands: NodeProce
     process = command.start("attach", "hands", session)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1] == "detached; the command goes on\n"
+    assert process.communicate(timeout=60)[1] == "detached; the command goes on\n"
     assert process.returncode == 0 and running(hands, session)
 
 
@@ -235,7 +235,7 @@ def test_attach_survives_a_restart_of_the_gateway(tmp_path: Path, crash: bool) -
             gateway.start()
             with process.stdout, process.stderr:
                 out, err = process.stdout.read(), process.stderr.read()
-            process.wait(20)
+            process.wait(60)
             assert out.splitlines() == [str(number) for number in range(2, 201)], err
             assert process.returncode == 0 and "Traceback" not in err
     finally:
@@ -252,7 +252,7 @@ def test_follow_prints_the_output_as_it_comes_and_then_how_it_ended(command: Com
     assert process.stdout is not None
     assert process.stdout.readline() == "first ☃\n"
     go.touch()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert out == "last\n" and err.startswith("failed: exit status 3 after ")
     assert process.returncode == 0  # the call succeeded: it told how the command failed
 
@@ -295,7 +295,7 @@ def test_ctrl_c_cancels_the_call_that_is_followed(
     assert stream.readline() == "up\n"
     wait_until(lambda: marked(f"MARK={mark}"), 15, "the command")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     told = json.loads(out)["error"]["message"] if as_json else err
     assert process.returncode == 130 and "interrupted; cancelled on request" in told and "ended" in told
     wait_until(lambda: not marked(mark), 15, "the end of the tree")

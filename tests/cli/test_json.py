@@ -97,7 +97,7 @@ def node(gateway_url: str, tmp_path: Path, *more: str, token: str = SHARED_TOKEN
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     return process.returncode, json.loads(out), err
 
 
@@ -108,7 +108,7 @@ def test_a_node_tells_when_it_is_connected(shared_gateway: GatewayProcess, tmp_p
     told = json.loads(process.stdout.read())  # to its end: nothing follows
     shared_gateway.wait_for_node("told")
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     status = process.returncode
     assert (status, told["ready"], told["node_id"], told["pid"]) == (0, True, "told", process.pid)
     assert (told["gateway"], told["workspace"]) == (shared_gateway.url, str(tmp_path))
@@ -116,7 +116,7 @@ def test_a_node_tells_when_it_is_connected(shared_gateway: GatewayProcess, tmp_p
 
 
 def test_a_node_that_is_refused_is_one_document(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
-    out, _ = node(shared_gateway.url, tmp_path, token="wrong").communicate(timeout=20)
+    out, _ = node(shared_gateway.url, tmp_path, token="wrong").communicate(timeout=60)
     assert json.loads(out)["error"]["message"]
 
 

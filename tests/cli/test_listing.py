@@ -15,7 +15,7 @@ def test_tools_lists_names_nodes_and_descriptions(command: Command, hello: Plugi
     assert done.status == 0
     rows = {line.split()[0]: line for line in done.out.splitlines()}
     assert rows["node.ping"].split()[1:] == ["hello", "Say", "that", "this", "node", "is", "there."]
-    assert "Evil �[31m words." in rows["slow.evil"], "escape codes of a node stay out of the terminal"
+    assert "Evil [31m words." in rows["slow.evil"], "escape codes of a node stay out of the terminal"
 
 
 def test_a_pattern_is_a_part_or_a_glob(command: Command, hello: PluginProcess, slow: PluginProcess) -> None:

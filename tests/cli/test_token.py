@@ -54,7 +54,7 @@ def test_the_printed_command_makes_the_node_join(
         shared_gateway.wait_for_node("lap-top", online=False)
     finally:
         process.terminate()
-        process.wait(15)
+        process.wait(60)
     assert variable.partition("=")[2] not in shared_gateway.log.read_text()
 
 

@@ -58,7 +58,7 @@ asyncio.run(NodeClient(node_info=info).run(registry))
 def test_the_page_is_small_and_cannot_write_html() -> None:
     folder = Path(console.__file__).parent
     texts = [folder.joinpath(name).read_text() for name in FILES]
-    assert sum(len(text.encode()) for text in texts) < 25 * 1024
+    assert sum(len(text.encode()) for text in texts) < 32 * 1024
     for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=", 'onclick="'):
         assert not any(forbidden in text for text in texts), forbidden
 
@@ -188,8 +188,8 @@ def test_the_link_of_up_signs_in_once(visit: Callable[..., Visit], tmp_path: Pat
         second = visit()
         answer = second.page.goto(link)
         assert answer is not None and answer.status == 401
-        second.seen(second.page.locator("#signed-out"), "This sign-in link was used before or is too old.")
-        second.seen(second.page.locator("#signed-out"), "farhand up")
+        second.seen(second.page.locator("#signed-out"), "This sign-in link was used before or has expired.")
+        second.seen(second.page.locator("#signed-out"), "farhand console")
         assert second.context.cookies() == [] and not second.page.locator("#signed-in").is_visible()
         assert {re.sub(r".*status of (\d+).*", r"\1", text) for text in second.complaints} == {"401"}
         second.complaints.clear()
@@ -366,14 +366,54 @@ def test_the_page_outlives_its_gateway(visit: Callable[..., Visit], tmp_path: Pa
     one.complaints.clear()
 
 
-def test_a_session_that_ended_with_the_gateway_says_how_to_sign_in(
+def test_a_session_survives_a_restart_of_the_gateway_and_a_reload(
     gateway: GatewayProcess, visit: Callable[..., Visit]
 ) -> None:
     one = visit()
     page = one.sign_in(gateway)
+    assert "#" not in page.url
     gateway.stop()
     gateway.start()
-    one.seen(page.locator("#signed-out"), "Run farhand up and use the link it prints.")
+    one.seen(page.locator("#line"), "Live")
+    page.reload()
+    one.seen(page.locator("#line"), "Live")
+    one.complaints.clear()
+
+
+def test_a_new_tab_is_signed_in_by_one_that_is_open_and_not_by_the_cookie(
+    staffed: GatewayProcess, visit: Callable[..., Visit]
+) -> None:
+    one = visit()
+    page = one.sign_in(staffed)
+    other = one.context.new_page()
+    other.goto(staffed.url)
+    one.seen(other.locator("#line"), "Live")
+    other.close()
+    page.goto("about:blank")  # no page of the console is left to ask
+    alone = one.context.new_page()
+    alone.goto(staffed.url)
+    one.seen(alone.locator("#signed-out"), "farhand console")
+    one.origins.discard("about:blank")
+
+
+def test_signing_out_ends_the_session(staffed: GatewayProcess, visit: Callable[..., Visit]) -> None:
+    before = {session["id"] for session in staffed.get("/v1/console/sessions")["sessions"]}
+    one = visit()
+    page = one.sign_in(staffed)
+    [mine] = {session["id"] for session in staffed.get("/v1/console/sessions")["sessions"]} - before
+    page.get_by_role("button", name="Sign out").click()
+    one.seen(page.locator("#signed-out"), "Run farhand console on the gateway's machine to get a sign-in link.")
     assert not page.locator("#signed-in").is_visible()
+    assert mine not in {session["id"] for session in staffed.get("/v1/console/sessions")["sessions"]}
+    one.complaints.clear()
+
+
+def test_a_session_that_is_ended_elsewhere_says_how_to_sign_in(
+    gateway: GatewayProcess, visit: Callable[..., Visit]
+) -> None:
+    one = visit()
+    page = one.sign_in(gateway)
+    assert gateway.request("DELETE", "/v1/console/sessions").json() == {"ended": 1}
+    one.seen(page.locator("#signed-out"), "Run farhand console")
     one.complaints.clear()
     one.sign_in(gateway)

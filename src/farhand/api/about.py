@@ -9,6 +9,8 @@ import msgspec
 JSON = "application/json"
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
+# Further answers of routes that honour `Range` and `If-None-Match`.
+PARTIAL = {206: "The range that was asked for.", 304: "The client has this version."}
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -17,6 +19,7 @@ class Query(msgspec.Struct, frozen=True):
     name: str
     description: str
     type: Any = str
+    required: bool = False
 
 
 class About(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ class ApprovalShown(msgspec.Struct):
     node_id: str | None
     args: Any
     credential: str
+    on_behalf_of: str | None
     origins: list[str]
     session_key: str | None
     agent_id: str | None
@@ -48,6 +49,7 @@ class ApprovalShown(msgspec.Struct):
     cwd: str | None
     env: dict[str, str]
     stdin: str | None
+    summary: str
     files: list[FileShown]
     diff: str
     note: str

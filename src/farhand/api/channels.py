@@ -183,8 +183,13 @@ class ChannelDoors:
         return Reply(answer.encode(), content_type=b"text/plain")
 
     async def hooks(self, request: Request) -> Reply:  # noqa: ARG002
-        shown = [_hook_view(hook_id, settings) for hook_id, settings in sorted(self._hooks.known.items())]
+        shown = [self._hook_view(hook_id, settings) for hook_id, settings in sorted(self._hooks.known.items())]
         return json_reply({"hooks": shown, "count": len(shown)})
+
+    def _hook_view(self, hook_id: str, settings: HookSettings) -> dict[str, Any]:
+        view = {**_hook_view(hook_id, settings), "made_by": self._hooks.maker(hook_id)}
+        reason = self._hooks.ended(hook_id)
+        return view if reason is None else {**view, "ended_reason": reason}
 
     async def make_hook(self, request: Request) -> Reply:
         wanted: HookRequest = await request.json(_hook_decoder)
@@ -199,8 +204,8 @@ class ChannelDoors:
             deliver=wanted.deliver,
         )
         with _problems():
-            await self._hooks.make(hook_id, settings)
-        return json_reply({**_hook_view(hook_id, settings), "secret": secret}, 201, bare=True)
+            await self._hooks.make(hook_id, settings, request.credential.id)
+        return json_reply({**self._hook_view(hook_id, settings), "secret": secret}, 201, bare=True)
 
     async def remove_hook(self, request: Request) -> Reply:
         with _problems():

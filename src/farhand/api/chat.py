@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Completed, Event, Retrying, TextDelta, ToolCalled
+from farhand.agent.events import Completed, Retrying, TextDelta, ToolCalled
 from farhand.api.about import EVENTS, JSON, About
 from farhand.api.chat_request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
-from farhand.api.session_routes import EVENT_STREAM, idempotency_key, problems
-from farhand.api.streams import ClientWatch, until_gone, with_pulse
+from farhand.api.session_routes import idempotency_key, problems
+from farhand.api.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.agents import Agents
 from farhand.gateway.credentials import Scope
-from farhand.gateway.runs import FROZEN, Recorded, Run, RunOutcome
+from farhand.gateway.runs import FROZEN, Run, RunEvent, RunOutcome
 from farhand.gateway.sessions import Sessions
 from farhand.llm.messages import Usage
 from farhand.protocol.errors import FarhandError, InvalidArgs
@@ -50,6 +50,8 @@ def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> li
             "/v1/chat/completions",
             Scope.CHAT,
             doors.complete,
+            openai=True,
+            content=True,
             about=About(
                 "Chat completions in the shape of OpenAI; an agent answers.",
                 body=ChatRequest,
@@ -58,9 +60,16 @@ def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> li
                 idempotent=True,
             ),
         ),
-        Route("GET", "/v1/models", Scope.CHAT, doors.models, about=About("The agents, as models.")),
-        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model, about=About("One agent, as a model.")),
-        Route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, doors.model, about=About("One agent, as a model.")),
+        Route("GET", "/v1/models", Scope.CHAT, doors.models, openai=True, about=About("The agents, as models.")),
+        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model, openai=True, about=About("One agent, as a model.")),
+        Route(
+            "GET",
+            "/v1/models/farhand/{agent}",
+            Scope.CHAT,
+            doors.model,
+            openai=True,
+            about=About("One agent, as a model."),
+        ),
     ]
 
 
@@ -184,14 +193,16 @@ class _Chunks:
         try:
             outcome = await self._run.reply()
         except FarhandError as error:
-            yield _data({"error": {"message": str(error), "type": "server_error", "code": "stopping"}})
+            yield _data({"error": {"message": str(error), "type": "server_error", "param": None, "code": "stopping"}})
             return
         if outcome.error is not None and outcome.error.kind == NOT_CONFIGURED:
             sent = True
             yield self._chunk({"content": outcome.error.message})
         elif outcome.error is not None:
             failure = outcome.error
-            yield _data({"error": {"message": failure.message, "type": "server_error", "code": failure.kind}})
+            yield _data(
+                {"error": {"message": failure.message, "type": "server_error", "param": None, "code": failure.kind}}
+            )
             return
         if outcome.reply and not sent:  # a command's answer, or a run that ended before it was followed
             yield self._chunk({"content": outcome.reply})
@@ -202,7 +213,7 @@ class _Chunks:
             yield _data({**self._head, "choices": [], "usage": _usage(outcome.usage)})
         yield b"data: [DONE]\n\n"
 
-    def _told(self, event: Event | Recorded) -> str:
+    def _told(self, event: RunEvent) -> str:
         """What an event adds to the text."""
         match event:
             case TextDelta():

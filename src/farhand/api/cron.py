@@ -224,7 +224,7 @@ class CronDoors:
         request.id = call.id
         gate = self._hub.gate
         try:
-            opened = await gate.begin(call, credential=request.credential, idempotency_key=key)
+            opened = await gate.begin(call, principal=request.principal, idempotency_key=key)
         except IdempotencyConflict as error:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except StoreError as error:

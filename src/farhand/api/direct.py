@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +16,8 @@ from farhand.api.streams import ClientWatch, until_gone
 from farhand.gateway.admission import Denied
 from farhand.gateway.catalog import SwitchedOff
 from farhand.gateway.credentials import Credential, Scope
-from farhand.gateway.direct import Direct, ItemFailed, NoModel, Read, Turn
+from farhand.gateway.daily_budget import OverBudget
+from farhand.gateway.direct import Direct, ItemFailed, NoModel, Turn
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.policy import Forbidden
@@ -30,6 +31,7 @@ from farhand.store.database import StoreError
 MOST_KEY_CHARACTERS = 256
 SUMMARY_CHARACTERS = 160
 MOST_CHATS = 1000
+GUIDE_CHANNELS = frozenset({"console", "webhook", "qq"})
 CHAT_FILTERS = ("session_id", "user_id", "channel")
 CHAT_QUERY = (
     Query("session_id", "Of this session."),
@@ -152,6 +154,7 @@ def direct_routes(door: DirectDoor) -> list[Route]:
             (Scope.TOOLS_READ, Scope.CHAT),
             door.process,
             narrow=True,
+            content=True,
             about=About(
                 "Say something in a chat: the named tool answers, or the agent.",
                 body=ProcessRequest,
@@ -188,13 +191,15 @@ def direct_routes(door: DirectDoor) -> list[Route]:
 class DirectDoor:
     """One method for each route."""
 
-    def __init__(self, hub: Hub, direct: Direct) -> None:
+    def __init__(self, hub: Hub, direct: Direct, channels: Collection[str] = ()) -> None:
+        """`channels`: names of channels beside those of the guide."""
+        self._channels = GUIDE_CHANNELS | {name.lower() for name in channels}
         self._hub = hub
         self._direct = direct
 
     async def process(self, request: Request) -> Reply:
-        wanted: ProcessRequest = await request.json(_decoder)
-        turn = _turn(wanted, request.credential, request.header(b"idempotency-key"))
+        wanted: ProcessRequest = read_json(await request.body(), _decoder, malformed="invalid_json")
+        turn = _turn(wanted, self._channels, request.credential, request.header(b"idempotency-key"))
         events = self._direct.answer(turn)
         if not wanted.stream:
             return await self._whole(request, events)
@@ -207,23 +212,6 @@ class DirectDoor:
         pieces = until_gone(request, _stream(first, events), self._hub.ending)
         headers = [(b"x-accel-buffering", b"no")]
         return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
-
-    def answer_at_once(
-        self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
-    ) -> Callable[[], None] | None:
-        """The answer to a request that only reads and wants no stream, as the lane wants it; see `lane.py`."""
-        try:
-            wanted: ProcessRequest = read_json(body, _decoder)
-            if wanted.stream:
-                return None
-            turn = _turn(wanted, credential)
-        except Problem:
-            return None
-        return self._direct.answer_at_once(
-            turn,
-            lambda read: reply(read.call.id, Reply(_read_answer(read))),
-            lambda call_id, error: reply(call_id, _refusal(error).reply()),
-        )
 
     async def _whole(self, request: Request, events: AsyncGenerator[Event, None]) -> Reply:
         task = asyncio.current_task()
@@ -266,7 +254,11 @@ class DirectDoor:
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
     async def remove(self, request: Request) -> Reply:
-        if not await self._direct.remove(request.params["chat_id"]):
+        try:
+            found = await self._direct.remove(request.params["chat_id"], request.credential)
+        except FarhandError as error:
+            raise problem(error) from None
+        if not found:
             raise _no_chat(request)
         return json_reply({"deleted": True})
 
@@ -289,6 +281,8 @@ def problem(error: FarhandError) -> Problem:
             return Problem(404, "tool_not_found", error.message)
         case AlreadyThere():
             return Problem(409, "tool_conflict", error.message)
+        case OverBudget():
+            return Problem(429, "too_many_requests", error.message)
         case ToolError():
             return Problem(500, "tool_error", error.message)
         case NoModel():
@@ -302,29 +296,11 @@ def problem(error: FarhandError) -> Problem:
     return Problem(500, "internal", str(error))
 
 
-def _refusal(error: Exception) -> Problem:
-    return problem(error) if isinstance(error, FarhandError) else Problem(503, "not_recorded", str(error))
-
-
-def _read_answer(read: Read) -> bytes:
-    """What the events of one call that went well come to: a `ProcessAnswer`.
-
-    Written by hand, since the text is in it four times: so it is escaped once, which saves a twentieth of the call.
-    """
-    name, text = _encode(read.call.tool), _encode(read.text)
-    return (
-        b'{"reply":%b,"events":[{"type":"step_started","step":1},'
-        b'{"type":"tool_call","step":1,"tool_call":{"name":%b,"input":%b}},'
-        b'{"type":"tool_result","step":1,"tool_result":{"name":%b,"ok":true,"summary":%b},"meta":{"result":%b}},'
-        b'{"type":"assistant_delta","step":1,"delta":%b},{"type":"completed","step":1,"reply":%b}]}'
-    ) % (text, name, read.call.args, name, _encode(_summary(read.text)), read.result, text, text)
-
-
 def _summary(text: str) -> str:
     return text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
 
 
-def _turn(wanted: ProcessRequest, credential: Credential, key: str | None = None) -> Turn:
+def _turn(wanted: ProcessRequest, channels: Collection[str], credential: Credential, key: str | None = None) -> Turn:
     """Raises Problem for a request that cannot be a turn of a chat."""
     channel = (wanted.channel or "").strip().lower() or "console"
     for name, value in (("session_id", wanted.session_id), ("user_id", wanted.user_id), ("channel", channel)):
@@ -332,6 +308,9 @@ def _turn(wanted: ProcessRequest, credential: Credential, key: str | None = None
             raise Problem(400, "invalid_request", f"{name} is required")
         if len(value) > MOST_KEY_CHARACTERS:
             raise Problem(400, "invalid_request", f"{name} has at most {MOST_KEY_CHARACTERS} characters")
+    if channel not in channels:
+        known = ", ".join(sorted(channels))
+        raise Problem(400, "channel_not_supported", f"channel {channel!r} is not supported; supported: {known}")
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
         raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
     tool = wanted.biz_params.tool if wanted.biz_params else NULL

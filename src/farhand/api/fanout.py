@@ -10,7 +10,7 @@ import msgspec
 from farhand.api.about import EVENTS, JSON, About
 from farhand.api.http import Problem, Reply, Request, json_reply, tool_problem
 from farhand.api.router import Route
-from farhand.api.streams import until_gone, with_pulse
+from farhand.api.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.credentials import Scope
 from farhand.gateway.fanout import FanOut, FanOutAnswer, FanOutRequest, FanOuts
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
@@ -19,7 +19,6 @@ from farhand.protocol.errors import InvalidArgs, ToolError
 from farhand.store.database import StoreError
 
 _decoder = msgspec.json.Decoder(FanOutRequest)
-EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 def fanout_routes(hub: Hub) -> list[Route]:
@@ -31,7 +30,7 @@ def fanout_routes(hub: Hub) -> list[Route]:
         if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
             raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
         try:
-            begun = await fanouts.begin(wanted, request.credential, key)
+            begun = await fanouts.begin(wanted, request.principal, key)
         except IdempotencyConflict as error:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except InvalidArgs as error:
@@ -53,6 +52,7 @@ def fanout_routes(hub: Hub) -> list[Route]:
             Scope.TOOLS_READ,
             call,
             narrow=True,
+            content=True,
             about=About(
                 "Call a tool on many nodes: `tag:NAME` or a list; 200 whatever the tools said.",
                 body=FanOutRequest,

@@ -1,20 +1,23 @@
 """The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
 
-connections (`lobby`) -> Host -> Origin -> size -> throttle -> credential -> scope -> freeze -> route
+connections (`lobby`) -> Host -> Origin -> size -> throttle -> credential -> scope -> budget -> freeze -> route
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
+import functools
+import gzip
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from farhand.api.browser_sessions import BrowserSessions
 from farhand.api.http import (
     JSON,
     MAX_BODY_BYTES,
@@ -28,11 +31,12 @@ from farhand.api.http import (
     respond,
     too_large,
 )
+from farhand.api.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
 from farhand.api.repeats import Repeats
 from farhand.api.router import Route, Router
-from farhand.api.sessions import Sessions
 from farhand.api.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
 from farhand.gateway.credentials import OWNER, Credential, Credentials
+from farhand.machine import steering
 from farhand.protocol.freezing import FreezeOrder
 from farhand.protocol.known_secrets import KnownSecrets, Veil
 
@@ -43,25 +47,68 @@ FILES_SOCKET = "/v1/nodes/files"
 ADMITTED = "farhand.admitted"
 """What to call, in a request's scope, once its sender is known."""
 NOBODY = Credential("nobody", frozenset())
+# Requests of one token at once, streams included: each holds a connection of the gateway's.
+MAX_OPEN_REQUESTS = 256
+_COUNTED = "farhand.counted"
+PAGE_HEADER = b"x-farhand-page"
+MIN_COMPRESSED_BYTES = 2048
+MAX_COMPRESSED_ON_LOOP = 64 * 1024
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
+# Clients look for these before they have a credential, and understand 404 but not 401.
+_DISCOVERY = ("/.well-known/", "/register")
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, X-API-Key, Content-Type, Accept, Idempotency-Key, If-Match, If-None-Match, If-Range, Range, "
+        b"Last-Event-ID, X-Request-Id, X-Session-Key, Mcp-Session-Id, Mcp-Protocol-Version",
+    ),
+    (b"access-control-max-age", b"600"),
+]
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b"X-Request-Id, ETag, Content-Range, Retry-After, X-Offset, X-Next-Offset, X-Over, Mcp-Session-Id",
+)
 
 
 class GuardSettings(msgspec.Struct, frozen=True):
-    """Names under which this gateway may be addressed besides loopback and IP addresses, and pages that may call it."""
+    """Names under which this gateway may be addressed besides `localhost` and IP addresses, and web pages that may
+    call it from another origin."""
 
-    hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[Origin] = frozenset()
+
+    @classmethod
+    def of(cls, hosts: Iterable[str], origins: Iterable[str]) -> GuardSettings:
+        """Raises ValueError that names an entry which is no host name or origin."""
+        names, pages = set(), set()
+        for entry in hosts:
+            try:
+                names.add(parse_host(_to_ascii(entry)).name)
+            except ValueError:
+                raise ValueError(f"[gateway] hosts: {entry!r} is not a host name such as 'gateway.example'") from None
+        for entry in origins:
+            try:
+                scheme, separator, host = entry.rstrip("/").partition("://")
+                pages.add(parse_origin(f"{scheme.lower()}{separator}{_to_ascii(host)}"))
+            except ValueError:
+                reason = f"[gateway] origins: {entry!r} is not an origin such as 'https://page.example'"
+                raise ValueError(reason) from None
+        return cls(frozenset(names), frozenset(pages))
 
 
-class Admission(msgspec.Struct, frozen=True):
-    """Who is asking, by which token; without one, anybody may. With a body of how many bytes."""
+class Caller(msgspec.Struct, frozen=True):
+    """Who sent a request; `session_id` if it came from a signed-in browser."""
 
-    secret: str | None
     credential: Credential
-    length: int
+    session_id: str | None = None
 
-
-_PLAIN_HEADERS = frozenset({b"cookie", b"expect", b"idempotency-key", b"transfer-encoding", b"upgrade"})
-"""With one of these a head does not say everything about its request."""
+    @property
+    def ending(self) -> str | None:
+        """The id of the token or session on which the request depends; None for what cannot be revoked."""
+        if self.session_id is not None:
+            return self.session_id
+        return None if self.credential in (NOBODY, OWNER) else self.credential.id
 
 
 class Guard:
@@ -71,7 +118,7 @@ class Guard:
         self,
         router: Router,
         credentials: Credentials,
-        sessions: Sessions,
+        sessions: BrowserSessions,
         settings: GuardSettings,
         secrets: KnownSecrets,
         *,
@@ -88,36 +135,55 @@ class Guard:
         self._credentials = credentials
         self._sessions = sessions
         self._settings = settings
-        self._known_hosts: set[bytes] = set()
         self._throttle = Throttle(note=note)
         self._tokenless = Throttle(
             allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
         )
+        # Requests that are being answered, by the id of their token.
+        self._open: Counter[str] = Counter()
         self._streams: dict[str, set[asyncio.Event]] = {}
-        """Under way, by the token they were asked for with."""
+        """Open streams, by the id of the token or session they depend on."""
         credentials.on_removed.append(self._revoked)
+        sessions.on_ended.append(self._revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            try:
+                await self._http(scope, receive, send)
+            finally:
+                self._uncount(scope)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = ""
-        credential = NOBODY
+        asked_id: str | None = None
+        caller = Caller(NOBODY)
+        route: Route | None = None
         method: str = scope["method"]
+        headers: dict[bytes, bytes] = {}
+        cross_origin: list[tuple[bytes, bytes]] = []
         try:
             headers = self._admit(scope)
+            asked_id = _client_request_id(headers)
+            cross_origin = self._cross_origin_headers(headers)
+            if cross_origin and method == "OPTIONS" and b"access-control-request-method" in headers:
+                await respond(
+                    Reply(status=204, headers=[*cross_origin, *_PREFLIGHT]), send, asked_id or new_request_id()
+                )
+                return
             route, params = self._router.find(method, scope["path"])
+            if route is None and scope["path"].startswith(_DISCOVERY):
+                raise self._router.missing(method, scope["path"])
             length = int(headers.get(b"content-length", b"0") or b"0")
             if length > MAX_BODY_BYTES and (route is None or not route.streams):
-                raise too_large()
+                raise too_large(MAX_BODY_BYTES)
             if route is not None and route.guessable:
                 self._throttle.check(scope)
             if route is None or route.scope is not None:
-                credential = self._authenticate(scope, headers, method)
+                caller = self._authenticate(scope, headers, method)
                 admitted = scope.get(ADMITTED)
                 if admitted is not None:
                     admitted()
+            credential = caller.credential
             if route is None:
                 raise self._router.missing(method, scope["path"])
             if route.scope is not None and not credential.may(route.scope):
@@ -126,46 +192,71 @@ class Guard:
             if credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
                 reason = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
                 raise Problem(403, "forbidden", reason)
+            most = route.max_body_bytes(credential)
+            if length > most and not route.streams:
+                raise too_large(most)
+            self._count(scope, caller)
             if route.acts and (order := self._held()) is not None:
                 raise Problem(423, "frozen", order.refusal().message)
-            if credential not in (NOBODY, OWNER):
-                receive = self._received_while_valid(receive, headers)
-            request = Request(scope, receive, headers, credential)
+            if caller.ending is not None:
+                receive = self._received_while_valid(receive, caller.ending)
+            request = Request(scope, receive, headers, credential, most)
+            request.session_id = caller.session_id
             request.params = params
-            reply = await self._serve(route, request)
+            steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
+            reply = await self._serve(route, request, asked_id)
             request_id = request.id
             if route.guessable and reply.status == 401:
                 self._throttle.failed(scope)
         except Problem as problem:
-            reply = problem.reply()
+            reply = problem.reply(openai=route is not None and route.openai)
         except Exception:
-            request_id = new_request_id()
+            request_id = asked_id or new_request_id()
             log.exception("a request failed in the guard (request %s)", request_id)
             reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
-        if reply.pieces is not None and credential not in (NOBODY, OWNER):
-            reply.pieces = self._while_valid(reply.pieces, credential)
+        if reply.pieces is not None and caller.ending is not None:
+            reply.pieces = self._while_valid(reply.pieces, caller.ending)
         if not reply.bare:
             if reply.pieces is None:
                 reply.body = self.secrets.hide(reply.body)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
-        await respond(reply, send, request_id or new_request_id(), head=method == "HEAD")
+        reply.headers = [*reply.headers, *cross_origin]
+        await _compress(reply, headers)
+        await respond(reply, send, asked_id or request_id or new_request_id(), head=method == "HEAD")
 
-    def _received_while_valid(self, receive: Receive, headers: dict[bytes, bytes]) -> Receive:
-        """A body counts only while its token does: else one could be kept back until after the token was revoked."""
-        secret = _secret(headers)
+    def _count(self, scope: Scope, caller: Caller) -> None:
+        """Raises Problem where a token has too many requests open; the owner is not limited."""
+        if caller.credential in (NOBODY, OWNER):
+            return
+        name = caller.credential.id
+        if self._open[name] >= MAX_OPEN_REQUESTS:
+            reason = f"this token has {MAX_OPEN_REQUESTS} requests open; end some of them first"
+            raise Problem(429, "too_many_requests", reason, headers=[(b"retry-after", b"1")])
+        self._open[name] += 1
+        scope[_COUNTED] = name
+
+    def _uncount(self, scope: Scope) -> None:
+        name = scope.get(_COUNTED)
+        if name is not None:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    def _received_while_valid(self, receive: Receive, ending: str) -> Receive:
+        """Refuse a body that arrives after its token or session has ended."""
 
         async def received() -> Any:
             message = await receive()
-            if message["type"] == "http.request" and secret and self._credentials.recognise(secret) is None:
-                raise Problem(401, "unauthorized", "this token came to its end before the request had come whole")
+            if message["type"] == "http.request" and self._seconds_left(ending) <= 0:
+                raise Problem(401, "unauthorized", "the token or session ended before the request was complete")
             return message
 
         return received
 
-    async def _while_valid(self, pieces: AsyncIterator[bytes], credential: Credential) -> AsyncIterator[bytes]:
-        """A stream ends when the token it was asked for with is revoked, or comes to its end."""
-        over = asyncio.ensure_future(self._end_of(credential.id))
+    async def _while_valid(self, pieces: AsyncIterator[bytes], ending: str) -> AsyncIterator[bytes]:
+        """End a stream when its token or session is revoked or expires."""
+        over = asyncio.ensure_future(self._end_of(ending))
         following: asyncio.Future[bytes] | None = None
         try:
             while True:
@@ -185,12 +276,15 @@ class Guard:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
 
+    def _seconds_left(self, ending: str) -> float:
+        return max(self._credentials.seconds_left(ending), self._sessions.seconds_left(ending))
+
     async def _end_of(self, token_id: str) -> None:
-        """Returns when a token is no longer good."""
+        """Return when a token or session has ended."""
         revoked = asyncio.Event()
         self._streams.setdefault(token_id, set()).add(revoked)
         try:
-            while (left := self._credentials.seconds_left(token_id)) > 0:
+            while (left := self._seconds_left(token_id)) > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, 3600.0)):
                         await revoked.wait()
@@ -203,47 +297,18 @@ class Guard:
         for revoked in self._streams.get(token_id, ()):
             revoked.set()
 
-    async def _serve(self, route: Route, request: Request) -> Reply:
+    async def _serve(self, route: Route, request: Request, asked_id: str | None) -> Reply:
         try:
-            if self.repeats is not None and b"idempotency-key" in request.headers and route.repeatable:
+            keyed = b"idempotency-key" in request.headers and route.repeatable and route.changes
+            if self.repeats is not None and keyed:
                 return await self.repeats.answer(request, route.handler)
             return await route.handler(request)
         except Problem as problem:
-            return problem.reply()
+            return problem.reply(openai=route.openai)
         except Exception:
-            request.id = request.id or new_request_id()
+            request.id = asked_id or request.id or new_request_id()
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
             return Problem(500, "internal", f"the gateway failed; its log has request {request.id}").reply()
-
-    # -- a client that sends the same head again ------------------------------------------------------------
-
-    def admission(self, scope: Scope) -> Admission | None:
-        """As whom every request with this head is admitted; None where it depends on more than the head."""
-        try:
-            headers = self._admit(scope)
-            route, _ = self._router.find(scope["method"], scope["path"])
-        except Problem:
-            return None
-        secret = _secret(headers)
-        length = headers.get(b"content-length", b"")
-        credential = OWNER if secret is None and self._credentials.open else self._credentials.recognise(secret or "")
-        if (
-            route is None
-            or credential is None
-            or route.scope is None
-            or not credential.may(route.scope)
-            or (credential.narrowed and not route.narrow)
-            or not length.isdigit()
-            or not headers.get(b"content-type", JSON).startswith(JSON)
-            or not _PLAIN_HEADERS.isdisjoint(headers)
-        ):
-            return None
-        return Admission(secret, credential, int(length))
-
-    def still_admits(self, admission: Admission) -> bool:
-        if admission.secret is None:
-            return self._credentials.open
-        return self._credentials.recognise(admission.secret) is admission.credential
 
     # -- the node socket asks these itself: it is not behind ASGI ------------------------------------------
 
@@ -264,59 +329,93 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _refuse_repeats(scope)
-        host = headers.get(b"host", b"")
-        if host not in self._known_hosts:
-            self._check_host(host)
+        host = self._check_host(headers.get(b"host", b""))
         origin = headers.get(b"origin")
-        if origin is not None and not self._own_origin(scope, origin, host):
+        if origin is not None and not self._origin_allowed(scope, origin, host):
             raise Problem(403, "origin_not_allowed", f"pages of {_shown(origin)} may not use this gateway")
         return headers
 
-    def _check_host(self, host: bytes) -> None:
+    def _check_host(self, header: bytes) -> Host:
         # A page can make a name of its own point at this machine, but not make the browser send another Host.
-        # Addresses cannot be rebound, so they are always fine.
-        name = _host_name(host.decode("latin-1"))
-        if not (_is_address(name) or name == "localhost" or name in self._settings.hosts):
+        # Addresses cannot be rebound, so they are always allowed.
+        try:
+            host = parse_host(header.decode("latin-1"))
+        except ValueError:
+            raise Problem(403, "host_not_allowed", f"{_shown(header)} is not a valid Host header") from None
+        if not (host.is_address or host.name == "localhost" or host.name in self._settings.hosts):
             raise Problem(
                 403,
                 "host_not_allowed",
-                f"this gateway is not known as {_shown(host)}; add the name to [gateway] hosts to allow it",
+                f"this gateway is not known as {_shown(header)}; add the name to [gateway] hosts to allow it",
             )
-        if len(self._known_hosts) < 64:
-            self._known_hosts.add(host)
+        return host
 
-    def _own_origin(self, scope: Scope, origin: bytes, host: bytes) -> bool:
-        text = origin.decode("latin-1").rstrip("/")
-        if text in self._settings.origins:
-            return True
+    def _origin_allowed(self, scope: Scope, header: bytes, host: Host) -> bool:
         try:
-            parts = urlsplit(text)
+            origin = parse_origin(header.decode("latin-1"))
         except ValueError:
             return False
-        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
-        return parts.scheme == scheme and parts.netloc.encode("latin-1") == host and bool(parts.netloc)
+        scheme: str = {"ws": "http", "wss": "https"}.get(scope["scheme"]) or scope["scheme"]
+        own = Origin(scheme, host.name, host.port or DEFAULT_PORTS.get(scheme))
+        return origin == own or origin in self._settings.origins
 
-    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes], method: str) -> Credential:
+    def _cross_origin_headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What lets a page of a listed origin read the answer. Never with credentials: such a page has a token."""
+        origin = headers.get(b"origin")
+        if origin is None or parse_origin(origin.decode("latin-1")) not in self._settings.origins:
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
+
+    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes], method: str) -> Caller:
         secret = _secret(headers)
         if secret is not None:
             self._throttle.check(scope)
             credential = self._credentials.recognise(secret)
             if credential is not None:
                 self._throttle.succeeded(scope)
-                return credential
+                return Caller(credential)
             self._throttle.failed(scope)
             if not self._credentials.open:
                 raise _unauthorized("this token is not known here")
-        session = _cookie(headers, self._sessions.cookie)
-        if session is not None and session in self._sessions:
-            _require_json(headers, method)
-            return OWNER
+        cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
+        if cookie is not None and page_secret is not None:
+            session = self._sessions.recognise(cookie, page_secret.decode("latin-1"))
+            if session is not None:
+                _require_json(headers, method)
+                return Caller(OWNER, session.id)
         if self._credentials.open:
             _require_json(headers, method)
-            return OWNER
+            return Caller(OWNER)
         self._tokenless.check(scope)
         self._tokenless.failed(scope)
         raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+
+
+async def _compress(reply: Reply, headers: dict[bytes, bytes]) -> None:
+    """Compress a large body of text for a client that accepts it; never one that carries secrets (`bare`)."""
+    if reply.bare or reply.pieces is not None or len(reply.body) < MIN_COMPRESSED_BYTES:
+        return
+    if not reply.content_type.startswith((b"text/", JSON, b"image/svg+xml")):
+        return
+    reply.headers = [*reply.headers, (b"vary", b"Accept-Encoding")]
+    if not _accepts_gzip(headers.get(b"accept-encoding", b"")):
+        return
+    compress = functools.partial(gzip.compress, reply.body, 5, mtime=0)
+    reply.body = compress() if len(reply.body) < MAX_COMPRESSED_ON_LOOP else await asyncio.to_thread(compress)
+    reply.headers.append((b"content-encoding", b"gzip"))
+
+
+def _accepts_gzip(header: bytes) -> bool:
+    for part in header.lower().split(b","):
+        name, _, weight = part.strip().partition(b";")
+        if name.strip() in (b"gzip", b"*"):
+            return not re.fullmatch(rb"\s*q=0(\.0*)?\s*", weight)
+    return False
+
+
+def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
+    given = headers.get(b"x-request-id", b"")
+    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else None
 
 
 async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:
@@ -365,18 +464,9 @@ def _unauthorized(message: str) -> Problem:
     return Problem(401, "unauthorized", message, headers=[(b"www-authenticate", b"Bearer")])
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+def _to_ascii(name: str) -> str:
+    """A name of the settings as browsers send it: international names in their `xn--` form."""
+    return name if name.isascii() else name.encode("idna").decode()
 
 
 def _shown(value: bytes) -> str:

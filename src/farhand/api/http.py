@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -13,15 +12,20 @@ from urllib.parse import parse_qs
 import msgspec
 
 from farhand.gateway.credentials import Credential
+from farhand.gateway.principal import Principal
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.protocol.readable import refuse_many_values
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+# Of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
 MAX_BODY_BYTES = 16 * 1024 * 1024
+# Of all others: reading and hashing a body of 16 MiB takes a good part of a second of the event loop.
+MAX_SMALL_BODY_BYTES = 1024 * 1024
+MAX_QUERY_FIELDS = 100
 _HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
 """What begins with a backslash in JSON: a whole surrogate pair, half of one (the group), or anything else."""
@@ -45,11 +49,20 @@ class Problem(FarhandError):
         self.details = details
         self.headers = headers or []
 
-    def reply(self) -> Reply:
+    def reply(self, *, openai: bool = False) -> Reply:
+        """`openai`: with the fields that clients of the OpenAI API expect."""
         error: dict[str, Any] = {"code": self.code, "message": str(self)}
+        if openai:
+            error |= {"type": openai_error_type(self.status), "param": None}
         if self.details is not None:
             error["details"] = self.details
         return Reply(msgspec.json.encode({"error": error}), status=self.status, headers=self.headers)
+
+
+def openai_error_type(status: int) -> str:
+    """The `type` of an error of the OpenAI API."""
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return special.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 class Reply:
@@ -75,24 +88,26 @@ class Reply:
         self.headers = headers or []
         self.pieces = pieces
 
-    def whole(self, request_id: str, defaults: list[tuple[bytes, bytes]], *, close: bool = False) -> bytes:
-        """The bytes of an answer that does not come in pieces, as `respond` and the server would write it."""
-        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
-            _head(self.status, self.content_type, (*defaults, *self.headers)),
-            request_id.encode(),
-            len(self.body),
-            b"connection: close\r\n" if close else b"",
-            self.body,
-        )
+    def to_bytes(self, request_id: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The complete response, for a connection whose request could not be parsed."""
+        lines = [
+            *headers,
+            *_headers(self, request_id),
+            (b"content-length", b"%d" % len(self.body)),
+        ]
+        head = b"".join([b"%b: %b\r\n" % line for line in lines])
+        phrase = HTTPStatus(self.status).phrase.encode()
+        return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (self.status, phrase, head, self.body)
 
 
-@functools.lru_cache(maxsize=64)
-def _head(status: int, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """What answers of one second have in common."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return (
-        b"HTTP/1.1 %d %b\r\n%bcontent-type: %b\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
-    ) % (status, _PHRASES[status], lines, content_type)
+def _headers(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", reply.content_type),
+        (b"x-request-id", request_id.encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        *reply.headers,
+    ]
 
 
 def new_request_id() -> str:
@@ -106,10 +121,32 @@ def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:
 class Request:
     """One HTTP request whose sender is known."""
 
-    __slots__ = ("_receive", "credential", "headers", "id", "method", "params", "path", "query_string")
+    __slots__ = (
+        "_query",
+        "_receive",
+        "address",
+        "credential",
+        "headers",
+        "id",
+        "max_body_bytes",
+        "method",
+        "params",
+        "path",
+        "query_string",
+        "session_id",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], credential: Credential) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        credential: Credential,
+        max_body_bytes: int = MAX_SMALL_BODY_BYTES,
+    ) -> None:
         self._receive = receive
+        self._query: dict[str, list[str]] | None = None
+        self.max_body_bytes = max_body_bytes
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
@@ -118,13 +155,30 @@ class Request:
         self.id = ""
         """What the answer is labelled with; a route that makes something with an id puts it here."""
         self.params: dict[str, str] = {}
+        # Set if a signed-in browser sent the request.
+        self.session_id: str | None = None
+        client = scope.get("client")
+        self.address: str = str(client[0]) if client else ""
+
+    @property
+    def principal(self) -> Principal:
+        """The sender, acting for itself."""
+        return Principal(self.credential)
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def query(self, name: str) -> str | None:
-        values = parse_qs(self.query_string.decode("latin-1"), keep_blank_values=True).get(name)
+        """The last value of a query parameter. Raises Problem for a query with too many parameters."""
+        if self._query is None:
+            text = self.query_string.decode("latin-1")
+            try:
+                self._query = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+            except ValueError:
+                reason = f"the query has more than {MAX_QUERY_FIELDS} parameters"
+                raise Problem(400, "invalid_request", reason) from None
+        values = self._query.get(name)
         return values[-1] if values else None
 
     def flag(self, name: str) -> bool:
@@ -148,8 +202,8 @@ class Request:
             raise Problem(400, "incomplete_request", "the client left before the end of its request")
         body: bytes = message.get("body", b"")
         if not message.get("more_body"):
-            if len(body) > MAX_BODY_BYTES:
-                raise too_large()
+            if len(body) > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
             return body
         parts, size = [body], len(body)
         while message.get("more_body"):
@@ -159,8 +213,8 @@ class Request:
             part = message.get("body", b"")
             parts.append(part)
             size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise too_large()
+            if size > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
         return b"".join(parts)
 
     def rewind(self, body: bytes) -> None:
@@ -195,20 +249,26 @@ class Request:
             pass
 
 
-def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Raises Problem naming what is wrong."""
+def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = "invalid_request") -> Any:
+    """Raises Problem that names what is wrong, with the code `malformed` for a body that is no JSON at all."""
     try:
         if not body.isascii():
             body.decode()
+        refuse_many_values(body)
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         text = "the body is empty" if not body.strip() else json_fault(body, error)
-        raise Problem(400, "invalid_request", f"the body is not the expected JSON: {text}") from None
+        code = "invalid_request" if isinstance(error, msgspec.ValidationError) else malformed
+        raise Problem(400, code, f"the body is not the expected JSON: {text}") from None
+
+
+MOST_SEARCHED = 64 * 1024
+"""Bytes of a body in which the cause of a fault is looked for."""
 
 
 def json_fault(body: bytes, error: Exception) -> str:
     """Why a body could not be read. Of half a character the parser says that the body is cut off, or less."""
-    for escape in _ESCAPE.finditer(body) if type(error) is msgspec.DecodeError else ():
+    for escape in _ESCAPE.finditer(body[:MOST_SEARCHED]) if type(error) is msgspec.DecodeError else ():
         if half := escape[1]:
             return f"\\{half.decode()} at byte {escape.start()} is half of a surrogate pair, which is no character"
     return str(error).replace("`", "'")
@@ -227,19 +287,18 @@ _STATUS = {
 }
 
 
-def too_large() -> Problem:
-    return Problem(413, "too_large", f"a request body has at most {MAX_BODY_BYTES} bytes")
+def too_large(most: int) -> Problem:
+    reason = f"the body of this request has at most {most} bytes"
+    if most < MAX_BODY_BYTES:
+        reason += "; only credentials that may chat or write may send more, to routes that take content"
+    return Problem(413, "too_large", reason)
 
 
 async def respond(reply: Reply, send: Send, request_id: str, *, head: bool = False) -> None:
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"x-request-id", request_id.encode()),
-        (b"cache-control", b"no-store"),
-        (b"x-content-type-options", b"nosniff"),
-        *reply.headers,
-    ]
-    if reply.pieces is None:
+    headers = _headers(reply, request_id)
+    if reply.status in (204, 304):
+        headers = [header for header in headers if header[0] != b"content-type"]
+    elif reply.pieces is None:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if reply.pieces is not None and not head:

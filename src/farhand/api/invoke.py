@@ -1,16 +1,18 @@
-"""`POST /v1/tools/invoke`: the one request that must be quick, with its two ways in."""
+"""`POST /v1/tools/invoke`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.http import Problem, Reply, Request, read_json
-from farhand.api.streams import ClientWatch
+from farhand.api.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway.admission import MAX_TIMEOUT_MS
-from farhand.gateway.credentials import Credential
+from farhand.gateway.approvals import ApprovalRequested
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.hub import Hub
 from farhand.gateway.moments import DAY_MS, read_deadline
@@ -20,6 +22,7 @@ from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.calls import CallRecord, CallState
 from farhand.store.database import StoreError
+from farhand.store.parked import Approval
 
 LONGEST_WAIT_MS = 30 * DAY_MS
 
@@ -33,6 +36,8 @@ class InvokeRequest(msgspec.Struct):
     background: bool = False
     when_online: bool = False
     """While its node is offline the call waits for it; it is answered at once then, with the state `waiting`."""
+    # Answer with server-sent events: `approval_requested` if the call waits for approval, then `done` with the answer.
+    stream: bool = False
     before: str | int | None = None
     """Until when it waits: `18:00`, an ISO moment, `in 2 hours`, milliseconds since 1970; a day by default."""
 
@@ -58,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class InvokeDoor:
-    """`answer` is the route; `answer_at_once` is what it comes to for a plain call on a connection that is known."""
+    """The route's handler."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -71,7 +76,7 @@ class InvokeDoor:
         try:
             opened = await self._hub.gate.begin(
                 call,
-                credential=request.credential,
+                principal=request.principal,
                 background=wanted.background,
                 idempotency_key=key,
                 before=self._before(wanted),
@@ -80,33 +85,33 @@ class InvokeDoor:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except StoreError as error:
             raise not_recorded(error) from None
+        if wanted.stream:
+            request.id = opened.record.id
+            # A gateway that stops ends its calls first, so that the last event says how this one stands.
+            events = until_gone(request, with_pulse(self._events(opened)), asyncio.Event())
+            return Reply(content_type=EVENT_STREAM, pieces=events)
         outcome = opened if isinstance(opened, Outcome) else await watched(self._hub, request, opened)
         request.id = outcome.record.id
         return Reply(answer_of(outcome.record))
 
-    def answer_at_once(
-        self, body: bytes, credential: Credential, reply: Callable[[str, Reply], None]
-    ) -> Callable[[], None] | None:
-        """Run a call that has no key and is not for the background; None, and no reply, when it is no such call.
-
-        `reply` is given the call's id and the answer, perhaps before this returns. What is returned is to be called
-        when the client hangs up before that.
-        """
+    async def _events(self, opened: Outcome | OpenCall) -> AsyncGenerator[bytes, None]:
+        if isinstance(opened, Outcome):
+            yield _event("done", answer_of(opened.record))
+            return
+        asked: asyncio.Future[Approval] = asyncio.get_running_loop().create_future()
+        opened.when_asked(lambda approval: None if asked.done() else asked.set_result(approval))
+        ended = asyncio.ensure_future(self._hub.gate.wait(opened))
         try:
-            wanted = _read(body)
-            if wanted.background or wanted.when_online or wanted.before is not None:
-                return None
-            call = _call(wanted)
-        except Problem:
-            return None
-        gate = self._hub.gate
-        opened = gate.run(
-            call,
-            credential,
-            lambda record: reply(record.id, Reply(answer_of(record))),
-            lambda error: reply(call.id, not_recorded(error).reply()),
-        )
-        return lambda: None if opened is None else gate.abandon(opened)
+            first: set[asyncio.Future[Any]] = {ended, asked}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                yield _event("approval_requested", _encode(ApprovalRequested.of(asked.result())))
+            yield _event("done", answer_of((await asyncio.shield(ended)).record))
+        finally:
+            asked.cancel()
+            if not ended.done():  # the client left
+                ended.cancel()
+                self._hub.gate.abandon(opened)
 
     def _before(self, wanted: InvokeRequest) -> int | None:
         """The moment until which a call may wait for its node; None: it may not. Raises Problem."""
@@ -133,6 +138,10 @@ async def watched(hub: Hub, request: Request, opened: OpenCall) -> Outcome:
         return await hub.gate.wait(opened)
     finally:
         watch.stop()
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 def read_key(request: Request) -> str | None:

@@ -70,6 +70,7 @@ def mcp_routes(hub: Hub) -> list[Route]:
             scopes,
             door.post,
             narrow=True,
+            content=True,
             about=About(
                 "A message of the Model Context Protocol (streamable HTTP).",
                 body=Message,
@@ -164,7 +165,7 @@ class McpDoor:
             cursor = message.value("cursor")
             if not isinstance(cursor, str | None):
                 raise RpcError(rpc.INVALID_PARAMS, "cursor must be one that an earlier answer gave")
-            value, cached = tools(self._hub, request.credential, cursor), 0
+            value, cached = tools(self._hub, request.principal, cursor), 0
         elif method == "server/discover" and modern:
             value, cached = {"supportedVersions": list(rpc.MODERN_VERSIONS), **_introduction()}, DISCOVERED_MS
         elif method == "ping" and not modern:
@@ -197,7 +198,7 @@ class McpDoor:
             raise RpcError(rpc.INVALID_PARAMS, "arguments must be an object")
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
-        begun = await self._hub.gate.begin(call, credential=request.credential, origins=MCP)
+        begun = await self._hub.gate.begin(call, principal=request.principal, origins=MCP)
         if isinstance(begun, Outcome):
             return Reply(_ended(begun.record, request_id, modern=session is None))
         exchange = _Exchange(self._hub, begun, request_id, message.progress_token, session)
@@ -222,9 +223,8 @@ class McpDoor:
             if asked.given_up and _accepts(request, SSE):
                 return Reply(content_type=SSE)  # who cancelled is not answered: its stream ends with nothing in it
             return Reply(_ended(ended.result(), request_id, modern=session is None))
-        version = request.header(b"mcp-protocol-version") or ""
-        resumable = session is not None and version >= rpc.RESUMABLE_SINCE
-        return self._stream(request, exchange.pieces(resumable=resumable))
+        version = request.header(b"mcp-protocol-version") or rpc.ASSUMED_VERSION
+        return self._stream(request, exchange.pieces(version))
 
     def _stream(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Reply:
         live = until_gone(request, with_pulse(pieces), self._hub.ending)
@@ -346,15 +346,16 @@ class _Exchange:
         if asked is not None and asked.call_id == self._opened.record.id:
             del self._session.calls[self._request_id]
 
-    async def pieces(self, *, resumable: bool) -> AsyncGenerator[bytes, None]:
-        place = _place(self._opened.record.id, self._request_id) if resumable else None
+    async def pieces(self, version: str) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer; with a session they have ids, so that a lost stream can be resumed."""
+        place = None if self._session is None else _place(self._opened.record.id, self._request_id)
         ended = self._opened.ended()
         news: asyncio.Queue[bytes | None] = asyncio.Queue(2)
         ended.add_done_callback(lambda _: news.put_nowait(None))
         telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
         try:
             if place is not None:
-                yield rpc.event(b"", place)
+                yield rpc.opening(version, place)
             while (message := await news.get()) is not None:
                 yield rpc.event(message, place)
             yield rpc.event(_ended(ended.result(), self._request_id, modern=self._session is None), place)

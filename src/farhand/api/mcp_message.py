@@ -15,11 +15,14 @@ from msgspec import UNSET, UnsetType
 
 from farhand import __version__
 from farhand.api.http import Reply, Request, json_fault
+from farhand.protocol.readable import refuse_many_values
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
-RESUMABLE_SINCE: Final = "2025-11-25"
-"""Older clients stumble over the empty event that makes a stream resumable."""
+# Of clients that send no MCP-Protocol-Version, as the revisions that have the header demand.
+ASSUMED_VERSION: Final = "2025-03-26"
+# Since this revision an event without data may carry the id to resume from; older clients cannot parse such an event.
+EMPTY_EVENTS_SINCE: Final = "2025-11-25"
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -108,6 +111,7 @@ def read_message(body: bytes) -> Message:
     """Raises RpcError for what is no single message."""
     try:
         body.decode()
+        refuse_many_values(body)
         message = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
         text = str(error).replace("`", "'")
@@ -137,6 +141,17 @@ def event(message: bytes, event_id: str | None = None) -> bytes:
     head = b"" if event_id is None else b"id: %b\n" % event_id.encode()
     name = b"event: message\n" if message else b""
     return b"%b%bdata: %b\n\n" % (head, name, message)
+
+
+def opening(version: str, event_id: str) -> bytes:
+    """Return the event that begins a resumable stream: it gives the client an id for `Last-Event-ID` at once.
+
+    Older revisions get it with a ping, which every client answers; the answer needs no handling.
+    """
+    if version >= EMPTY_EVENTS_SINCE:
+        return event(b"", event_id)
+    ping = {"jsonrpc": "2.0", "id": f"farhand:{event_id}", "method": "ping"}
+    return event(msgspec.json.encode(ping), event_id)
 
 
 # -- the generation without sessions ------------------------------------------------------------------------

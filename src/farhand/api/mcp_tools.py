@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.admission import scope_of
-from farhand.gateway.catalog import EMPTY, OWN_HOST
-from farhand.gateway.credentials import Credential
+from farhand.gateway.admission import offered_to
+from farhand.gateway.catalog import EMPTY
 from farhand.gateway.hub import Hub
 from farhand.gateway.open_call import Outcome
+from farhand.gateway.principal import Principal
 from farhand.llm.names import ToolNames
 from farhand.protocol.calls import ToolSpec
 from farhand.store.calls import CallRecord, CallState
@@ -20,7 +20,6 @@ PAGE: Final = 1000
 MOST_STRUCTURED: Final = 100_000
 """A result of more bytes comes as text alone: it would be sent twice."""
 CALL_KEY: Final = "farhand/call_id"
-_OWN: Final = frozenset(OWN_HOST.values())
 
 
 class Names:
@@ -39,21 +38,14 @@ class Names:
         return self._names.meant(name)
 
 
-def tools(hub: Hub, credential: Credential, cursor: str | None) -> dict[str, Any]:
-    """What a credential may use, by name, from the one after `cursor` on."""
+def tools(hub: Hub, principal: Principal, cursor: str | None) -> dict[str, Any]:
+    """What a principal may use, by name, from the one after `cursor` on."""
     specs = hub.catalog.specs()
     names = ToolNames(specs, dots=True)
-    found = {names.sent(name): spec for name, (spec, host) in specs.items() if _may(credential, name, spec, host)}
+    found = {names.sent(name): spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
     rest = sorted(name for name in found if cursor is None or name > cursor)
     page: dict[str, Any] = {"tools": [_tool(name, found[name]) for name in rest[:PAGE]]}
     return {**page, "nextCursor": rest[PAGE - 1]} if len(rest) > PAGE else page
-
-
-def _may(credential: Credential, name: str, spec: ToolSpec, host: str) -> bool:
-    if not credential.may(scope_of(spec)):
-        return False
-    own = host in _OWN
-    return not credential.narrowed or credential.reaches(None if own else host, name if own else spec.name)
 
 
 def _tool(name: str, spec: ToolSpec) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from farhand.protocol.names import MAIN_AGENT
 FAILURES = (404, 500, 504)
 AGENT = Query("agent", "Of this agent; `main` by default.")
 SEARCH = (
-    Query("q", "What to look for."),
+    Query("q", "What to look for.", required=True),
     Query("max_results", f"How many at most: up to {MOST_RESULTS}.", int),
     Query("min_score", "None that fits less, 0 to 1.", float),
 )
 LINES = (
-    Query("path", "MEMORY.md or memory/NAME.md."),
+    Query("path", "MEMORY.md or memory/NAME.md.", required=True),
     Query("from", "The first line, counted from 1.", int),
     Query("lines", "How many.", int),
 )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import picows
 
 from farhand.api.sips import Sips
@@ -19,6 +20,7 @@ from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
 from farhand.gateway.node_keys import proves
 from farhand.gateway.roster import Connection, HelloRefused
+from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.liveness import Liveness, Look
 from farhand.protocol.messages import (
@@ -37,6 +39,7 @@ from farhand.protocol.messages import (
     decode,
     encode,
 )
+from farhand.protocol.unreadable import may_be_response, readable_request_id
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,
     CLOSE_HELLO_TIMEOUT,
@@ -45,6 +48,8 @@ from farhand.protocol.version import (
     HELLO_SECONDS,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
+    MAX_PLAIN_FRAME_BYTES,
+    MAX_TOOL_RESPONSE_BYTES,
 )
 from farhand.sdk.link import keep_unsent_low
 
@@ -52,6 +57,12 @@ log = logging.getLogger("farhand.nodes")
 
 CLOSE_WAIT_SECONDS = 2.0
 """How long a peer may take to answer our close before the connection is cut."""
+# At least this long, and this many times as long as it took, passes between two updates of a node's tools.
+UPDATE_PAUSE_SECONDS = 0.02
+UPDATE_REST = 10.0
+# Hellos longer than this are dealt with one after the other, so far apart for each credential.
+LONG_HELLO_BYTES = 64 * 1024
+LONG_HELLO_SECONDS = 0.5
 CONGESTED_BYTES = 32 * 1024 * 1024
 WRITE_AHEAD_BYTES = 256 * 1024
 """How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it."""
@@ -79,6 +90,11 @@ class NodeConversation(picows.WSListener):
         """Answers to pings, the protocol's own and WebSocket's, that wait until the peer reads."""
         self._direct = -1
         self._timer: asyncio.TimerHandle | None = None
+        # Runs while the node's long hello waits for its turn.
+        self._greeting: asyncio.TimerHandle | None = None
+        # Runs while no further update of the node's tools is taken, and the newest that waits for its end.
+        self._resting: asyncio.TimerHandle | None = None
+        self._newest_update: ToolsUpdate | None = None
         self._sips: Sips | None = None
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -170,7 +186,9 @@ class NodeConversation(picows.WSListener):
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         self._heard_at = time.monotonic()
         kind = frame.msg_type
-        if kind == picows.WSMsgType.TEXT and frame.fin:
+        if frame.payload_size > self._longest_message:
+            self._refuse_length()
+        elif kind == picows.WSMsgType.TEXT and frame.fin:
             self._on_text(frame.get_payload_as_bytes())
         elif kind == picows.WSMsgType.BINARY and frame.fin:
             if self._connection is not None and self._connection.can_transfer and self._socket is not None:
@@ -195,8 +213,9 @@ class NodeConversation(picows.WSListener):
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._socket, self._direct = None, -1
         self._frames.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._resting, self._greeting):
+            if timer is not None:
+                timer.cancel()
         if self._connection is not None:
             self._hub.leave(self._connection)
         self.on_end()
@@ -212,20 +231,30 @@ class NodeConversation(picows.WSListener):
             self._text = kind == picows.WSMsgType.TEXT
         if self._text:
             self._gathered += frame.get_payload_as_bytes()
-            if len(self._gathered) > MAX_FRAME_BYTES:
-                self._gathered.clear()
-                self.close(1009, f"a message has at most {MAX_FRAME_BYTES} bytes")
+            if len(self._gathered) > self._longest_message:
+                self._refuse_length()
             elif frame.fin:
                 message = bytes(self._gathered)
-                self._gathered.clear()
+                self._gathered = bytearray()
                 self._on_text(message)
+
+    @property
+    def _longest_message(self) -> int:
+        if self._connection is None:
+            return MAX_HELLO_BYTES
+        return MAX_PLAIN_FRAME_BYTES if self._connection.plain else MAX_FRAME_BYTES
+
+    def _refuse_length(self) -> None:
+        self._gathered = bytearray()
+        what = "a hello" if self._connection is None else "a message"
+        self.close(1009, f"{what} has at most {self._longest_message} bytes")
 
     def _on_text(self, text: bytes) -> None:
         if self._socket is None:
             return  # closing
         connection = self._connection
         if connection is None:
-            self._greet(text)
+            self._greet_in_turn(text)
             return
         self._hub.roster.seen(connection)
         try:
@@ -234,9 +263,12 @@ class NodeConversation(picows.WSListener):
             log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
             if isinstance(error.__context__, UnicodeError):
                 self.close(1007, "a text frame is UTF-8")
+            elif connection.resume is None and may_be_response(text):
+                self._hub.gate.answered_unreadably(connection, readable_request_id(text), str(error))
             return
         if isinstance(message, ToolResponse):
-            self._hub.gate.answered(connection, message)
+            self._hub.end_orders.answered(connection, message)
+            self._hub.gate.answered(connection, _bounded(message) if connection.plain else message)
         elif isinstance(message, Ping):
             self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
@@ -247,7 +279,27 @@ class NodeConversation(picows.WSListener):
             if connection.can_transfer:
                 self._hub.transfers.on_message(connection, message)
         elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
-            self._hub.update(connection, message)
+            self._update(connection, message)
+
+    def _update(self, connection: Connection, update: ToolsUpdate) -> None:
+        """Take over what a node offers now. Of updates that come faster than they can be dealt with, the newest counts.
+
+        The pause after one is many times as long as the work was, so that a node that sends nothing else holds up
+        nobody.
+        """
+        if self._resting is not None:
+            self._newest_update = update
+            return
+        began = time.perf_counter()
+        self._hub.update(connection, update)
+        pause = max(UPDATE_PAUSE_SECONDS, UPDATE_REST * (time.perf_counter() - began))
+        self._resting = asyncio.get_running_loop().call_later(pause, self._rested, connection)
+
+    def _rested(self, connection: Connection) -> None:
+        self._resting = None
+        update, self._newest_update = self._newest_update, None
+        if update is not None and self._socket is not None:
+            self._update(connection, update)
 
     def _pong(self, kind: picows.WSMsgType, payload: bytes) -> None:
         """Answer a ping. A peer that does not read what it was sent is owed the newest answer alone (RFC 6455, 5.5.3):
@@ -258,6 +310,26 @@ class NodeConversation(picows.WSListener):
             self.send(payload)
         elif self._socket is not None:
             self._socket.send(kind, payload)
+
+    def _greet_in_turn(self, text: bytes) -> None:
+        """Greet at once, or after others that came with the same credential: long hellos take time."""
+        if self._greeting is not None:
+            return  # its hello is here
+        now = asyncio.get_running_loop().time()
+        turn = max(now, self._hub.next_long_hello.get(self._grant.token_id, 0.0))
+        if len(text) <= LONG_HELLO_BYTES:
+            self._greet(text)
+            return
+        if turn - now > HELLO_SECONDS:
+            self.close(1013, "too many nodes come with this token; try again later")
+            return
+        self._hub.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
+        self._greeting = asyncio.get_running_loop().call_at(turn, self._greet_now, text)
+
+    def _greet_now(self, text: bytes) -> None:
+        self._greeting = None
+        if self._socket is not None:
+            self._greet(text)
 
     def _greet(self, text: bytes) -> None:
         """Before the hello everything else is ignored; a hello that cannot be accepted closes the socket."""
@@ -277,9 +349,17 @@ class NodeConversation(picows.WSListener):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
                 if not self._hub.credentials.still_grants(self._grant):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
-                card = self._hub.roster.examine(hello, self._grant.node_id)
-                if self._grant == NodeGrant() and self._hub.credentials.has_own_token(card.node_id):
+                card = self._hub.roster.examine(
+                    hello,
+                    self._grant.node_id,
+                    own_credential=self._grant.token_id is not None,
+                    named=self._hub.credentials.named_nodes,
+                )
+                if self._grant.anonymous and self._hub.credentials.has_own_token(card.node_id):
                     reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
+                if self._grant.anonymous and self._hub.credentials.was_revoked(card.node_id):
+                    reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
                 self.send(encode(self._hub.welcome(hello)))
                 self._connection = self._hub.join(card, hello, self, self._grant.token_id)
@@ -318,6 +398,21 @@ class NodeConversation(picows.WSListener):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def _bounded(response: ToolResponse) -> ToolResponse:
+    """The response of a plain node, or an error in place of one that exceeds what the plug-in guide allows."""
+    if isinstance(response.result, msgspec.Raw):
+        size = memoryview(response.result).nbytes
+    else:
+        size = len(response.error.message) if isinstance(response.error, ToolFailure) else 0
+    if size <= MAX_TOOL_RESPONSE_BYTES:
+        return response
+    message = (
+        f"the node's response has {size} bytes; the plug-in protocol allows at most {MAX_TOOL_RESPONSE_BYTES}: "
+        "ask for less, or have the plug-in truncate its results"
+    )
+    return ToolResponse(response.request_id, False, error=ToolFailure("failed", message))
 
 
 def _plain_descriptor(transport: asyncio.Transport) -> int:

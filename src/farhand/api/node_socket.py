@@ -7,8 +7,6 @@ C and handled where they arrive, without a queue or a task in between (see docs/
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 import os
 import secrets
@@ -20,19 +18,16 @@ from urllib.parse import unquote
 import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
-from farhand.api.cork import CorkedTransport
 from farhand.api.guard import FILES_SOCKET
 from farhand.api.http import Problem, Scope
 from farhand.api.node_conversation import NodeConversation
+from farhand.api.node_login import INVALID_TOKEN, node_grant
 from farhand.gateway.credentials import NodeGrant
 from farhand.gateway.hub import Hub
-from farhand.protocol.login import SCHEME, read_key
 from farhand.protocol.version import CLOSE_UNAUTHORIZED, HELLO_SECONDS, MAX_FRAME_BYTES
 
 log = logging.getLogger("farhand.nodes")
 
-BEARER = "bearer."
-INVALID_TOKEN = "invalid or missing node token"  # noqa: S105
 CLOSE_RESTART = 1012
 ANSWERED_SECONDS = 0.001
 MOST_UNPROVED = 4
@@ -65,20 +60,11 @@ class NodeDoor:
     def open(self, scope: Scope) -> tuple[NodeConversation, str | None]:
         """The conversation with a node that may connect, and the subprotocol to answer with. Raises Problem."""
         self._guard.admit_node(scope)
-        query = _query(scope["query_string"].decode("latin-1"))
-        presented, subprotocol = _secrets(scope, query)
-        key = _presented_key(scope)
-        claimed = query.get("node_id", "")
-        for claim in {unquote(claimed), unquote(claimed.replace("+", " "))}:
-            if key is not None:
-                grant = self._hub.credentials.recognise_key(key, claim)
-                if grant is not None:
-                    return self._asked_to_prove(grant, scope), subprotocol
-                continue
-            for secret in presented:
-                grant = self._hub.credentials.recognise_node(secret, claim)
-                if grant is not None:
-                    return NodeConversation(self._hub, grant, _address(scope)), subprotocol
+        grant, subprotocol = node_grant(self._hub.credentials, scope["headers"], scope["query_string"])
+        if grant is not None and grant.public_key is not None:
+            return self._asked_to_prove(grant, scope), subprotocol
+        if grant is not None:
+            return NodeConversation(self._hub, grant, _address(scope)), subprotocol
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 
@@ -134,10 +120,9 @@ class _Handover(asyncio.Protocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        inner = transport.inner if isinstance(transport, CorkedTransport) else transport
-        self._transport = cast(asyncio.Transport, inner)
+        self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        self._protocol.connection_made(inner)
+        self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """uvicorn repeats the request to us once; everything after it is read by picows itself."""
@@ -214,7 +199,11 @@ class _Handover(asyncio.Protocol):
 def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:
     """The request in the words the guard knows."""
     path, _, query = request.path.partition(b"?")
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
+    # picows decodes headers as UTF-8 with surrogate escapes; this restores the bytes that were sent.
+    headers = [
+        (name.lower().encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
+        for name, value in request.headers.items()
+    ]
     secure = transport.get_extra_info("sslcontext") is not None
     return {
         "type": "websocket",
@@ -229,48 +218,3 @@ def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Sc
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else ""
-
-
-def _query(text: str) -> dict[str, str]:
-    """The undecoded query values. Raises Problem when `token` or `node_id` comes twice."""
-    values: dict[str, str] = {}
-    for part in text.split("&"):
-        key, _, value = part.partition("=")
-        if key in values and key in ("token", "node_id"):
-            raise Problem(400, "invalid_request", f"the query names {key} twice")
-        values[key] = value
-    return values
-
-
-def _secrets(scope: Scope, query: dict[str, str]) -> tuple[list[str], str | None]:
-    """The token as it may be meant, best form first, and the subprotocol to answer with."""
-    offered = [value for name, value in scope["headers"] if name == b"sec-websocket-protocol"]
-    subprotocols = [part.strip() for value in offered for part in value.decode("latin-1").split(",")]
-    answer = next((name for name in subprotocols if not name.startswith(BEARER)), None)
-    for name, value in scope["headers"]:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return [value[7:].decode("latin-1").strip()], answer
-    for subprotocol in subprotocols:
-        if subprotocol.startswith(BEARER):
-            try:
-                encoded = subprotocol.removeprefix(BEARER)
-                secret = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
-            except (binascii.Error, ValueError):
-                continue
-            return [secret], answer or subprotocol
-    token = query.get("token")
-    if not token:
-        return [""], answer
-    # A seed client sends the token unencoded, so a plus may be a plus or stand for a space.
-    return list(dict.fromkeys([unquote(token), unquote(token.replace("+", " ")), token])), answer
-
-
-def _presented_key(scope: Scope) -> bytes | None:
-    for name, value in scope["headers"]:
-        scheme, _, key = value.decode("latin-1").partition(" ")
-        if name == b"authorization" and scheme.lower() == SCHEME.lower():
-            try:
-                return read_key(key)
-            except ValueError as error:
-                raise Problem(400, "invalid_request", str(error)) from None
-    return None

@@ -85,6 +85,9 @@ class _Schemas:
                 named = (route.about.body, route.about.answer, *(query.type for query in route.about.query))
                 types += [one for one in named if one is not None and one not in types]
         schemas, self.components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+        if twice := [name for name in self.components if "." in name]:
+            raise ValueError(f"types of the same name: {', '.join(twice)}; rename one of them")
+        _add_items([schemas, self.components])
         self._known = list(zip(types, schemas, strict=True))
 
     def of(self, wanted: Any) -> dict[str, Any]:
@@ -111,7 +114,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if about.body is not None:
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(about.body)}}}
     elif about.takes is not None:
-        operation["requestBody"] = {"content": {about.takes: {}}}
+        takes = BYTES if about.takes == "*/*" else about.takes  # client generators know no wildcard
+        operation["requestBody"] = {"content": {takes: {"schema": _schema_of_media(takes)}}}
     return operation
 
 
@@ -128,21 +132,28 @@ def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str,
     headers = (IDEMPOTENCY_KEY,) if about.idempotent or route.repeatable else ()
     for place, queries in (("query", about.query), ("header", headers)):
         parameters += [
-            {"name": query.name, "in": place, "description": query.description, "schema": schemas.of(query.type)}
+            {
+                "name": query.name,
+                "in": place,
+                "required": query.required,
+                "description": query.description,
+                "schema": schemas.of(query.type),
+            }
             for query in queries
         ]
     return parameters
 
 
 def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
-    content: dict[str, Any] = {media: {} for media in about.media}
+    content: dict[str, Any] = {media: {"schema": _schema_of_media(media)} for media in about.media}
     if JSON in content:
         content[JSON] = {"schema": schemas.of(about.answer) or {"type": "object"}}
     responses: dict[str, Any] = {str(about.status): {"description": HTTPStatus(about.status).phrase}}
     if about.media:
         responses[str(about.status)]["content"] = content
     for status, description in about.also.items():
-        responses[str(status)] = {"description": description, "content": {JSON: {}, "text/html": {}, BYTES: {}}}
+        other = {media: {"schema": _schema_of_media(media)} for media in (JSON, "text/html", BYTES)}
+        responses[str(status)] = {"description": description, "content": other}
     # Whatever the route: an address or origin that is not ours, a head nobody can read, too many failed tries.
     usual = {400, 403, 429}
     if route.scopes:
@@ -160,6 +171,26 @@ def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
         if str(status) not in responses:
             responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: error}}
     return responses
+
+
+def _schema_of_media(media: str) -> dict[str, Any]:
+    """The schema of a body that no type describes."""
+    if media == JSON:
+        return {}
+    text = media.startswith("text/") or media == "image/svg+xml"
+    return {"type": "string"} if text else {"type": "string", "format": "binary"}
+
+
+def _add_items(schema: Any) -> None:
+    """Generators of clients need `items`; msgspec leaves it out where any item is allowed."""
+    if isinstance(schema, list):
+        for one in schema:
+            _add_items(one)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "array" and "prefixItems" not in schema:
+            schema.setdefault("items", {})
+        for one in schema.values():
+            _add_items(one)
 
 
 def _tag(path: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from farhand.api.about import About
@@ -11,7 +13,7 @@ from farhand.gateway.credentials import Scope
 from farhand.gateway.hub import Hub
 from farhand.gateway.pairing import LIFE_SECONDS, Pairing
 from farhand.protocol.login import read_key
-from farhand.protocol.names import validate_node_id
+from farhand.protocol.names import spellings, validate_node_id
 
 LONGEST_SECONDS = 24 * 3600
 
@@ -49,9 +51,16 @@ _pair_decoder = msgspec.json.Decoder(PairRequest)
 
 def pairing_routes(hub: Hub) -> list[Route]:
     pairing = Pairing()
+    # One machine is paired at a time: two codes never give out the same id or register the same key.
+    one_at_a_time = asyncio.Lock()
 
-    def known(node_id: str) -> bool:
-        return node_id in hub.roster.nodes or hub.credentials.has_own_token(node_id)
+    def known(node_id: str) -> str | None:
+        """Return the known node that has this id, or one that a reader could take for it."""
+        ids = hub.roster.nodes.keys() | hub.credentials.named_nodes
+        if node_id in ids:
+            return node_id
+        said = spellings(node_id)
+        return next((other for other in sorted(ids) if not said.isdisjoint(spellings(other))), None)
 
     async def make(request: Request) -> Reply:
         wanted: PairingRequest = await request.json(_make_decoder)
@@ -59,9 +68,10 @@ def pairing_routes(hub: Hub) -> list[Route]:
             raise Problem(400, "invalid_request", f"seconds must be between 1 and {LONGEST_SECONDS}")
         if wanted.node_id is not None:
             _check(wanted.node_id)
-            if known(wanted.node_id) and not request.credential.may(Scope.ADMIN):
-                # Whoever may add machines may not take the place of one that is there.
-                reason = f"node {wanted.node_id!r} is known here; another token for it needs the scope 'admin'"
+            other = known(wanted.node_id)
+            if other is not None and not request.credential.may(Scope.ADMIN):
+                # The right to add machines is not the right to replace one. Checked again when the code is used.
+                reason = f"{_described(wanted.node_id, other)}; another token for it needs the scope 'admin'"
                 raise Problem(403, "forbidden", reason)
         code = pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds)
         hub.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
@@ -72,20 +82,32 @@ def pairing_routes(hub: Hub) -> list[Route]:
         wanted: PairRequest = await request.json(_pair_decoder)
         _check(wanted.node_id)
         key = None if wanted.public_key is None else _key(wanted.public_key)
+        async with one_at_a_time:
+            secret = await admit(wanted, key)
+        return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201, bare=True)
+
+    async def admit(wanted: PairRequest, key: bytes | None) -> str:
+        """Use the code and return the new token. Raises Problem."""
         code = pairing.find(wanted.code[:100])
-        if code is None or (code.node_id is not None and code.node_id != wanted.node_id):
+        # The rights its maker has now: a code ends with the token that made it.
+        maker = None if code is None else hub.credentials.named(code.made_by)
+        wrong_node = code is not None and code.node_id not in (None, wanted.node_id)
+        if code is None or maker is None or not maker.may(Scope.PAIR) or wrong_node:
             reason = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
             raise Problem(401, "unauthorized", reason)
-        if code.node_id is None and known(wanted.node_id):
-            reason = f"node {wanted.node_id!r} is known here; choose another --id, or pair with `--id {wanted.node_id}`"
-            raise Problem(409, "conflict", reason)
+        other = known(wanted.node_id)
+        if other is not None and (code.node_id is None or not maker.may(Scope.ADMIN)):
+            reason = f"choose another --id, or pair with `--id {wanted.node_id}` and the scope 'admin'"
+            raise Problem(409, "conflict", f"{_described(wanted.node_id, other)}; {reason}")
         if key is not None and hub.credentials.knows_key(key):
             raise Problem(409, "conflict", "this public key is registered; a key is that of one node")
         if not pairing.use(code):
             raise Problem(401, "unauthorized", "this code was used a moment ago")
         label = code.label or f"paired by {code.made_by}"
-        _, secret = await hub.create_token(node_id=wanted.node_id, label=label, scopes=[], public_key=key)
-        return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201, bare=True)
+        _, secret = await hub.create_token(
+            node_id=wanted.node_id, label=label, scopes=[], public_key=key, made_by=code.made_by
+        )
+        return secret
 
     return [
         Route(
@@ -110,6 +132,12 @@ def pairing_routes(hub: Hub) -> list[Route]:
             ),
         ),
     ]
+
+
+def _described(node_id: str, known: str) -> str:
+    if node_id == known:
+        return f"node {node_id!r} is known here"
+    return f"node id {node_id!r} looks like {known!r}, which is known here"
 
 
 def _key(text: str) -> bytes:

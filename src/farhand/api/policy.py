@@ -25,7 +25,10 @@ class ExplainRequest(msgspec.Struct):
     tool: str | None = None
     args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     origin: str = HTTP[0]
+    # The acting credential; by default the one that asks.
     credential: str | None = None
+    # The credential on whose behalf it would act, as of an agent's call.
+    on_behalf_of: str | None = None
     session_key: str | None = None
 
 
@@ -33,7 +36,7 @@ class ReplayRequest(msgspec.Struct):
     since: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
     """Milliseconds since 1970."""
     policy: PolicySettings | None = None
-    """Instead of the one in force."""
+    """Instead of the one in force; needs the scope `admin`."""
 
 
 _explain_decoder = msgspec.json.Decoder(ExplainRequest)
@@ -65,6 +68,7 @@ def policy_routes(hub: Hub, settings: Callable[[], PolicySettings], workspace: s
                 wanted.tool or "",
                 wanted.args,
                 credential=wanted.credential or request.credential.id,
+                on_behalf_of=wanted.on_behalf_of,
                 session_key=wanted.session_key,
                 origins=(wanted.origin,),
             )
@@ -75,6 +79,9 @@ def policy_routes(hub: Hub, settings: Callable[[], PolicySettings], workspace: s
 
     async def replay(request: Request) -> Reply:
         wanted: ReplayRequest = await request.json(_replay_decoder)
+        # Many rules over many calls take long, and they are judged on the event loop.
+        if wanted.policy is not None and not request.credential.may(Scope.ADMIN):
+            raise Problem(403, "forbidden", "replaying a policy other than the one in force needs the scope 'admin'")
         try:
             policy = Policy(wanted.policy or settings(), workspace)
         except ValueError as error:

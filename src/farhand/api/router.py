@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from farhand.api.about import About
-from farhand.api.http import Problem, Reply, Request
-from farhand.gateway.credentials import Scope
+from farhand.api.http import MAX_BODY_BYTES, MAX_SMALL_BODY_BYTES, Problem, Reply, Request
+from farhand.gateway.credentials import Credential, Scope
 from farhand.protocol.errors import FarhandError
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -23,12 +23,16 @@ class Route(msgspec.Struct, frozen=True):
     handler: Handler
     streams: bool = False
     """It reads its body piece by piece, so that may be of any length."""
+    # Its body may carry the content of files or messages, so it may be long (`http.MAX_BODY_BYTES`).
+    content: bool = False
     guessable: bool = False
     """It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out."""
     narrow: bool = False
     """A credential for some tools or nodes may use it: whatever it does passes the gate as that credential."""
     acts: bool = False
     """It changes or begins something without passing the gate, so a freeze refuses it here."""
+    # Its errors have the shape of the OpenAI API.
+    openai: bool = False
     about: About | None = None
     """What its readers are told; every route of the gateway has it."""
 
@@ -44,6 +48,16 @@ class Route(msgspec.Struct, frozen=True):
         own = self.about is not None and self.about.idempotent
         whole = self.scope is not None and not self.streams and self.path != "/mcp"
         return self.method == "POST" and whole and not own
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change anything. If not, there is no need to store the idempotency keys sent to it."""
+        return self.scopes != (Scope.READ,)
+
+    def max_body_bytes(self, credential: Credential) -> int:
+        """How long a body may be that is read whole."""
+        large = self.content and credential.may((Scope.CHAT, Scope.TOOLS_WRITE))
+        return MAX_BODY_BYTES if large else MAX_SMALL_BODY_BYTES
 
     @property
     def reads(self) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from farhand import __version__
-from farhand.api.about import BYTES, EVENTS, About, Query
+from farhand.api.about import BYTES, EVENTS, JSON, PARTIAL, About, Query
+from farhand.api.conditional import not_modified, not_modified_reply, requested_range, unsatisfiable
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.invoke import InvokeAnswer, InvokeDoor, InvokeRequest, RouteTaken
+from farhand.api.node_login import INVALID_TOKEN, node_grant
 from farhand.api.router import Route
 from farhand.api.shapes import (
     Alive,
@@ -112,7 +115,8 @@ def routes(hub: Hub) -> list[Route]:
             "/v1/nodes/ws",
             None,
             doors.not_an_upgrade,
-            about=About("The node socket: connect with a WebSocket.", status=101, media=()),
+            guessable=True,
+            about=About("The node socket: connect with a WebSocket.", status=101, media=(), errors=(401,)),
         ),
         Route(
             "GET",
@@ -129,10 +133,12 @@ def routes(hub: Hub) -> list[Route]:
             Scope.TOOLS_READ,
             InvokeDoor(hub).answer,
             narrow=True,
+            content=True,
             about=About(
                 "Call a tool; 200 whatever the tool said.",
                 body=InvokeRequest,
                 answer=InvokeAnswer,
+                media=(JSON, EVENTS),
                 errors=(409, 503),
                 idempotent=True,
             ),
@@ -161,7 +167,8 @@ def routes(hub: Hub) -> list[Route]:
                 "What a call's command printed, then live until it ends.",
                 media=(BYTES,),
                 query=OUTPUT_QUERY,
-                errors=(502,),
+                also=PARTIAL,
+                errors=(416, 502),
             ),
         ),
         Route(
@@ -177,7 +184,11 @@ def routes(hub: Hub) -> list[Route]:
             Scope.READ,
             doors.job_output,
             about=About(
-                "What a command printed, then live until it ends.", media=(BYTES,), query=OUTPUT_QUERY, errors=(502,)
+                "What a command printed, then live until it ends.",
+                media=(BYTES,),
+                query=OUTPUT_QUERY,
+                also=PARTIAL,
+                errors=(416, 502),
             ),
         ),
         Route(
@@ -252,7 +263,10 @@ class Doors:
 
     # -- nodes and tools --------------------------------------------------------------------------------
 
-    async def not_an_upgrade(self, _request: Request) -> Reply:
+    async def not_an_upgrade(self, request: Request) -> Reply:
+        grant, _ = node_grant(self._hub.credentials, list(request.headers.items()), request.query_string)
+        if grant is None:
+            raise Problem(401, "unauthorized", INVALID_TOKEN, headers=[(b"www-authenticate", b"Bearer")])
         raise Problem(400, "upgrade_required", "this is the node socket: connect to it with a WebSocket")
 
     async def nodes(self, _request: Request) -> Reply:
@@ -264,6 +278,7 @@ class Doors:
                 "version": node.card.version,
                 "tags": node.card.tags,
                 "capabilities": node.card.capabilities,
+                "refused_capabilities": node.card.refused,
                 "tools": [spec.name for spec in node.card.tools],
                 "role": node.card.role,
                 "online": node.online,
@@ -318,10 +333,12 @@ class Doors:
         return json_reply(self._view(record))
 
     async def cancel(self, request: Request) -> Reply:
-        record = await self._hub.gate.cancel(request.params["call_id"])
+        gate, call_id = self._hub.gate, request.params["call_id"]
+        over = not gate.is_open(call_id)
+        record = await gate.cancel(call_id)
         if record is None:
             raise _no_call(request)
-        return json_reply(self._view(record))
+        return json_reply({**self._view(record), "already_over": over})
 
     def _view(self, record: CallRecord) -> dict[str, Any]:
         view = _call_view(record)
@@ -346,19 +363,44 @@ class Doors:
     async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
         """Bytes from `offset` on: what is there with `wait=0`, else until the command has ended."""
         offset = request.query_int("offset", 0, 0, 2**62)
-        wait = request.flag("wait")
+        wanted = requested_range(request)
+        if wanted is not None and wanted.first < 0:  # the end of what is still being written is not known
+            wanted = None
+        wait = request.flag("wait") and wanted is None
+        if wanted is not None:
+            offset = wanted.first
         pages = covered(lambda place: self._hub.output(node_id, of, place, wait=wait), offset, self._hub.secrets)
         try:
             first = await anext(pages)
         except ToolError as error:
-            raise Problem(404 if error.kind is ErrorKind.NOT_FOUND else 502, error.kind.value, error.message) from None
+            raise _node_problem(error) from None
         headers = [(b"x-offset", b"%d" % first.offset)]
         if not wait:
+            most = None if wanted is None or wanted.last is None else wanted.last + 1
             page, parts = first, [first.data]
-            async for page in pages:
-                parts.append(page.data)
+            async with aclosing(pages):
+                while most is None or page.next_offset < most:
+                    following = await anext(pages, None)
+                    if following is None:
+                        break
+                    page = following
+                    parts.append(page.data)
             headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
-            return Reply(b"".join(parts), content_type=b"application/octet-stream", headers=headers, bare=True)
+            if page.over:
+                etag = f"{next(iter(of.values()))}-{page.next_offset}"
+                headers.append((b"etag", f'"{etag}"'.encode()))
+                if wanted is None and not_modified(request, etag):
+                    return not_modified_reply(headers)
+            data = b"".join(parts)
+            if wanted is None:
+                return Reply(data, content_type=b"application/octet-stream", headers=headers, bare=True)
+            data = data if most is None else data[: max(0, most - first.offset)]
+            if not data:
+                raise unsatisfiable(page.next_offset)
+            total = b"%d" % page.next_offset if page.over else b"*"
+            part = b"bytes %d-%d/%b" % (first.offset, first.offset + len(data) - 1, total)
+            headers.append((b"content-range", part))
+            return Reply(data, status=206, content_type=b"application/octet-stream", headers=headers, bare=True)
         pieces = until_gone(request, _bytes(first, pages), self._hub.ending)
         return Reply(content_type=b"application/octet-stream", headers=headers, pieces=pieces, bare=True)
 
@@ -371,8 +413,7 @@ class Doors:
         try:
             runtime = await self._hub.probe(request.params["node_id"], wanted.bins)
         except ToolError as error:
-            status = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400}.get(error.kind, 502)
-            raise Problem(status, error.kind.value, error.message) from None
+            raise _node_problem(error) from None
         return json_reply(runtime)
 
     # -- the journal ------------------------------------------------------------------------------------
@@ -410,6 +451,7 @@ class Doors:
                 tools=wanted.tools,
                 nodes=wanted.nodes,
                 expires_seconds=wanted.expires_seconds,
+                made_by=request.credential.id,
             )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
@@ -430,6 +472,8 @@ def _call_view(record: CallRecord) -> dict[str, Any]:
         "state": record.state.value,
         "route": RouteTaken(record.route, record.node_id, record.capability),
         "args": record.args,
+        "credential": record.credential,
+        "on_behalf_of": record.on_behalf_of,
         "session_key": record.session_key,
         "agent_id": record.agent_id,
         "background": record.background,
@@ -458,7 +502,14 @@ def _token_view(token: Token) -> dict[str, Any]:
         "expires_at": token.expires_at,
         "public_key": None if token.public_key is None else key_text(token.public_key),
         "last_used_at": token.last_used_at,
+        "made_by": token.made_by,
     }
+
+
+def _node_problem(error: ToolError) -> Problem:
+    """Turn what a node answered to a question into an HTTP error."""
+    statuses = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400, ErrorKind.NOT_ALLOWED: 403}
+    return Problem(statuses.get(error.kind, 502), error.kind.value, error.message)
 
 
 def _no_call(request: Request) -> Problem:

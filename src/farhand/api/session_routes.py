@@ -9,27 +9,26 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Event
 from farhand.api.about import EVENTS, About, Query
 from farhand.api.http import Problem, Reply, Request, json_reply
 from farhand.api.router import Route
-from farhand.api.streams import until_gone, with_pulse
+from farhand.api.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway import session_keys
 from farhand.gateway.credentials import Scope
+from farhand.gateway.daily_budget import OverBudget
 from farhand.gateway.forking import Forked, Forks
 from farhand.gateway.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
-from farhand.gateway.replaying import Replayed, recorded, replay
-from farhand.gateway.runs import Recorded, Run, RunOptions, RunOutcome
+from farhand.gateway.replaying import ReplayedRun, recorded, replay
+from farhand.gateway.runs import Run, RunEvent, RunOptions, RunOutcome
 from farhand.gateway.session_tools import message_of
 from farhand.gateway.sessions import Sessions
 from farhand.gateway.turns import Turns
 from farhand.llm.model import Thinking
-from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
 from farhand.store.database import StoreError
-from farhand.store.sessions import LISTED, ONCE, Entry, SessionRecord
+from farhand.store.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0
-EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 class SendRequest(msgspec.Struct):
@@ -92,6 +91,7 @@ def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> l
             "/v1/sessions/{key}/messages",
             Scope.CHAT,
             doors.send,
+            content=True,
             about=About(
                 "Say something to the agent of a session.",
                 body=SendRequest,
@@ -136,7 +136,7 @@ def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> l
             doors.replay,
             about=About(
                 "Repeat a run that has ended from what was written down of it, and tell the first difference.",
-                answer=Replayed,
+                answer=ReplayedRun,
                 errors=(404, 503),
             ),
         ),
@@ -182,7 +182,8 @@ class SessionDoors:
             session_id = None if which == "all" else which or record.id
             entries = await self._sessions.history(record.key, limit, before=before, session_id=session_id)
         messages = [_entry_view(entry) for entry in entries]
-        more = entries[0].seq if len(entries) == limit else None
+        cut = sum(len(bytes(entry.message)) for entry in entries) > MOST_HISTORY_BYTES
+        more = entries[0].seq if len(entries) == limit or cut else None
         return json_reply(
             {
                 "key": session_keys.short(record.key),
@@ -209,6 +210,8 @@ class SessionDoors:
             record=wanted.record,
         )
         with problems():
+            if wanted.model:
+                self._sessions.check_model(wanted.model)
             run = await self._sessions.send(
                 request.params["key"],
                 wanted.message,
@@ -235,6 +238,7 @@ class SessionDoors:
         if any(number is not None and not 0 < number < 2**62 for number in (wanted.event, wanted.message)):
             raise Problem(400, "invalid_request", "event and message are numbers from 1 on")
         with problems():
+            await self._sessions.check_visible(request.params["key"], request.principal)
             forked = await self._forks.fork(
                 request.params["key"],
                 event=wanted.event,
@@ -262,8 +266,10 @@ class SessionDoors:
         """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""
         with problems():
             run = await self._sessions.run(request.params["run_id"])
-            if not request.credential.may(Scope.READ):
-                await self._sessions.check_owner(run.session_key, request.credential)
+            if not request.credential.may(Scope.READ) and run.record.credential != request.credential.id:
+                raise NotAllowed(
+                    f"run {run.id} belongs to another credential; following it needs that one or the scope 'read'"
+                )
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
 
     async def cost(self, request: Request) -> Reply:
@@ -309,6 +315,8 @@ def problems() -> Any:
         raise Problem(409, "idempotency_conflict", str(error)) from None
     except StoreError as error:
         raise Problem(503, "not_recorded", f"the message was not taken: {error}") from None
+    except OverBudget as error:
+        raise Problem(429, "too_many_requests", error.message) from None
     except ToolError as error:
         status = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400, ErrorKind.NOT_ALLOWED: 403}
         code = "invalid_request" if error.kind is ErrorKind.INVALID_ARGS else error.kind.value
@@ -352,7 +360,7 @@ async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
         yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
 
 
-def _line(event: Event | Recorded) -> bytes:
+def _line(event: RunEvent) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (
         str(event.__struct_config__.tag).encode(),
         msgspec.json.encode(event),

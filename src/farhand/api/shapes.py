@@ -57,6 +57,8 @@ class NodeShown(msgspec.Struct):
     version: str
     tags: list[str]
     capabilities: list[str]
+    # Announced, and bound to another node.
+    refused_capabilities: list[str]
     tools: list[str]
     role: str
     online: bool
@@ -99,6 +101,8 @@ class CallShown(msgspec.Struct):
     waits_for: str | UnsetType = UNSET
     """Of a call that waits: `approval` or `node`."""
     approval_id: str | UnsetType | None = UNSET
+    # In the answer to a cancel: the call was over before, and this request changed nothing.
+    already_over: bool | UnsetType = UNSET
 
 
 class CallsAnswer(msgspec.Struct):
@@ -118,6 +122,7 @@ class TokenShown(msgspec.Struct):
     expires_at: int | None
     public_key: str | None
     last_used_at: int | None
+    made_by: str
 
 
 class TokensAnswer(msgspec.Struct):

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from farhand.api.http import Request
 
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PULSE_SECONDS = 15.0
 WATCH_SECONDS = 0.05
 """Work that takes longer is raced against its client's leaving; a shorter one is not worth a task."""

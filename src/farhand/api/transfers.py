@@ -141,8 +141,8 @@ class KeyClaim(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(TransferRequest)
 
 
-SOURCE = Query("source", "`node:path`, or `gsv:path`.")
-DESTINATION = Query("destination", "`node:path`, or `gsv:path`.")
+SOURCE = Query("source", "`node:path`, or `gsv:path`.", required=True)
+DESTINATION = Query("destination", "`node:path`, or `gsv:path`.", required=True)
 FAILURES = (404, 409, 502, 503, 504)
 
 

@@ -32,7 +32,7 @@ def undo_routes(hub: Hub, undo: Undo) -> list[Route]:
         try:
             begun = await undo.begin(
                 request.params["call_id"],
-                request.credential,
+                request.principal,
                 dry_run=wanted.dry_run,
                 idempotency_key=read_key(request),
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from email.utils import formatdate
 
-from farhand.api.about import JSON, About, Query
+from farhand.api.about import JSON, PARTIAL, About, Query
+from farhand.api.conditional import not_modified, not_modified_reply, requested_range
 from farhand.api.http import Problem, Reply, Request, json_reply, tool_problem
 from farhand.api.router import Route
 from farhand.gateway.credentials import Scope
@@ -35,14 +36,16 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             "/v1/workspace/{agent}",
             Scope.TOOLS_READ,
             doors.read,
-            about=About("The files of an agent.", media=ANY, errors=(500,)),
+            about=About("The files of an agent.", media=ANY, also=PARTIAL, errors=(416, 500)),
         ),
         Route(
             "GET",
             path,
             Scope.TOOLS_READ,
             doors.read,
-            about=About("A file of an agent as it is, or a folder as JSON.", media=ANY, errors=(500,)),
+            about=About(
+                "A file of an agent as it is, or a folder as JSON.", media=ANY, also=PARTIAL, errors=(416, 500)
+            ),
         ),
         Route(
             "PUT",
@@ -50,6 +53,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.TOOLS_WRITE,
             doors.write,
             streams=True,
+            content=True,
             acts=True,
             about=About("Write a file of an agent.", takes="*/*", errors=(409, 412, 500)),
         ),
@@ -78,6 +82,7 @@ def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Rou
             Scope.ADMIN,
             doors.write_skill,
             streams=True,
+            content=True,
             about=About("Write a file of a global skill.", takes="*/*", errors=(409, 412, 500)),
         ),
         Route(
@@ -126,17 +131,30 @@ class WorkspaceDoors:
                 if folder is None:
                     raise Problem(404, "not_found", f"Not found: {path[:200]}")
                 return json_reply({"path": clean(path), "files": folder.files, "directories": folder.directories})
+            if not_modified(request, found.info.etag):
+                return not_modified_reply(_headers(found.info))
             if request.method == "HEAD":
                 return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing(), bare=True)
-            reader = await self._objects.open_read(found.info.key)
+            wanted = requested_range(request, found.info.etag)
+            offset, length = (0, found.info.size) if wanted is None else wanted.within(found.info.size)
+            reader = await self._objects.open_read(found.info.key, offset)
+            if wanted is not None and reader.info.etag != found.info.etag:  # replaced since: the whole new file
+                await reader.close()
+                wanted, reader = None, await self._objects.open_read(found.info.key)
         except ToolError as error:
             raise tool_problem(error) from None
-        return Reply(content_type=_type(reader.info), headers=_headers(reader.info), pieces=_pieces(reader), bare=True)
+        headers = _headers(reader.info)
+        if wanted is None:
+            return Reply(content_type=_type(reader.info), headers=headers, pieces=_pieces(reader), bare=True)
+        part = b"bytes %d-%d/%d" % (offset, offset + length - 1, reader.info.size)
+        headers = [(b"content-length", b"%d" % length), (b"content-range", part), *headers[1:]]
+        pieces = _pieces(reader, length)
+        return Reply(status=206, content_type=_type(reader.info), headers=headers, pieces=pieces, bare=True)
 
     async def write(self, request: Request) -> Reply:
         path = request.params["path"]
         try:
-            key = self._workspace.key(request.params["agent"], path)
+            key = self._workspace.writable_key(request.params["agent"], path)
         except ToolError as error:
             raise tool_problem(error) from None
         info = await self._store(request, key)
@@ -145,7 +163,7 @@ class WorkspaceDoors:
     async def delete(self, request: Request) -> Reply:
         path = request.params["path"]
         try:
-            key = self._workspace.key(request.params["agent"], path)
+            key = self._workspace.writable_key(request.params["agent"], path)
         except ToolError as error:
             raise tool_problem(error) from None
         await self._remove(request, key, path)
@@ -186,11 +204,15 @@ class WorkspaceDoors:
     async def write_skill(self, request: Request) -> Reply:
         key = _skill_key(request)
         info = await self._store(request, key)
+        _, name, inner = key.split("/", 2)
+        if inner == SKILL_FILE:  # `farhand skills add` sends it last
+            await self._skills.refresh(name)
         return json_reply({"path": key, "size": info.size, "written": True, "etag": info.etag})
 
     async def delete_skill_file(self, request: Request) -> Reply:
         key = _skill_key(request)
         await self._remove(request, key, key)
+        await self._skills.refresh(key.split("/", 2)[1])
         return json_reply({"path": key, "deleted": True})
 
     async def delete_skill(self, request: Request) -> Reply:
@@ -205,6 +227,7 @@ class WorkspaceDoors:
         if not count:
             raise _no_skill(name)
         self._hub.note("skill.deleted", name, {"objects": count, "credential": request.credential.id})
+        await self._skills.refresh(clean(name))
         return json_reply({"name": name, "deleted": True, "objects": count})
 
     async def _remove(self, request: Request, key: str, path: str) -> None:
@@ -286,6 +309,7 @@ def _type(info: ObjectInfo) -> bytes:
 def _headers(info: ObjectInfo) -> list[tuple[bytes, bytes]]:
     return [
         (b"content-length", b"%d" % info.size),
+        (b"accept-ranges", b"bytes"),
         (b"etag", f'"{info.etag}"'.encode()),
         (b"last-modified", formatdate(info.modified_at / 1000, usegmt=True).encode()),
         HARMLESS,
@@ -297,9 +321,13 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
-async def _pieces(reader: ObjectReader) -> AsyncGenerator[bytes, None]:
+async def _pieces(reader: ObjectReader, length: int | None = None) -> AsyncGenerator[bytes, None]:
+    """What the reader has left; at most `length` bytes of it."""
     try:
-        while piece := await reader.read():
+        while length != 0 and (piece := await reader.read()):
+            if length is not None:
+                piece = piece[:length]
+                length -= len(piece)
             yield piece
     finally:
         await reader.close()

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any, Final, NoReturn
@@ -24,6 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "gateway": ("farhand.cli.serve:gateway", "Start the gateway alone."),
     "node": ("farhand.cli.lend:node", "Lend this machine to a gateway."),
     "join": ("farhand.cli.pairing:join", "Lend this machine to the gateway that made a one-time code."),
+    "console": ("farhand.cli.console:console", "Open the console in a browser; list and end its sessions."),
     "chat": ("farhand.cli.chat:chat", "Talk to the agent."),
     "sessions": ("farhand.cli.sessions:sessions", "List conversations; read, stop or renew one."),
     "call": ("farhand.cli.calls:call", "Call one tool."),
@@ -61,6 +63,18 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+# They run until SIGTERM or SIGINT, which end them with status 0 also while they are still loading.
+SERVERS: Final = frozenset({"up", "gateway", "node"})
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGINT came before the command had an event loop to handle it."""
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    raise Stopped
+
+
 class Commands(click.Group):
     """Commands found by name and imported when needed."""
 
@@ -70,6 +84,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in SERVERS:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, _stop)
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         # Modules are there to stay: looking for garbage among them would be a tenth of what loading them takes.
         gc.disable()
@@ -113,6 +130,10 @@ def main(args: list[str] | None = None) -> None:
         try:
             status = _run(arguments)
             sys.stdout.flush()
+        except Stopped:
+            status = 0
+            if as_json:
+                print(json.dumps({"ready": False}), flush=True)
         except click.exceptions.Abort:
             _fail("interrupted", "interrupted", as_json, 130)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -193,5 +214,8 @@ def _fail(code: Any, message: str, as_json: bool, status: int, details: Any = No
         error = {"code": str(code), "message": message}
         print(json.dumps({"error": error if details is None else {**error, "details": details}}), flush=True)
     else:
-        print(f"farhand: {message}", file=sys.stderr)
+        from farhand.cli.screen import plain_lines  # noqa: PLC0415
+
+        # Part of it may be what a node or a server says.
+        print(f"farhand: {plain_lines(message)}", file=sys.stderr)
     raise SystemExit(status)

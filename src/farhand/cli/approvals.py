@@ -118,6 +118,11 @@ def _show_decision(answer: Answer, as_json: bool) -> None:
     remark(f"`farhand calls show {one['call_id']}` tells what becomes of it")
 
 
+def asked_by(one: dict[str, Any]) -> str:
+    behalf = one.get("on_behalf_of")
+    return f"{one['credential']} on behalf of {behalf}" if behalf else str(one["credential"])
+
+
 def show_approval(one: dict[str, Any]) -> None:
     show_fields(
         [
@@ -125,11 +130,12 @@ def show_approval(one: dict[str, Any]) -> None:
             ("state", one["state"] + (f" by {one['decided_by']}" if one["decided_by"] else "")),
             ("tool", one["tool"]),
             ("node", one["node_id"] or ""),
-            ("asked by", f"{one['credential']}, from {' < '.join(one['origins'])}"),
+            ("asked by", f"{asked_by(one)}, from {' < '.join(one['origins'])}"),
             ("session", one["session_key"] or ""),
             ("rule", one["rule"] + (f": {one['reason']}" if one["reason"] else "")),
             ("until", moment(one["deadline_at"])),
             ("folder", one["cwd"] or ""),
+            ("does", plain(one["summary"])),
             ("call", one["call_id"]),
             ("hash", one["hash"]),
             ("note", one["note"]),

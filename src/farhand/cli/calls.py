@@ -12,7 +12,8 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from farhand.cli.client import Answer, Client, ClientError, ConnectionLost, client_command
+from farhand.cli.approval_prompt import ApprovalPrompt
+from farhand.cli.client import Answer, Client, ClientError, ConnectionLost, client_command, read_json
 from farhand.cli.fanout import call_many
 from farhand.cli.screen import (
     SHORT_ID,
@@ -23,6 +24,7 @@ from farhand.cli.screen import (
     moment,
     moment_briefly,
     paint,
+    plain,
     plain_lines,
     remark,
     show_answer,
@@ -35,6 +37,10 @@ from farhand.cli.streams import show_output
 
 GRACE_SECONDS = 15.0
 """How much longer than its --timeout a call may stay silent: the gateway asks the node to stop and says what it did."""
+
+ANNOUNCE_TRIES = 20
+ANNOUNCE_PAUSE = 0.1
+"""Seconds between two looks at a call whose question is about to be put."""
 
 SEARCHED = 1000
 """How many of the newest calls are searched for one whose id ends as given."""
@@ -134,13 +140,7 @@ def call(
     if follow:
         return _follow(client, body, headers, as_json)
     try:
-        answer = client.request(
-            "POST",
-            "/v1/tools/invoke",
-            body,
-            headers=headers,
-            seconds=None if seconds is None else seconds + GRACE_SECONDS,
-        )
+        answer = _invoke(client, body, headers, None if seconds is None else seconds + GRACE_SECONDS, as_json)
     except ConnectionLost as lost:
         raise ConnectionLost(f"{lost}; whether the call ran is in `farhand calls`", lost.code) from None
     except KeyboardInterrupt:
@@ -153,13 +153,59 @@ def call(
         _show_failure(ended["error"])
     elif ended["state"] == "waiting":
         print(ended["request_id"])
-        remark(f"waiting; `farhand calls cancel {ended['request_id']}` takes it back")
+        _announce(client, ended["request_id"])
+        remark(f"waiting; `farhand calls cancel {ended['request_id']}` cancels it")
     elif ended["state"] == "running":
         print(ended["request_id"])
         remark(f"running; `farhand calls show {ended['request_id']}` tells how it ends")
     else:
         _show_result(ended.get("result"))
     return 0 if ended["ok"] else 1
+
+
+def _invoke(
+    client: Client, body: dict[str, Any], headers: dict[str, str], seconds: float | None, as_json: bool
+) -> Answer:
+    """Make a call and return its answer; say on standard error if it waits to be approved. Raises ClientError.
+
+    `seconds` is the longest silence to bear while the call runs.
+    """
+    sent = {**body, "stream": True}
+    waiting = ""
+    try:
+        with (
+            ApprovalPrompt(client, ask=not as_json) as prompt,
+            client.named_events("/v1/tools/invoke", sent, headers, seconds) as events,
+        ):
+            for name, data in events:
+                if name == "approval_requested":
+                    request = read_json(data)
+                    waiting = request["call_id"]
+                    prompt.announce(request)
+                elif name == "done":
+                    return Answer(data, read_json(data))
+    except KeyboardInterrupt:
+        if waiting:  # the gateway keeps it
+            fate = f"the call stays open: `farhand calls cancel {waiting}` cancels it"
+            raise ClientError("interrupted", f"interrupted; {fate}") from None
+        raise
+    raise ConnectionLost("the gateway ended the connection before it answered")
+
+
+def _announce(client: Client, call_id: str) -> None:
+    """Say what a call in the background waits for. The question may be put a moment after the call was accepted."""
+    for _ in range(ANNOUNCE_TRIES):
+        try:
+            record = client.get(f"/v1/calls/{call_id}").value
+            if record["state"] != "waiting" or record.get("waits_for") != "approval":
+                return
+            if record.get("approval_id"):
+                one = client.get(f"/v1/approvals/{record['approval_id']}").value
+                ApprovalPrompt(client, ask=False).announce({**one, "approval_id": one["id"]})
+                return
+        except ClientError:  # this token may not see it
+            return
+        time.sleep(ANNOUNCE_PAUSE)
 
 
 def _follow(client: Client, body: dict[str, Any], headers: dict[str, str], as_json: bool) -> int:
@@ -173,6 +219,8 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str], as_js
         return 1
     path = f"/v1/calls/{begun.value['request_id']}"
     try:
+        if begun.value["state"] == "waiting":
+            _wait_for_approval(client, path, as_json)
         try:
             printed = show_output(client, f"{path}/output", to=sys.stderr if as_json else sys.stdout)
         except ClientError as error:
@@ -198,11 +246,30 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str], as_js
                 _show_result(result)
             else:
                 remark("ok")
-        elif result["signal"]:
-            remark(f"{result['status']}: ended by {result['signal']} after {took(result['durationMs'])}")
         else:
-            remark(f"{result['status']}: exit status {result['exitCode']} after {took(result['durationMs'])}")
+            remark(_command_end(result))
     return 0 if record["state"] == "ok" else 1
+
+
+def _command_end(result: dict[str, Any]) -> str:
+    """Describe how a command ended, in one line. All of this is what the node says, and may be anything."""
+    signal, milliseconds = result.get("signal"), result.get("durationMs")
+    how = f"ended by {signal}" if signal else f"exit status {result.get('exitCode')}"
+    lasted = f" after {took(milliseconds)}" if isinstance(milliseconds, int | float) else ""
+    return plain(f"{result.get('status', 'ok')}: {how}{lasted}")
+
+
+def _wait_for_approval(client: Client, path: str, as_json: bool) -> None:
+    """Return once a call no longer waits; say what it waits for, and ask."""
+    with ApprovalPrompt(client, ask=not as_json) as prompt:
+        announced, pause = False, ANNOUNCE_PAUSE
+        while (record := client.get(path).value)["state"] == "waiting":
+            if record.get("approval_id") and not announced:
+                one = client.get(f"/v1/approvals/{record['approval_id']}").value
+                prompt.announce({**one, "approval_id": one["id"]})
+                announced = True
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
 
 
 def _end_of(client: Client, path: str) -> Answer:
@@ -397,9 +464,9 @@ def _show_section(title: str, text: str) -> None:
 @click.argument("call_id", metavar="ID")
 @client_command
 def cancel(call_id: str, client: Client, as_json: bool) -> int:
-    """Cancel a running call; its node is told to stop it.
+    """Cancel a call that runs or waits; its node is told to stop it.
 
-    The status is 0 when the call is cancelled, and 1 when it had ended otherwise before.
+    The status is 0 when this cancelled the call, and 1 when the call was over before, however it ended.
 
     \b
     Example:
@@ -407,7 +474,7 @@ def cancel(call_id: str, client: Client, as_json: bool) -> int:
     """
     answer = client.request("DELETE", call_path(client, call_id))
     record = answer.value
-    cancelled = record["state"] == "cancelled"
+    cancelled = record["state"] == "cancelled" and not record.get("already_over")
     if as_json:
         show_answer(answer)
     elif cancelled:

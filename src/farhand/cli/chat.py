@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from farhand.cli.approval_prompt import ApprovalPrompt
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, client_command
 from farhand.cli.screen import on_terminal, paint, plain, remark, show_json
 
@@ -97,6 +98,8 @@ class _Exchange:
 
     def __init__(self, client: Client, key: str, *, as_json: bool) -> None:
         self._client = client
+        self._as_json = as_json
+        self._prompt = ApprovalPrompt(client, ask=False)
         self._path = f"/v1/sessions/{quote(key, safe='')}"
         self._answer_to: TextIO | None = None if as_json else sys.stdout
         self._line_open = False
@@ -113,7 +116,8 @@ class _Exchange:
         self._said, self._live = False, True
         try:
             if outcome["state"] == "running":
-                outcome = self._follow(outcome["run_id"], record)
+                with ApprovalPrompt(self._client, ask=not self._as_json) as self._prompt:
+                    outcome = self._follow(outcome["run_id"], record)
         except KeyboardInterrupt:
             self._close_line()
             remark("stopping …")
@@ -160,6 +164,9 @@ class _Exchange:
                 self._close_line()
                 use = event["use"]
                 remark(paint(f"· {plain(use['name'])} {_arguments(use['arguments'])}", dim=True))
+            case "approval_requested":
+                self._close_line()
+                self._prompt.announce(event)
             case "tool_ended":
                 if event["outcome"].get("is_error"):
                     self._close_line()

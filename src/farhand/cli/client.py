@@ -192,6 +192,15 @@ class Client:
             yield _read_events(response, worded)
 
     @contextlib.contextmanager
+    def named_events(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None, seconds: float | None = None
+    ) -> Iterator[Iterator[tuple[str, str]]]:
+        """Post `body` and yield the name and data of each event of the answer. Raises ClientError, as above."""
+        sent = {"Accept": "text/event-stream", **(headers or {})}
+        with self._asked("POST", path, body, sent, seconds) as (response, worded):
+            yield _read_named_events(response, worded)
+
+    @contextlib.contextmanager
     def _asked(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float | None
     ) -> Iterator[tuple[http.client.HTTPResponse, _Worded]]:
@@ -368,8 +377,13 @@ def _read_pieces(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
 
 
 def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[Any]:
-    """The data of server-sent events, one by one. What the stream says beside that is not needed here."""
-    data: list[bytes] = []
+    """Yield the data of each server-sent event."""
+    return (read_json(data) for _, data in _read_named_events(response, worded))
+
+
+def _read_named_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[tuple[str, str]]:
+    """Yield the name and data of each server-sent event."""
+    name, data = "message", list[bytes]()
     while True:
         with worded:
             line = response.readline()
@@ -378,9 +392,12 @@ def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
         line = line.rstrip(b"\r\n")
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            yield read_json(b"\n".join(data))
-            data.clear()
+        elif line.startswith(b"event:"):
+            name = line[6:].strip().decode("utf-8", "replace")
+        elif not line:
+            if data:
+                yield name, b"\n".join(data).decode("utf-8", "replace")
+            name, data = "message", []
 
 
 # -- the options of every client command ------------------------------------------------------------------

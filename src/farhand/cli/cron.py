@@ -85,6 +85,9 @@ def _list(client: Client, query: dict[str, Any], as_json: bool) -> None:
         ]
         zone = ZoneInfo(answer.value["timezone"])
         show_table(columns, [_row(job, zone) for job in jobs])
+        for job in jobs:
+            if "pausedReason" in job:
+                remark(plain(f"{job['name']} ({job['id']}) is paused: {job['pausedReason']}"))
         shown = answer.value["offset"] + len(jobs)
         if answer.value["count"] > shown:
             remark(f"{answer.value['count'] - shown} more: --offset {shown}")
@@ -97,7 +100,7 @@ def _row(job: dict[str, Any], zone: ZoneInfo) -> list[str]:
     return [
         job["id"],
         job["name"],
-        shown if job["enabled"] else "disabled",
+        ("paused" if "pausedReason" in job else shown) if job["enabled"] else "disabled",
         f"{datetime.fromtimestamp(state['nextRunAtMs'] / 1000, zone):%Y-%m-%d %H:%M:%S %Z}"
         if "nextRunAtMs" in state
         else "never",

@@ -24,8 +24,10 @@ from farhand.cli.screen import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.confinement import sandbox_of
 from farhand.gateway.credentials import NodeTokens
 from farhand.protocol.errors import FarhandError
-from farhand.store.audit import quick_look
+from farhand.store.audit import quick_look, reading
 from farhand.store.chain import KEY_FILE
+from farhand.store.pruning import usage
+from farhand.store.sealing import checkpoint
 from farhand.store.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, STORE_FILE, Snapshots
 
 PYTHON: Final = (3, 11)
@@ -102,8 +104,11 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     yield check
     if settings is not None:
         yield from _sandbox(settings, home)
+        if settings.channels:
+            yield _channels(settings)
     yield _store(home)
     yield _journal(home)
+    yield _history(home, settings)
     yield _disk(home)
     yield _node_token(environ)
     url, version, check = _gateway(client)
@@ -212,7 +217,7 @@ def _settings(home: Path, environ: Mapping[str, str]) -> tuple[config.Config | N
 def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
     """Whether this machine gives the sandbox that the settings ask for, and the host lets itself be reached."""
     if not settings.sandbox.enabled:
-        yield Check("sandbox", "ok", "off; commands of the agent run as the gateway's user")
+        yield Check("sandbox", "ok", "off; commands of the agent, and of nodes of this home, run as the gateway's user")
         return
     workspace = home / "agents" / "main"
     try:
@@ -220,7 +225,8 @@ def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
         assert sandbox is not None
         sandbox.check()
     except FarhandError as error:
-        yield Check("sandbox", "failed", str(error).removesuffix("; the command did not run"))
+        reason = str(error).removesuffix("; the command did not run")
+        yield Check("sandbox", "failed", f"{reason}; `exec`, and Bash of nodes of this home, are refused until then")
         return
     yield Check("sandbox", "ok", f"works; network: {settings.sandbox.network}")
     if host is not None:
@@ -265,6 +271,29 @@ def _journal(home: Path) -> Check:
     if fault is not None:
         return Check("journal", "failed", f"{fault}; `farhand audit verify` shows all")
     return Check("journal", "ok", f"ends where it should, at event {head.id}; `farhand audit verify` checks all of it")
+
+
+MIB = 1024 * 1024
+
+
+def _history(home: Path, settings: config.Config | None) -> Check:
+    """What the journal and the record of calls take, beside their limits."""
+    store = home / STORE_FILE
+    if not store.exists():
+        return Check("history", "ok", "none yet")
+    try:
+        with reading(store) as connection:
+            used, cut = usage(connection), checkpoint(connection)
+    except FarhandError as error:
+        return Check("history", "warning", str(error))
+    limits = config.RetentionSection() if settings is None else settings.retention
+    size = f" of {limits.history_mb} MB" if limits.history_mb else ", no limit on size"
+    age = f"kept {limits.history_days:g} days" if limits.history_days else "no limit on age"
+    text = f"{used.total / MIB:.1f} MB{size}, {age}: {used.calls} calls, {used.events} events"
+    if cut is not None:
+        text += f"; what happened before {ago(cut.until)} was pruned"
+    over = limits.history_mb and used.total > 1.2 * limits.history_mb * MIB
+    return Check("history", "warning" if over else "ok", text)
 
 
 def _disk(home: Path) -> Check:
@@ -322,6 +351,33 @@ def _version(version: str) -> Check:
     return Check("version", "ok", version)
 
 
+def _channels(settings: config.Config) -> Check:
+    """What people whom the owner has not named can reach through channels."""
+    scope = settings.sessions.dm_scope
+    open_ones = [
+        (name, str(table.get("tools") or ("none" if table.get("policy") == "open" else "all")))
+        for name, table in settings.channels.items()
+        if table.get("policy") == "open" or "*" in (table.get("allow") or ())
+    ]
+    if not open_ones:
+        return Check("channels", "ok", "none is open to people you have not named")
+    names = ", ".join(name for name, _ in open_ones)
+    if lent := [f"[channels.{name}] tools = {tools!r}" for name, tools in open_ones if tools in ("write", "all")]:
+        return Check("channels", "failed", f"anybody who writes has tools on your machines: {', '.join(lent)}")
+    if lent := [f"[channels.{name}] tools = {tools!r}" for name, tools in open_ones if tools == "read"]:
+        return Check(
+            "channels", "warning", f"anybody who writes can have your files read, memory included: {', '.join(lent)}"
+        )
+    if scope == "per-peer":
+        return Check(
+            "channels",
+            "warning",
+            f"{names}: open, and dm_scope = 'per-peer' gives people with the same id on two channels one session; "
+            "use 'per-channel-peer'",
+        )
+    return Check("channels", "ok", f"{names}: open; people you have not named have sessions of their own and no tools")
+
+
 def _nodes(client: Client) -> Check:
     try:
         entries: list[dict[str, Any]] = client.get("/v1/nodes").value["nodes"]
@@ -331,6 +387,17 @@ def _nodes(client: Client) -> Check:
     if not online:
         known = f"none of {len(entries)} is connected" if entries else "none has joined"
         return Check("nodes", "warning", f"{known}; `farhand token create --node NAME` lets one join")
+    refused = [
+        f"{node['node_id']} ({', '.join(node['refused_capabilities'])})"
+        for node in entries
+        if node.get("refused_capabilities")
+    ]
+    if refused:
+        return Check(
+            "nodes",
+            "warning",
+            f"announce capabilities that are bound to other nodes: {', '.join(refused[:5])}; SA_NODE_CAPS allows them",
+        )
     shown = ", ".join(online[:5]) + (", …" if len(online) > 5 else "")
     return Check("nodes", "ok", f"{len(online)} of {len(entries)} connected: {shown}")
 

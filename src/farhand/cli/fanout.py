@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from farhand.cli.approval_prompt import ApprovalPrompt
 from farhand.cli.client import Client, ClientError, ConnectionLost
-from farhand.cli.screen import Column, plain, remark, show_answer, show_table, took
+from farhand.cli.screen import Column, plain, remark, show_json, show_table, took
 
 SILENCE_SECONDS = 60.0
 """The gateway shows that it is alive more often than that."""
@@ -26,42 +27,47 @@ def call_many(
         raise click.UsageError("--on names no node; it takes ids and tag:NAME, with commas between them.")
     body = {**body, "nodes": nodes}
     try:
-        if as_json:
-            whole = client.request("POST", PATH, {**body, "results": True}, headers=headers, seconds=None)
-            show_answer(whole)
-            return 0 if whole.value["ok"] else 1
-        answer = (
-            _watched(client, body, headers)
-            if sys.stderr.isatty()
-            else client.request("POST", PATH, body, headers=headers, seconds=None).value
-        )
+        answer = _watched(client, {**body, "results": as_json}, headers, as_json)
     except ConnectionLost as lost:
         raise ConnectionLost(f"{lost}; what ran is in `farhand calls`", lost.code) from None
     except KeyboardInterrupt:
         fate = "the calls go on: see `farhand calls`" if headers else "the gateway cancels what runs and begins no more"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
-    _show(answer)
+    if as_json:
+        show_json(answer)
+    else:
+        _show(answer)
     return 0 if answer["ok"] else 1
 
 
-def _watched(client: Client, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
-    """The table, after a line for each node as it ends."""
+def _watched(client: Client, body: dict[str, Any], headers: Mapping[str, str], as_json: bool) -> Any:
+    """Return the table. Say which calls wait to be approved and, on a terminal, when each ends."""
     ended = 0
-    with client.stream(PATH, SILENCE_SECONDS, {**body, "stream": True}, headers) as events:
+    tell = remark if sys.stderr.isatty() and not as_json else _say_nothing
+    with (
+        ApprovalPrompt(client, ask=not as_json) as prompt,
+        client.stream(PATH, SILENCE_SECONDS, {**body, "stream": True}, headers) as events,
+    ):
         for event in events:
             match event["type"]:
                 case "planned":
                     total = sum(row["state"] != "offline" for row in event["answer"]["results"])
                     for row in event["answer"]["results"]:
                         if row["state"] == "offline":
-                            remark(f"{plain(row['node_id'])} is offline")
+                            tell(f"{plain(row['node_id'])} is offline")
+                case "waiting":
+                    prompt.announce(event["approval"])
                 case "ended":
                     ended += 1
                     row = event["row"]
-                    remark(f"[{ended}/{total}] {plain(row['node_id'])}: {row['state']} {plain(row['output'])}".rstrip())
+                    tell(f"[{ended}/{total}] {plain(row['node_id'])}: {row['state']} {plain(row['output'])}".rstrip())
                 case "done":
                     return event["answer"]
     raise ConnectionLost("the gateway ended before all nodes had answered")
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -12,7 +12,18 @@ from urllib.parse import quote, urlencode
 import click
 
 from farhand.cli.client import Client, ClientError, client_command
-from farhand.cli.screen import SHORT_ID, Column, ago, fits, plain_lines, remark, show_answer, show_json, show_table
+from farhand.cli.screen import (
+    SHORT_ID,
+    Column,
+    ago,
+    fits,
+    plain,
+    plain_lines,
+    remark,
+    show_answer,
+    show_json,
+    show_table,
+)
 from farhand.cli.streams import output, write
 
 TAIL_BYTES: Final = 4000
@@ -105,7 +116,7 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client, as_json: bool)
     if as_json:
         show_json(ended)
     elif "running" in ended:
-        remark(f"ended: {_state(ended)}")
+        remark(f"ended: {plain(_state(ended))}")
     return 0
 
 

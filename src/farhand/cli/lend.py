@@ -22,11 +22,13 @@ from farhand.cli.document import json_option, show_only
 from farhand.cli.program import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
 from farhand.machine.kept import MIB, QUOTA
+from farhand.machine.sandbox import Confinement, unconfined
 from farhand.node.key import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
+from farhand.sdk.client import socket_url
 from farhand.sdk.errors import Refused
 
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
@@ -38,7 +40,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def node_options(command: Command) -> Command:
-    """What a machine lends, and how it is found."""
+    """Add the options of what a machine lends, and of how it connects.
+
+    Limits (--root, --read-only, --allow-tool, --deny-tool) and tags are stored and hold for later starts.
+    """
     for option in reversed(
         (
             click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
@@ -68,6 +73,11 @@ def node_options(command: Command) -> Command:
             ),
             click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable."),
             click.option(
+                "--reset-limits",
+                is_flag=True,
+                help="Forget the stored limits and tags; only those given now hold, and are stored.",
+            ),
+            click.option(
                 "--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://."
             ),
             click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]"),
@@ -85,6 +95,8 @@ class NodeCommands(click.Group):
     """`key` and `pair` are of use beside a gateway only, and loaded when it is asked for."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # these end, and fail when they are interrupted
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         importlib.import_module("farhand.cli.pairing")
         return super().get_command(ctx, cmd_name)
 
@@ -129,21 +141,31 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         allowed=tuple(options["allowed"]),
         denied=tuple(options["denied"]),
         tags=tuple(options["tags"]),
+        reset_limits=options["reset_limits"],
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],
         undo_quota=options["undo_quota"] * MIB,
+        agent_workspace=with_parent is not None,
         home=home,
         use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
+        confinement=lambda workspace: _Sandboxed(home, workspace),
     )
 
     async def serve() -> None:
         shutdown = asyncio.Event()
+        leave = True
+
+        def end() -> None:
+            nonlocal leave
+            leave = with_parent is None  # `farhand up` sends SIGINT when it stops as a whole
+            shutdown.set()
+
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, shutdown.set)
+        loop.add_signal_handler(signal.SIGTERM, shutdown.set)
+        loop.add_signal_handler(signal.SIGINT, end)
         if with_parent is not None:
             loop.create_task(_end_with(with_parent, shutdown))  # noqa: RUF006
-        await run_node(chosen, shutdown)
+        await run_node(chosen, shutdown, lambda: leave)
 
     facts = {"node_id": node_id, "gateway": gateway_url, "workspace": str(chosen.workspace), "home": str(home)}
     facts |= {"version": __version__, "pid": os.getpid()}
@@ -158,6 +180,37 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         raise FarhandError(f"{gateway_url}: {error}{hint if with_nothing else ''}") from None
     if as_json and not connected.told:
         show_only({"ready": False, **facts})
+
+
+class _Sandboxed:
+    """Confines commands as `[sandbox]` of this home says, with the same code as the agent's `exec`.
+
+    The settings take some megabytes to read, so a home without any does not load what reads them.
+    """
+
+    def __init__(self, home: Path, workspace: Path) -> None:
+        self._home = home
+        self._workspace = workspace
+        self._live: Callable[[], Confinement] | None = None
+
+    def __call__(self) -> Confinement:
+        """Raises Failed while the settings cannot be read, or describe a sandbox that cannot be made."""
+        if self._live is None:
+            settings = (self._home / "farhand.toml").exists()
+            if not settings and not any(name.startswith("FARHAND_SANDBOX_") for name in os.environ):
+                return unconfined()
+            self._live = self._load()
+        return self._live()
+
+    def _load(self) -> Callable[[], Confinement]:
+        from farhand import config  # noqa: PLC0415
+        from farhand.confinement import LiveConfinement  # noqa: PLC0415
+
+        try:
+            live = config.LiveConfig(self._home, config.load(self._home))
+            return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home)
+        except FarhandError as error:
+            raise Failed(f"the settings of this home cannot be used: {error}; the command did not run") from None
 
 
 class _Connected(logging.Filter):
@@ -218,14 +271,15 @@ async def _end_with(parent: int, shutdown: asyncio.Event) -> None:
 
 
 def node_socket_url(url: str) -> str:
-    """`http(s)://host:port` or `ws(s)://…/v1/nodes/ws` -> the node socket. Raises FarhandError."""
+    """The node socket of `http(s)://host:port[/prefix]` or `ws(s)://host:port[/path]`. Raises FarhandError."""
+    full = url if "://" in url else f"http://{url}"
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
-        usable = bool(scheme and parts.hostname) and (parts.port or 1) > 0
+        parts = urlsplit(full)
+        usable = bool(parts.scheme in ("http", "https", "ws", "wss") and parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         usable = False
     if not usable:
         raise FarhandError(f"--gateway takes http(s)://host:port or ws(s)://host:port/v1/nodes/ws, not {url!r}")
-    path = parts.path if parts.path not in ("", "/") else "/v1/nodes/ws"
-    return f"{scheme}://{parts.netloc}{path}" + (f"?{parts.query}" if parts.query else "")
+    if parts.scheme in ("ws", "wss") and parts.path in ("", "/"):
+        full = parts._replace(scheme="https" if parts.scheme == "wss" else "http").geturl()
+    return socket_url(full)

@@ -157,6 +157,7 @@ def _show_nodes(entries: list[dict[str, Any]]) -> None:
         Column("RUNNING", right=True),
         Column("CAPABILITIES", flexible=True),
         Column("TAGS", flexible=True),
+        Column("LIMITS", flexible=True),
     ]
     rows = [
         [
@@ -167,14 +168,31 @@ def _show_nodes(entries: list[dict[str, Any]]) -> None:
             node["version"] or "",
             str(len(node["tools"])) if node["tools"] else "?",
             str(node["running"]),
-            " ".join(node["capabilities"]),
+            " ".join([*node["capabilities"], *(f"({one} refused)" for one in node.get("refused_capabilities", ()))]),
             " ".join(node["tags"]),
+            _limits(node["runtime"]),
         ]
         for node in entries
     ]
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    show_table(columns, rows)
+    shown = [place for place, column in enumerate(columns) if not column.flexible or any(row[place] for row in rows)]
+    show_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows])
+
+
+def _limits(runtime: Any) -> str:
+    """Return what a node says of its limits; it may say anything."""
+    limits = runtime.get("limits") if isinstance(runtime, dict) else None
+    if not isinstance(limits, dict):
+        return ""
+
+    def names(key: str) -> list[str]:
+        value = limits.get(key)
+        return [str(name)[:200] for name in value[:20]] if isinstance(value, list) else []
+
+    parts = [f"only {' '.join(names('root'))}"] if names("root") else []
+    parts += ["read-only"] if limits.get("read_only") is True else []
+    parts += [f"also {' '.join(names('allow_tools'))}"] if names("allow_tools") else []
+    parts += [f"no {' '.join(names('deny_tools'))}"] if names("deny_tools") else []
+    return ", ".join(parts)
 
 
 @nodes.command()

@@ -14,7 +14,8 @@ from typing import BinaryIO
 from farhand.cli.client import ClientError, Upload
 from farhand.cli.progress import Progress
 from farhand.cli.screen import plain_lines, remark
-from farhand.machine.files import Files, refuse_irregular, shown, told
+from farhand.machine.allowed_paths import shown
+from farhand.machine.files import Files, refuse_irregular, told
 from farhand.protocol.errors import ToolError
 
 PIECE = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -44,7 +45,8 @@ class LocalNode:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._child.terminate()
+        # Not SIGTERM, which is for a restart of the node alone: commands that a caller waits for would go on.
+        self._child.send_signal(signal.SIGINT)
         try:
             self._child.wait(10)
         except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ from farhand.cli.lend import NODE_TOKEN_FILE, TRUST, lend, node, node_options
 from farhand.cli.screen import remark, show_json
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.key import NodeKey
+from farhand.node.lending import Lent, lent, store
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
 from farhand.protocol.names import validate_node_id
@@ -95,7 +96,7 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     """Join the gateway that made CODE, and lend it this machine.
 
     The code is traded for the right to log in with this machine's key, which is made now and kept in the home, readable
-    by you alone. From then on `farhand node` does.
+    by you alone. Limits and tags are stored with it. From then on `farhand node` is enough.
 
     \b
     Examples:
@@ -110,6 +111,16 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
     node_id = options["node_id"] or default_node_id()
     folder = node_folder(home, node_id)
+    given = Lent(
+        root=tuple(str(Path(root).absolute()) for root in options["roots"]),
+        read_only=options["read_only"],
+        allow_tools=tuple(options["allowed"]),
+        deny_tools=tuple(options["denied"]),
+        tags=tuple(options["tags"]),
+    )
+    holds = lent(
+        home, folder, given, reset=options["reset_limits"]
+    )  # before the code, which is good only once, is used
     login = NodeKey.fresh(folder)
     body = {"code": secret, "node_id": node_id, "public_key": login.public}
     try:
@@ -131,11 +142,14 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     if not kept["token"]:
         login.belongs_to(gateway_id)
     path = _keep(home, kept)
+    store(folder, given, reset=options["reset_limits"])
     if as_json:
         show_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
     else:
         what = f"its token is in {path}" if kept["token"] else f"its key is in {folder}"
         print(f"joined {url} as {kept['node_id']}; {what}", flush=True)
+        if holds.described():
+            print(f"lent with {holds.described()}", flush=True)
     if not no_run:
         lend(url, {**options, "node_id": kept["node_id"], "token": kept["token"] or None})
 

@@ -52,9 +52,10 @@ def policy(client: Client, as_json: bool) -> None:
 
 
 def _conditions(rule: dict[str, Any]) -> str:
-    names = ("tool", "node", "route", "args", "origin", "credential", "session")
+    names = ("tool", "node", "route", "args", "origin", "credential", "on_behalf_of", "session")
     return (
-        ", ".join(f"{name} {json.dumps(rule[name], ensure_ascii=False)}" for name in names if rule[name]) or "anything"
+        ", ".join(f"{name} {json.dumps(rule[name], ensure_ascii=False)}" for name in names if rule.get(name))
+        or "anything"
     )
 
 
@@ -63,6 +64,7 @@ def _conditions(rule: dict[str, Any]) -> str:
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON")
 @click.option("--origin", default="http", show_default=True, help="Where the call would come from, as cron:backup.")
 @click.option("--credential", metavar="ID", help="Whose it would be.")
+@click.option("--on-behalf-of", metavar="ID", help="Credential on whose behalf an agent would act.")
 @click.option("--session", "session_key", metavar="KEY", help="Session it would belong to.")
 @client_command
 def explain(
@@ -70,6 +72,7 @@ def explain(
     arguments: tuple[str, ...],
     origin: str,
     credential: str | None,
+    on_behalf_of: str | None,
     session_key: str | None,
     client: Client,
     as_json: bool,
@@ -84,7 +87,7 @@ def explain(
     body: dict[str, Any] = {"call_id": what}
     if not _CALL_ID.fullmatch(what):
         body = {"tool": what, "args": read_arguments(arguments), "origin": origin}
-        body |= {"credential": credential, "session_key": session_key}
+        body |= {"credential": credential, "on_behalf_of": on_behalf_of, "session_key": session_key}
     answer = client.request("POST", "/v1/policy/explain", body)
     if as_json:
         show_answer(answer)
@@ -99,6 +102,7 @@ def explain(
             ("node", found["node_id"] or ""),
             ("origin", " < ".join(found["origins"])),
             ("credential", found["credential"]),
+            ("on behalf of", found["on_behalf_of"] or ""),
             ("also fit", ", ".join(others)),
             ("call", found["call_id"] or ""),
             ("it ended", found["state"] or ""),

@@ -99,6 +99,9 @@ def json_text(value: Any) -> str:
 
 
 def show_text(text: str) -> None:
+    """Print text from another machine: as it is for a program, without control characters for a person."""
+    if on_terminal():
+        text = "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ def _gateway_options(command: Command) -> Command:
             click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 3210]"),
             click.option("--home", type=click.Path(file_okay=False), help="State, settings and keys.  [~/.farhand]"),
             click.option("--workspace", type=click.Path(file_okay=False), help="Folder of the local tools."),
-            click.option("--open", "open_", is_flag=True, help="Ask nobody for a token; loopback only."),
+            click.option("--open", "open_", is_flag=True, help="Accept callers without a token; loopback only."),
             click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), help="Certificate (PEM)."),
             click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM)."),
             click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
@@ -76,7 +77,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             # All at once: whoever waits for the first line and leaves has the gateway running all the same.
             click.echo(
                 f"farhand ready on {gateway.url}\n"
-                f"  console   {gateway.sign_in_link()}\n"
+                f"  console   {_sign_in_link(gateway) or 'farhand console makes a sign-in link'}\n"
                 "  lend another machine:  farhand node pair, then there: farhand join CODE"
             )
         if with_node:
@@ -87,6 +88,8 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     finally:
         if local is not None:
             local.stop()
+    if options["as_json"] and not running.url:
+        show_only({"ready": False, "home": str(home), "version": __version__, "pid": os.getpid()})
 
 
 def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
     return {
         "ready": True,
         "url": gateway.url,
-        "console": gateway.sign_in_link(),
+        "console": _sign_in_link(gateway),
         "node": default_node_id() if with_node else None,
         "home": str(home),
         "token_file": str(home / TOKEN_FILE),
@@ -102,3 +105,22 @@ def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
         "version": __version__,
         "pid": os.getpid(),
     }
+
+
+def _sign_in_link(gateway: Gateway) -> str | None:
+    """A new sign-in link; None where standard output ends up in the log of a service manager."""
+    return None if _output_is_logged(os.environ) else gateway.sign_in_link()
+
+
+def _output_is_logged(environ: Mapping[str, str]) -> bool:
+    """Whether systemd or launchd started this process and keeps what it prints."""
+    if sys.stdout.isatty():
+        return False
+    status = os.fstat(sys.stdout.fileno())
+    if environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}":
+        return True
+    if "INVOCATION_ID" in environ or "JOURNAL_STREAM" in environ:
+        # Children of a service inherit both; SYSTEMD_EXEC_PID tells which process is the service itself.
+        return environ.get("SYSTEMD_EXEC_PID", str(os.getpid())) == str(os.getpid())
+    name = environ.get("XPC_SERVICE_NAME", "0")
+    return name != "0" and not name.startswith("application.")

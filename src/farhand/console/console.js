@@ -1,7 +1,8 @@
 // The console. It speaks only the public HTTP interface; other people's words reach the page only as text.
 
-const SHAPES = { running: "◐", ok: "✓", error: "✕", timeout: "◔", cancelled: "■", denied: "▲", unknown: "?", online: "●", offline: "○" };
-const EVENTS = ["node.online", "node.offline", "node.changed", "node.forgotten", "call.started", "call.ended"];
+const SHAPES = { running: "◐", waiting: "◷", ok: "✓", error: "✕", timeout: "◔", cancelled: "■", denied: "▲", unknown: "?", online: "●", offline: "○" };
+const EVENTS = ["node.online", "node.offline", "node.changed", "node.forgotten", "call.started", "call.ended", "call.waiting",
+  "approval.asked", "approval.approved", "approval.denied", "approval.expired", "approval.cancelled"];
 const UNITS = [[864e5, "d"], [36e5, "h"], [6e4, "min"], [1000, "s"], [1, "ms"]];
 const MOST_SHOWN = 100_000;
 
@@ -76,17 +77,71 @@ function pretty(value) {
   return Object.assign(element, { tabIndex: 0 });
 }
 
+// The secret of this page: the cookie alone is not accepted, since browsers send it to every port of the host. It comes
+// in the fragment after signing in; a new tab asks the others of this origin for it.
+
+const PLACE = `farhand ${location.pathname.replace(/[^/]*$/, "")}`;
+const tabs = new BroadcastChannel(PLACE);
+const given = new URLSearchParams(location.hash.slice(1)).get("page");
+let asking;
+if (given) {
+  sessionStorage.setItem(PLACE, given);
+  history.replaceState(null, "", location.pathname);
+}
+const secret = () => sessionStorage.getItem(PLACE);
+
+tabs.onmessage = ({ data }) => {
+  if (data.ask && secret()) tabs.postMessage({ secret: secret() });
+  if (data.secret && asking) {
+    sessionStorage.setItem(PLACE, data.secret);
+    asking();
+  }
+};
+
+function askTabs() {
+  tabs.postMessage({ ask: true });
+  return new Promise((done) => {
+    asking = () => done((asking = null));
+    setTimeout(() => asking?.(), 300);
+  });
+}
+
 // Talking to the gateway
 
 // Numbers too long for JavaScript stay as they were written.
 const exactly = (_, value, context) =>
   typeof value === "number" && JSON.rawJSON && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
 
-async function ask(path, options) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(20_000), ...options });
-  const body = JSON.parse(await response.text(), exactly);
-  if (response.ok) return body;
-  throw Object.assign(new Error(body.error.message), { status: response.status });
+async function send(path, { headers, ...options } = {}) {
+  const mine = secret() ? { "x-farhand-page": secret() } : {};
+  const response = await fetch(path, { signal: AbortSignal.timeout(20_000), ...options, headers: { ...mine, ...headers } });
+  if (response.ok) return response;
+  const { error } = JSON.parse(await response.text());
+  throw Object.assign(new Error(error.message), { status: response.status });
+}
+
+const ask = async (path, options) => JSON.parse(await (await send(path, options)).text(), exactly);
+
+// EventSource cannot send headers.
+async function listen(line) {
+  const response = await send("v1/events", { signal: line.signal });
+  patience = 500;
+  setLine("live", "Live");
+  touch("nodes", "tools", "calls", "approvals");
+  const pieces = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = ""; ; ) {
+    const { done, value } = await pieces.read();
+    if (done) throw new Error("the stream ended");
+    const blocks = (text + value).split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) happened(Object.fromEntries(block.split("\n").map((row) => row.split(/: ?(.*)/s))));
+  }
+}
+
+function happened({ event, data }) {
+  if (!EVENTS.includes(event)) return;
+  touch(...(event.startsWith("node") ? ["nodes", "tools"] : ["calls", "approvals"]));
+  if (event === "call.ended" && JSON.parse(data).subject === watched?.request_id) follow();
 }
 
 let events, retry, patience = 500;
@@ -101,37 +156,35 @@ function setLine(line, text, trouble = "") {
 function signedIn(yes) {
   $("signed-in").hidden = !yes;
   $("signed-out").hidden = yes;
+  $("sign-out").hidden = !yes || !secret();
 }
+
+on("sign-out", "click", async () => {
+  await ask("v1/signout", { method: "POST", headers: { "content-type": "application/json" }, body: "{}" }).catch(() => null);
+  sessionStorage.removeItem(PLACE);
+  connect();
+});
 
 async function connect() {
   disconnect();
   try {
-    say("version", (await ask("/v1/health")).version);
+    if (!secret()) await askTabs();
+    say("version", (await ask("v1/health")).version);
   } catch (error) {
     return stumble(error);
   }
   disconnect(); // another attempt may have come as far
-  events = new EventSource("/v1/events");
-  events.onopen = () => {
-    patience = 500;
-    setLine("live", "Live");
-    touch("nodes", "tools", "calls");
-  };
-  events.onerror = () => {
+  const line = (events = new AbortController());
+  listen(line).catch(() => {
+    if (events !== line) return;
     setLine("wait", "Connecting");
     later();
-  };
-  for (const kind of EVENTS) {
-    events.addEventListener(kind, (event) => {
-      touch(...(kind.startsWith("node") ? ["nodes", "tools"] : ["calls"]));
-      if (kind === "call.ended" && JSON.parse(event.data).subject === watched?.request_id) follow();
-    });
-  }
+  });
 }
 
 function disconnect() {
   clearTimeout(retry);
-  events?.close();
+  events?.abort();
   events = null;
 }
 
@@ -146,7 +199,7 @@ function stumble(error) {
   if (error.status === 401) {
     disconnect();
     signedIn(false);
-    $("spent").hidden = location.pathname !== "/signin";
+    $("spent").hidden = !location.pathname.endsWith("/signin");
     return setLine("out", "Not signed in");
   }
   const trouble = error.status ? `The gateway refuses: ${error.message}` : "The gateway does not answer";
@@ -168,7 +221,7 @@ async function refresh() {
   stale.clear();
   const began = performance.now();
   try {
-    await Promise.all(lists.map(async (list) => show[list](await ask(`/v1/${list}`))));
+    await Promise.all(lists.map(async (list) => show[list](await ask(`v1/${list}`))));
     signedIn(true);
   } catch (error) {
     stumble(error);
@@ -320,7 +373,7 @@ on("form", "submit", async (event) => {
   const started = (watched = { state: "running", created_at: Date.now() });
   showOutcome();
   try {
-    const answer = await ask("/v1/tools/invoke", {
+    const answer = await ask("v1/tools/invoke", {
       method: "POST",
       headers: { "content-type": "application/json", "idempotency-key": crypto.getRandomValues(new Uint32Array(4)).join("-") },
       body: `{"tool":${JSON.stringify(chosen.name)},"args":${written()},"background":true}`,
@@ -338,25 +391,81 @@ on("form", "submit", async (event) => {
 
 async function follow() {
   const id = watched?.request_id;
-  if (!id || watched.state !== "running") return;
+  if (!id || !isOpen(watched)) return;
   // A call just begun may not be written yet; its next event asks again.
   const record = await ask(callPath(id)).catch(() => null);
-  if (!record || watched?.request_id !== id || watched.state !== "running" || record.state === "running") return;
+  if (!record || watched?.request_id !== id || !isOpen(watched) || record.state === watched.state) return;
   watched = record;
   showOutcome();
 }
 
 function showOutcome() {
   const line = make("p", "row", setState(make("span"), watched.state), make("small", "", took(watched)));
-  if (watched.state === "running" && watched.request_id) line.append(cancelButton(watched.request_id));
+  if (isOpen(watched) && watched.request_id) line.append(cancelButton(watched.request_id));
   $("outcome").replaceChildren(line, ...ending(watched));
+}
+
+// Approvals
+
+// Characters that are invisible, or change the order of others, are shown by their numbers: what is read is what runs.
+const visibly = (text) =>
+  text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (one) => ("\n\t".includes(one) ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
+const DIFF = { "+": "ok", "-": "bad", "@": "soft" };
+const diffLines = (text) => visibly(text).split(/(?<=\n)/).map((line) => make("span", DIFF[line[0]] ?? "", line));
+
+const listApprovals = rows($("approvals"), "id", (one) => {
+  const facts = {
+    Rule: [one.rule, one.reason].filter(Boolean).join(": "), Until: new Date(one.deadline_at).toLocaleString(),
+    "Asked by": `${one.credential}, from ${one.origins.join(" < ")}`, Session: one.session_key, Folder: one.cwd, Note: one.note,
+  };
+  const known = Object.entries(facts).filter(([, value]) => value);
+  const parts = {
+    Command: one.command, Environment: Object.keys(one.env).length ? JSON.stringify(one.env, null, 2) : "", "Standard input": one.stdin,
+    Arguments: one.command === null && !one.diff ? JSON.stringify(one.args, null, 2) : "",
+  };
+  const texts = Object.entries(parts).filter(([, text]) => text);
+  const pre = (...children) => Object.assign(make("pre", "", ...children), { tabIndex: 0 });
+  const problem = make("p", "bad text");
+  const decide = async (decision) => {
+    buttons.forEach((button) => (button.disabled = true));
+    try {
+      await ask(`v1/approvals/${encodeURIComponent(one.id)}`, {
+        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ decision, hash: one.hash }),
+      });
+    } catch (error) {
+      problem.textContent = error.status ? error.message : "No answer came. Look at the list again before you decide.";
+      buttons.forEach((button) => (button.disabled = false));
+    }
+    touch("approvals", "calls");
+  };
+  const buttons = [makeButton("primary", () => decide("approve"), "Approve"), makeButton("", () => decide("deny"), "Deny")];
+  const element = make(
+    "li", "panel",
+    make("h3", "name", visibly(one.tool)), make("small", "name", one.id),
+    make("dl", "", ...known.flatMap(([term, value]) => [make("dt", "", term), make("dd", "", visibly(value))])),
+    ...texts.flatMap(([title, text]) => [make("h4", "", title), pre(visibly(text))]),
+    ...(one.diff ? [make("h4", "", "Diff"), pre(...diffLines(one.diff))] : []),
+    make("div", "row", ...buttons), problem,
+  );
+  return { element, update: () => {} };
+});
+
+// A list that just changed may have moved a button under the pointer: it takes no clicks for a moment.
+let listed = "";
+function holdClicks(ids) {
+  if (ids === listed) return;
+  listed = ids;
+  const buttons = [...$("approvals").querySelectorAll("button:enabled")];
+  buttons.forEach((button) => (button.disabled = true));
+  setTimeout(() => buttons.forEach((button) => (button.disabled = false)), 500);
 }
 
 // Calls
 
-const callPath = (id) => `/v1/calls/${encodeURIComponent(id)}`;
+const isOpen = ({ state }) => state === "running" || state === "waiting";
+const callPath = (id) => `v1/calls/${encodeURIComponent(id)}`;
 const took = (record) =>
-  record.state === "running" ? setTime(make("time"), record.created_at, true) : span(record.duration_ms ?? 0);
+  isOpen(record) ? setTime(make("time"), record.created_at, true) : span(record.duration_ms ?? 0);
 
 function ending({ state, error, result }) {
   if (error) return [make("p", "text", make("b", "bad", error.kind), ` ${error.message}`)];
@@ -390,7 +499,7 @@ const listCalls = rows($("calls"), "request_id", (record) => {
     setState(state, shown);
     time.replaceChildren(took(record));
     element.querySelector(".stop")?.remove();
-    if (shown === "running") element.append(cancelButton(record.request_id));
+    if (isOpen(record)) element.append(cancelButton(record.request_id));
     fill();
   };
   return { element, update };
@@ -423,6 +532,13 @@ const show = {
   tools({ tools }) {
     offers = tools;
     find();
+  },
+  approvals({ approvals }) {
+    approvals.sort((one, other) => one.asked_at - other.asked_at); // a new one moves none of the others
+    listApprovals(approvals);
+    holdClicks(approvals.map((one) => one.id).join());
+    $("approvals-section").hidden = !approvals.length;
+    say("approvals-count", approvals.length);
   },
   calls({ calls }) {
     listCalls(calls);

@@ -64,7 +64,7 @@ function operation(method, path, about, known) {
 }
 
 async function show() {
-  const described = await (await fetch("/v1/openapi.json")).json();
+  const described = await (await fetch("v1/openapi.json")).json();
   $("version").textContent = described.info.version;
   $("description").textContent = described.info.description;
   const groups = new Map();
