@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +15,12 @@ from tests.harness import GatewayProcess, free_port, wait_until
 
 settings.register_profile("farhand", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("farhand")
+# Shells start background commands with SIGINT ignored; the processes of the tests would inherit that and miss Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tests start thousands of gateways and nodes. Without byte code each of them compiles the whole package first,
+# which takes longer than the rest of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture

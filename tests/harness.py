@@ -24,6 +24,8 @@ import websockets
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_TOKEN = "shared-node-token"
+# The shortest limit of any wait for something that has to happen, in seconds.
+PATIENCE = 60.0
 
 
 def free_port() -> int:
@@ -66,10 +68,11 @@ class GatewayProcess:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
+        self.arguments = arguments
         self._command = [sys.executable, "-m", "farhand", command, "--port", str(self.port), *arguments]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_NODE", "FARHAND_"))}
         wanted = {**clean, "FARHAND_HOME": str(home), "SA_NODE_TOKEN": SHARED_TOKEN, **(env or {})}
-        self._env = {name: value for name, value in wanted.items() if value is not None}
+        self.environment = {name: value for name, value in wanted.items() if value is not None}
         self.process: subprocess.Popen[str] | None = None
         self.log = home.parent / f"{home.name}.log"
 
@@ -84,7 +87,12 @@ class GatewayProcess:
         self.home.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=self._env, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+                self._command,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
             )
         if wait:
             self.wait_ready()
@@ -100,7 +108,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            status = self.process.wait(20)
+            status = self.process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise
@@ -113,7 +121,7 @@ class GatewayProcess:
         """SIGKILL the gateway alone, as a crash would."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -129,7 +137,7 @@ class GatewayProcess:
         *,
         headers: dict[str, str] | None = None,
         token: str | None = "owner",
-        timeout: float = 30,
+        timeout: float = PATIENCE,
     ) -> Answer:
         """One HTTP request. `token="owner"` sends the owner's, None sends none."""
         sent: dict[str, str] = {}
@@ -146,6 +154,14 @@ class GatewayProcess:
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
+
+    def sign_in(self) -> dict[str, str]:
+        """The headers with which a signed-in console page authenticates."""
+        path = self.request("POST", "/v1/signin", {}).json()["path"]
+        answer = self.request("GET", path, token=None)
+        assert answer.status == 303, answer
+        page = answer.headers["location"].partition("#page=")[2]
+        return {"Cookie": answer.headers["set-cookie"].partition(";")[0], "X-Farhand-Page": page}
 
     def upgrade(self, query: str = "", headers: dict[str, str] | None = None) -> Answer:
         """The HTTP answer to a WebSocket upgrade of the node socket; 101 when it was let in."""
@@ -166,7 +182,7 @@ class GatewayProcess:
     def invoke(self, tool: str, args: Any = None, **options: Any) -> Any:
         """`POST /v1/tools/invoke`; keyword arguments become fields of the body."""
         headers = options.pop("headers", None)
-        timeout = options.pop("timeout", 30)
+        timeout = options.pop("timeout", PATIENCE)
         answer = self.request(
             "POST", "/v1/tools/invoke", {"tool": tool, "args": args, **options}, headers=headers, timeout=timeout
         )
@@ -176,7 +192,7 @@ class GatewayProcess:
     async def ainvoke(self, tool: str, args: Any = None, **options: Any) -> Any:
         return await asyncio.to_thread(self.invoke, tool, args, **options)
 
-    def wait_for_node(self, node_id: str, *, online: bool = True, seconds: float = 15) -> Any:
+    def wait_for_node(self, node_id: str, *, online: bool = True, seconds: float = PATIENCE) -> Any:
         """The node's entry once it is (or is no longer) connected."""
 
         def found() -> Any:
@@ -188,8 +204,12 @@ class GatewayProcess:
         return wait_until(found, seconds, f"node {node_id} online={online}")
 
 
-def wait_until(condition: Any, seconds: float = 10, what: str = "condition") -> Any:
-    """The first true value of `condition()`. Fails after `seconds`."""
+def wait_until(condition: Any, seconds: float = PATIENCE, what: str = "condition") -> Any:
+    """Return the first true value of `condition()`. Fails after `seconds`, or `PATIENCE` if that is longer.
+
+    A limit here is there to end a test that hangs, not to measure: how quick a machine is says nothing about the code.
+    """
+    seconds = max(seconds, PATIENCE)
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -228,10 +248,10 @@ class PluginProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 class PlainNode:
@@ -267,7 +287,7 @@ class PlainNode:
     async def send(self, message: Any) -> None:
         await self.socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
 
-    async def receive(self, kind: str | None = None, seconds: float = 10) -> Any:
+    async def receive(self, kind: str | None = None, seconds: float = PATIENCE) -> Any:
         """The next message, or the next of this type."""
         async with asyncio.timeout(seconds):
             while True:
@@ -587,17 +607,17 @@ class NodeProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
             raise
 
     def kill(self) -> None:
         """SIGKILL the node program alone, as a crash would."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def restart(self) -> None:
         self.kill()

@@ -157,13 +157,13 @@ class ModelServer:
 
     def __enter__(self) -> ModelServer:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._stopping is not None
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     @property

@@ -210,7 +210,7 @@ def test_stopping_answers_what_would_have_been_the_clients(house: House, client:
     asking.start()
     wait_until(lambda: session.asked() and any(one.get("tool_calls") for one in session.history()))
     session.stop()
-    asking.join(20)
+    asking.join(60)
     assert len(failures) == 1
     assert_valid(session.history())
 

@@ -277,7 +277,7 @@ def test_a_narrower_message_does_not_join_a_wider_run(house: House) -> None:
     session = house.session(calls(("agents_list", {}), gate=gate), text("to the owner"), text("to the guest"))
     first = session.send(wait=0)["run_id"]
     wait_until(session.asked)
-    second = session.send("run it with the owner's hands", wait=0, token=token(house, "chat"))["run_id"]
+    second = session.send("run it with the owner's hands", wait=0, token=token(house, "chat", "read"))["run_id"]
     gate.set()
     assert session.outcome(first)["reply"] == "to the owner"
     assert session.outcome(second)["reply"] == "to the guest"

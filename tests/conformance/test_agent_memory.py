@@ -286,5 +286,5 @@ def test_a_setting_out_of_range_stops_the_start(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home", env={"FARHAND_MEMORY_MIN_SCORE": "1.5"})
     gateway.start(wait=False)
     assert gateway.process is not None
-    assert gateway.process.wait(20) == 1
+    assert gateway.process.wait(60) == 1
     assert "memory.min_score must be between 0 and 1" in gateway.log.read_text()

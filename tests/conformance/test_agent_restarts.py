@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,62 @@ def test_history_is_read_page_by_page(house: House) -> None:
             break
         before = f"&before={page['before']}"
     assert pages == whole and len(whole) == 10
+
+
+@restarts
+def test_a_run_that_was_open_waits_for_the_machines_to_return(house: House, tmp_path: Path, restart: Any) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
+        (laptop.workspace / "n.txt").write_text("a note\n")
+        session = house.session(
+            text("lost", gate=threading.Event()), calls(("laptop__Read", {"path": "n.txt"})), text("all well")
+        )
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(session.asked)
+        os.kill(laptop.pid, signal.SIGSTOP)  # it comes back later than the gateway does
+        try:
+            restart(house)
+            assert not house.gateway.get("/v1/nodes")["nodes"][0]["online"]
+        finally:
+            os.kill(laptop.pid, signal.SIGCONT)
+        assert session.outcome(run_id, 60)["reply"] == "all well"
+        told = [one["content"] for one in session.history() if one["role"] == "tool"]
+        assert "a note" in told[0], told
+        prompt = str(session.asked()[1].messages[0]["content"])
+        assert "- laptop (" in prompt and "Known but offline" not in prompt
+
+
+def test_a_run_does_not_wait_long_for_a_machine_that_stays_away(house: House, tmp_path: Path) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
+        session = house.session(text("lost", gate=threading.Event()), text("alone"))
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(session.asked)
+        house.gateway.kill()
+        laptop.kill()
+        house.gateway.start()
+        assert session.outcome(run_id, 60)["reply"] == "alone"
+        assert "Known but offline: laptop" in str(session.asked()[1].messages[0]["content"])
+
+
+def test_a_late_job_waits_for_the_machines_to_return(house: House, tmp_path: Path) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
+        (laptop.workspace / "n.txt").write_text("a note\n")
+        word = f"late-{uuid.uuid4().hex[:8]}"
+        house.script(word, calls(("laptop__Read", {"path": "n.txt"})), text("done"))
+        due = datetime.now(UTC) + timedelta(seconds=3)
+        job = {
+            "name": "late",
+            "schedule": {"kind": "at", "at": due.isoformat()},
+            "spec": {"mode": "task", "message": word},
+        }
+        added = house.gateway.request("POST", "/v1/cron", job)
+        assert added.status in (200, 201), added
+        os.kill(laptop.pid, signal.SIGSTOP)
+        try:
+            assert house.gateway.stop() == 0
+            wait_until(lambda: datetime.now(UTC) > due)
+            house.gateway.start()
+        finally:
+            os.kill(laptop.pid, signal.SIGCONT)
+        wait_until(lambda: len(house.asked(word)) == 2, 60, "the late job's second request")
+        results = [one["content"] for one in house.asked(word)[1].messages if one["role"] == "tool"]
+        assert "a note" in results[0], results

@@ -70,7 +70,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield host
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
         assert server.stderr is not None
         server.stderr.close()
 
@@ -231,7 +231,7 @@ def test_settings_that_mean_nothing_stop_the_start(tmp_path: Path, line: str) ->
     gateway = GatewayProcess(home)
     gateway.start(wait=False)
     assert gateway.process is not None
-    assert gateway.process.wait(20) != 0
+    assert gateway.process.wait(60) != 0
     assert "sandbox" in gateway.log.read_text()
     assert gateway.process.stdout is not None
     gateway.process.stdout.close()

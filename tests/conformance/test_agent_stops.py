@@ -77,6 +77,41 @@ def test_a_machine_that_was_away_ends_its_part_when_it_is_back(house: House, tmp
         wait_until(lambda: not marked("sleep\0007234567\0"), 30)
 
 
+def test_a_command_that_was_waited_for_is_ended_when_its_machine_is_back(house: House, tmp_path: Path) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "waiting") as node:
+        session = house.session(calls(("waiting__Bash", {"command": "exec sleep 7334567"})), text("never"))
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(lambda: marked("sleep\0007334567\0"))
+        node.kill()
+        house.gateway.wait_for_node("waiting", online=False)
+        assert session.stop()["stopped"] == [run_id]
+        assert marked("sleep\0007334567\0") != []
+        node.start()
+        wait_until(lambda: not marked("sleep\0007334567\0"), 30)
+
+
+def test_a_machine_ends_its_part_though_the_gateway_was_restarted_before_it_is_back(
+    house: House, tmp_path: Path
+) -> None:
+    with NodeProcess(house.gateway, tmp_path / "node", "both") as node:
+        session = house.session(
+            calls(("both__Bash", {"command": "exec sleep 7434567", "background": True})),
+            text("never", gate=threading.Event()),
+        )
+        run_id = session.send(wait=0)["run_id"]
+        wait_until(lambda: len(session.asked()) == 2)
+        kept = node.ok("Bash", {"command": "exec sleep 7534567", "background": True})["sessionId"]
+        node.kill()
+        house.gateway.wait_for_node("both", online=False)
+        assert session.stop()["stopped"] == [run_id]
+        house.gateway.kill()
+        house.gateway.start()
+        assert marked("sleep\0007434567\0") != []
+        node.start()
+        wait_until(lambda: not marked("sleep\0007434567\0"), 30)
+        assert node.ok("Process", {"action": "poll", "sessionId": kept})["running"] is True, "not of that run"
+
+
 def test_a_link_that_carries_nothing_any_more_holds_nobody_up(house: House, tmp_path: Path) -> None:
     with Proxy(house.gateway.port) as proxy, NodeProcess(house.gateway, tmp_path, "cable", url=proxy.url):
         session = house.session(calls(("cable__Bash", {"command": "exec sleep 8234567"})), text("again"))

@@ -26,7 +26,7 @@ def answer(request: Any) -> Reply:
 
 @pytest.fixture(scope="module")
 def talk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talk]:
-    more = '[heartbeat]\nevery = "1h"\nactive_start = "00:00"\nactive_end = "24:00"\n'
+    more = 'allow = ["lena"]\n[heartbeat]\nevery = "1h"\nactive_start = "00:00"\nactive_end = "24:00"\n'
     with Talk(tmp_path_factory.mktemp("talk") / "home", more, answer=answer) as one:
         yield one
 

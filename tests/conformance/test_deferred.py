@@ -119,6 +119,10 @@ def test_one_command_takes_it_back(plug: Plugin) -> None:
     shown = farhand("calls", "--waiting")
     assert call_id in shown.out and "waiting: node until" in shown.out
     assert farhand("calls", "cancel", call_id).status == 0
+    second = farhand("calls", "cancel", call_id)
+    assert second.status == 1 and "over before: cancelled" in second.err
+    third = gateway.request("DELETE", f"/v1/calls/{call_id}")
+    assert (third.status, third.json()["state"], third.json()["already_over"]) == (200, "cancelled", True)
     assert farhand("calls", "--waiting", "--json").json()["calls"] == []
     plug.start()
     gateway.wait_for_node("plug")
@@ -197,7 +201,7 @@ def test_a_revoked_tokens_call_does_not_start(plug: Plugin) -> None:
     assert Command(gateway.home)("token", "revoke", created["id"]).status == 0
     plug.start()
     record = end_of(gateway, call_id)
-    assert record["state"] == "denied" and "not valid any more" in record["error"]["message"]
+    assert record["state"] == "denied" and "was revoked" in record["error"]["message"]
     assert plug.started() == []
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.test_agent import House, open_house
-from tests.conformance.test_lane import Line
+from tests.conformance.test_connections import Line
 from tests.harness import (
     SHARED_TOKEN,
     GatewayProcess,
@@ -93,9 +93,7 @@ def test_no_call_begins_and_the_refusal_says_since_when_by_whom_why_and_how_to_l
     assert again["ok"] is True and (hand.workspace / "ran").exists()
 
 
-def test_the_lane_of_a_caller_who_calls_again_and_again_is_closed_too(
-    gateway: GatewayProcess, hand: NodeProcess
-) -> None:
+def test_a_freeze_holds_on_an_open_connection(gateway: GatewayProcess, hand: NodeProcess) -> None:
     body = {"tool": "hand__Bash", "args": {"command": "echo x >> log"}}
     with Line(gateway) as line:
         for _ in range(3):
@@ -119,7 +117,7 @@ def test_no_other_door_begins_anything_and_what_only_shows_still_answers(
     tool = {"name": "shell", "input": {"command": "true"}}
     direct = {"input": [{"role": "user", "type": "message", "content": [{"type": "text", "text": "x"}]}]}
     direct |= {"session_id": "s", "user_id": "u", "stream": False, "biz_params": {"tool": tool}}
-    for _ in range(3):  # the third time through the lane
+    for _ in range(3):
         answer = gateway.request("POST", "/agent/process", direct)
         assert answer.status == 403 and answer.json()["error"]["code"] == "tool_disabled", answer
         assert "frozen since" in answer.json()["error"]["message"]
@@ -237,6 +235,10 @@ def test_a_turn_of_the_agent_is_stopped_and_its_call_cancelled(tmp_path: Path) -
         thaw(house.gateway)
         other = house.session(text("back"))
         assert other.send("hello")["reply"] == "back"
+        # Posts of one hook reach the agent in order: once the second is there, the first has been passed over.
+        house.script("second ring", text("rung"))
+        assert house.gateway.request("POST", "/hooks/bell", b"second ring", token=None).status == 202
+        wait_until(lambda: house.asked("second ring"), 60, "the second post")
         assert house.asked("ring the bell") == []
 
 

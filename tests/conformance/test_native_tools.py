@@ -27,8 +27,11 @@ from tests.harness import GatewayProcess, NodeProcess, PlainNode, Plugin, hello_
 SETTINGS = """
 [gateway]
 hosts = ["farhand.example"]
-origins = ["https://user:hunter2@example.com"]
+origins = ["https://example.com"]
 tls_key = ""
+
+[providers.proxy]
+base_url = "https://user:hunter2@example.com/v1"
 
 [skills.entries.forbidden]
 enabled = false
@@ -534,8 +537,9 @@ def test_the_full_config_is_masked(gateway: GatewayProcess) -> None:
     [
         ("gateway.hosts", ["farhand.example"]),
         ("gateway.hosts.0", "farhand.example"),
-        ("gateway.origins.0", "https://user:***@example.com"),
-        ("gateway.origins", ["https://user:***@example.com"]),
+        ("gateway.origins.0", "https://example.com"),
+        ("gateway.origins", ["https://example.com"]),
+        ("providers.proxy.baseUrl", "https://user:***@example.com/v1"),
         ("log.level", "info"),
         ("log", {"level": "info"}),
         ("skills.entries.forbidden.enabled", False),

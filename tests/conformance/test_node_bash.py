@@ -189,14 +189,26 @@ def test_an_empty_command_is_refused(hands: NodeProcess, command: str) -> None:
     assert hands.fails("Bash", {"command": command}, "invalid_args") == "command must not be empty"
 
 
-@pytest.mark.parametrize("parameter", ["timeout", "yieldMs"])
-@pytest.mark.parametrize("value", [-1, -0.5, "soon", True, [1]])
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("timeout", -1),
+        ("timeout", -0.5),
+        *((name, value) for name in ("timeout", "yieldMs") for value in ("soon", True, [1])),
+    ],
+)
 def test_a_number_that_makes_no_sense_is_refused_and_nothing_runs(
     hands: NodeProcess, parameter: str, value: Any
 ) -> None:
     witness = hands.workspace / f"ran-{uuid.uuid4()}"
     assert parameter in hands.fails("Bash", {"command": f"touch {witness}", parameter: value}, "invalid_args")
     assert not witness.exists()
+
+
+def test_a_negative_yield_is_clamped_to_the_least(hands: NodeProcess) -> None:
+    answer = hands.ok("Bash", {"command": "sleep 1000", "yieldMs": -5})
+    assert answer["status"] == "running"
+    hands.ok("Process", {"action": "kill", "sessionId": answer["sessionId"]})
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])

@@ -243,7 +243,7 @@ def test_nothing_is_signed_for_another_gateway(shared_gateway: GatewayProcess, t
         log = tmp_path / "log"
         process = farhand("node", "--gateway", evil.url, "--id", "led", "--home", str(home), log=log)
         try:
-            assert process.wait(30) == 1
+            assert process.wait(60) == 1
         finally:
             process.kill()
         assert "is not the one this node joined" in log.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from farhand.node.names import default_node_id
 from tests.harness import GatewayProcess, NodeProcess, Proxy, marked, wait_until
 
 
@@ -137,9 +139,37 @@ def test_a_synchronous_command_in_flight_returns_its_result_and_ran_once(
     wait_until(lambda: ran(node.workspace), 15, "its start")
     node.restart()
     (node.workspace / "go").touch()
+    result = waiting.result(60)
+    assert (result["output"], result["exitCode"], result["status"]) == ("begun\nwent\n", 3, "failed")
+    assert ran(node.workspace) == 1
+
+
+def test_a_synchronous_command_survives_an_orderly_restart_of_the_node_program(
+    node: NodeProcess, threads: ThreadPoolExecutor
+) -> None:
+    waiting = threads.submit(node.ok, "Bash", {"command": stepping(node.workspace)})
+    wait_until(lambda: ran(node.workspace), 15, "its start")
+    assert node.stop(signal.SIGTERM) == 0
+    node.start()
+    (node.workspace / "go").touch()
     result = waiting.result(30)
     assert (result["output"], result["exitCode"], result["status"]) == ("begun\nwent\n", 3, "failed")
     assert ran(node.workspace) == 1
+
+
+def test_commands_that_wait_for_their_turn_survive_an_orderly_restart_of_the_node_program(node: NodeProcess) -> None:
+    """As many as run at once, and some behind them."""
+    folders = [node.workspace / str(number) for number in range(20)]
+    for folder in folders:
+        folder.mkdir()
+    calls = [node.begin("Bash", {"command": stepping(folder)}) for folder in folders]
+    wait_until(lambda: sum(map(ran, folders)) == 16, 60, "the start of those that run at once")
+    assert node.stop(signal.SIGTERM) == 0
+    node.start()
+    for folder in folders:
+        (folder / "go").touch()
+    assert [node.end_of(call, 60)["result"]["output"] for call in calls] == ["begun\nwent\n"] * 20
+    assert [ran(folder) for folder in folders] == [1] * 20
 
 
 def test_a_synchronous_command_that_ended_while_no_node_ran_returns_its_result(
@@ -151,7 +181,7 @@ def test_a_synchronous_command_that_ended_while_no_node_ran_returns_its_result(
     (node.workspace / "go").touch()
     wait_until(lambda: not marked(str(node.workspace / "ran")), 15, "its end")
     node.start()
-    assert waiting.result(30)["output"] == "begun\nwent\n"
+    assert waiting.result(60)["output"] == "begun\nwent\n"
     assert ran(node.workspace) == 1
 
 
@@ -164,7 +194,7 @@ def test_many_synchronous_commands_in_flight_each_run_once(node: NodeProcess, th
     node.restart()
     for folder in folders:
         (folder / "go").touch()
-    assert [future.result(30)["output"] for future in waiting] == ["begun\nwent\n"] * 6
+    assert [future.result(60)["output"] for future in waiting] == ["begun\nwent\n"] * 6
     assert [ran(folder) for folder in folders] == [1] * 6
 
 
@@ -176,6 +206,88 @@ def test_a_call_can_be_cancelled_after_the_node_program_was_killed(node: NodePro
     record = node.gateway.request("DELETE", f"/v1/calls/{call}").json()
     assert record["state"] == "cancelled" and "ended 3 processes" in record["error"]["message"], record
     wait_until(lambda: not marked(mark), 15, "the end of the tree")
+
+
+# -- what was ended while the node program was dead ----------------------------------------------------------------
+
+
+class Tree:
+    """A command with a child that left its session."""
+
+    def __init__(self) -> None:
+        self.mark = f"mark-{uuid.uuid4()}"
+        self.command = f"export MARK={self.mark}; setsid sleep 1000 & sleep 1000; true"
+
+    def grown(self) -> None:
+        wait_until(lambda: len(marked(self.mark)) >= 3, 15, "the tree")
+
+    def gone(self) -> None:
+        wait_until(lambda: not marked(self.mark), 30, "the end of the tree")
+
+    @property
+    def alive(self) -> bool:
+        return bool(marked(self.mark))
+
+
+@pytest.mark.parametrize("more", [{}, {"yieldMs": 120_000}], ids=["foreground", "yielding"])
+def test_a_call_cancelled_while_the_node_program_was_dead_is_ended_when_it_is_back(
+    node: NodeProcess, more: dict[str, Any]
+) -> None:
+    tree, other = Tree(), Tree()
+    kept = begin(node, other.command)
+    call = node.begin("Bash", {"command": tree.command, **more})
+    tree.grown()
+    other.grown()
+    node.kill()
+    record = node.gateway.request("DELETE", f"/v1/calls/{call}").json()
+    assert record["state"] == "cancelled" and tree.alive
+    node.start()
+    tree.gone()
+    assert other.alive and act(node, "poll", kept)["running"] is True, "a command that was not ended goes on"
+    act(node, "kill", kept)
+
+
+def test_a_call_that_ran_out_of_time_while_the_node_program_was_dead_is_ended_when_it_is_back(
+    node: NodeProcess,
+) -> None:
+    tree = Tree()
+    call = node.begin("Bash", {"command": tree.command, "timeout": 600_000}, timeout_ms=3000)
+    tree.grown()
+    node.kill()
+    assert node.end_of(call)["state"] == "unknown" and tree.alive
+    node.start()
+    tree.gone()
+
+
+def test_a_call_whose_caller_hung_up_while_the_node_program_was_dead_is_ended_when_it_is_back(
+    node: NodeProcess,
+) -> None:
+    tree = Tree()
+    gateway = node.gateway
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    body = json.dumps({"tool": f"{node.node_id}__Bash", "args": {"command": tree.command}})
+    headers = {"Authorization": f"Bearer {gateway.token}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/tools/invoke", body, headers)
+    tree.grown()
+    node.kill()
+    connection.close()
+    calls = f"/v1/calls?tool={node.node_id}__Bash"
+    wait_until(lambda: gateway.get(calls)["calls"][0]["state"] == "cancelled", 15, "the end of the call")
+    assert tree.alive
+    node.start()
+    tree.gone()
+
+
+def test_a_node_that_is_killed_again_while_it_ends_a_command_is_told_again(node: NodeProcess) -> None:
+    tree = Tree()
+    call = node.begin("Bash", {"command": tree.command})
+    tree.grown()
+    node.kill()
+    node.gateway.request("DELETE", f"/v1/calls/{call}")
+    node.start(wait=False)
+    node.kill()
+    node.start()
+    tree.gone()
 
 
 def test_live_output_goes_on_when_the_node_program_is_killed(node: NodeProcess) -> None:
@@ -197,7 +309,7 @@ def test_live_output_goes_on_when_the_node_program_is_killed(node: NodeProcess) 
     assert begun.wait(20)
     node.restart()
     assert node.end_of(call)["result"]["exitCode"] == 5
-    reader.join(30)
+    reader.join(60)
     assert not reader.is_alive() and seen.decode().splitlines() == counted(150)
 
 
@@ -242,6 +354,19 @@ def test_a_call_in_flight_ends_with_its_result_when_the_gateway_is_killed(pair: 
     record = pair.end_of(call)
     assert record["state"] == "ok" and record["result"]["output"] == "begun\nwent\n", record
     assert ran(pair.workspace) == 1
+
+
+def test_a_call_that_was_cancelled_stays_cancelled_when_the_gateway_is_restarted_too(pair: NodeProcess) -> None:
+    tree = Tree()
+    call = pair.begin("Bash", {"command": tree.command})
+    tree.grown()
+    pair.kill()
+    assert pair.gateway.request("DELETE", f"/v1/calls/{call}").json()["state"] == "cancelled"
+    pair.gateway.kill()
+    pair.gateway.start()
+    assert tree.alive
+    pair.start()
+    tree.gone()
 
 
 def test_a_command_that_ended_while_no_gateway_ran_is_told_afterwards(pair: NodeProcess) -> None:
@@ -298,7 +423,7 @@ def test_a_command_goes_on_while_the_link_is_down(far: tuple[NodeProcess, Proxy]
     wait_until(lambda: not marked(str(node.workspace / "ran")), 15, "its end")
     proxy.admit()
     node.gateway.wait_for_node(node.node_id, seconds=40)
-    assert waiting.result(30)["output"] == "begun\nwent\n"
+    assert waiting.result(60)["output"] == "begun\nwent\n"
     assert ran(node.workspace) == 1
     assert over(node, session)["exitCode"] == 5
     assert act(node, "log", session, limit=1000)["log"].split("\n") == counted(100)
@@ -329,7 +454,7 @@ def test_a_stopped_gateway_finds_the_result_when_it_goes_on(pair: NodeProcess, t
         wait_until(lambda: not marked(str(pair.workspace / "ran")), 15, "its end")
     finally:
         os.kill(pair.gateway.process.pid, signal.SIGCONT)
-    assert waiting.result(30)["output"] == "begun\nwent\n"
+    assert waiting.result(60)["output"] == "begun\nwent\n"
     assert ran(pair.workspace) == 1
 
 
@@ -372,6 +497,17 @@ def test_the_node_of_up_is_started_again_and_finds_its_sessions(tmp_path: Path) 
                     os.kill(pid, signal.SIGKILL)
 
 
+def test_up_that_stops_as_a_whole_ends_what_is_waited_for(tmp_path: Path) -> None:
+    tree = Tree()
+    arguments = ("--workspace", str(tmp_path / "work"))
+    with GatewayProcess(tmp_path / "home", *arguments, command="up") as gateway:
+        gateway.wait_for_node(default_node_id(), seconds=30)
+        gateway.invoke(f"{default_node_id()}__Bash", {"command": tree.command}, background=True)
+        tree.grown()
+        assert gateway.stop() == 0
+        tree.gone()
+
+
 def test_ctrl_c_while_the_node_of_up_begins_is_no_crash(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home", command="up")
     gateway.start()
@@ -379,7 +515,7 @@ def test_ctrl_c_while_the_node_of_up_begins_is_no_crash(tmp_path: Path) -> None:
     children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
     wait_until(lambda: children.read_text().strip() != "", 10, "the node to begin")
     os.killpg(gateway.process.pid, signal.SIGINT)  # what a terminal does: to all that run in its foreground
-    assert gateway.process.wait(20) == 0
+    assert gateway.process.wait(60) == 0
     gateway.stop()
     said = gateway.log.read_text()
     assert "Traceback" not in said and "starting it again" not in said

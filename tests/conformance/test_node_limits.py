@@ -194,6 +194,42 @@ def test_a_denied_tool_is_not_lent_and_the_others_are(shared_gateway: GatewayPro
         assert node.ok("Read", {"path": "a"})["lines"] == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "sends", "receives"),
+    [
+        (["--deny-tool", "Read"], False, True),
+        (["--deny-tool", "Write"], True, False),
+        (["--read-only"], True, False),
+    ],
+)
+def test_a_transfer_asks_the_same_limits_as_the_tools(
+    shared_gateway: GatewayProcess, tmp_path: Path, options: list[str], sends: bool, receives: bool
+) -> None:
+    with NodeProcess(shared_gateway, tmp_path, "carrier", *options) as node:
+        (node.workspace / "there.txt").write_text("there\n")
+        shared_gateway.request("PUT", "/v1/workspace/main/here.txt", b"here\n")
+        for source, destination, goes in (
+            ("carrier:there.txt", "gsv:agents/main/came.txt", sends),
+            ("gsv:agents/main/here.txt", "carrier:came.txt", receives),
+        ):
+            answer = shared_gateway.invoke("gsv__Transfer", {"source": source, "destination": destination})
+            assert answer["ok"] is goes, answer
+            if not goes:
+                assert answer["error"]["kind"] == "not_allowed", answer
+                assert options[0] in answer["error"]["message"]
+        assert (node.workspace / "came.txt").exists() is receives
+
+
+def test_a_node_without_a_shell_answers_no_question_about_commands(
+    shared_gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    with NodeProcess(shared_gateway, tmp_path, "mute", "--deny-tool", "Bash"):
+        listed = shared_gateway.get("/v1/jobs?node_id=mute")
+        assert (listed["jobs"], listed["unanswered"]) == ([], [])
+        refused = shared_gateway.request("POST", "/v1/nodes/mute/probe", {"bins": ["sh"]})
+        assert refused.status == 403 and "--deny-tool Bash" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("option", ["--deny-tool", "--allow-tool"])
 @pytest.mark.parametrize("name", ["Bsah", "bash", ""])
 def test_a_limit_on_a_tool_there_is_none_of_is_a_mistake(tmp_path: Path, option: str, name: str) -> None:
@@ -224,5 +260,8 @@ def test_the_file_tools_keep_off_the_gateways_secrets(
         node.fails("Write", {"path": f"{home}/{name}", "content": "x"}, "not_allowed")
         (node.workspace / "link").symlink_to(home / name)
         node.fails("Read", {"path": "link"}, "not_allowed")
-        assert node.ok("Glob", {"pattern": name, "path": str(home)})["matches"] == []
-        assert node.ok("Grep", {"pattern": shared_gateway.token, "path": str(home)})["matches"] == []
+        node.fails("Glob", {"pattern": name, "path": str(home)}, "not_allowed")
+        found = node.ok("Glob", {"pattern": f"**/{name}", "path": str(home.parent)})["matches"]
+        assert [path for path in found if path.startswith(f"{home}/")] == []
+        node.fails("Grep", {"pattern": shared_gateway.token, "path": str(home)}, "not_allowed")
+        assert node.ok("Grep", {"pattern": shared_gateway.token, "path": str(home.parent)})["matches"] == []

@@ -7,6 +7,7 @@ survives in `test_node_kills.py`; what an owner forbids in `test_node_limits.py`
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -231,19 +232,17 @@ def test_programs_are_probed_on_demand(shared_gateway: GatewayProcess, hands: No
     assert runtime["hostBinStatusUpdatedAt"] >= answer.json()["hostBinStatusUpdatedAt"]
 
 
-def test_a_probe_looks_where_the_login_shell_looks(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
-    tools = hands.user_home / "my tools"
+def test_a_probe_looks_on_the_path_of_the_nodes_start(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    tools = tmp_path / "my tools"
     tools.mkdir()
     (tools / "mytool").write_text("#!/bin/sh\n")
     (tools / "mytool").chmod(0o755)
     (tools / "notes").write_text("not a program\n")
-    (hands.user_home / ".bash_profile").write_text(f'echo "welcome PATH=/nowhere"\nPATH="$PATH:{tools}"\n')
-    try:
-        answer = shared_gateway.request("POST", "/v1/nodes/hands/probe", {"bins": ["mytool", "notes", "sh"]})
-    finally:
-        (hands.user_home / ".bash_profile").unlink()
-    found = answer.json()["hostBinStatus"]
-    assert (found["mytool"], found["notes"], found["sh"]) == (True, False, True)
+    with NodeProcess(shared_gateway, tmp_path, "pathfinder", env={"PATH": f"{os.environ['PATH']}:{tools}"}) as node:
+        (node.user_home / ".bash_profile").write_text("touch profile-ran\nPATH=/nowhere\n")
+        answer = shared_gateway.request("POST", "/v1/nodes/pathfinder/probe", {"bins": ["mytool", "notes", "sh"]})
+        assert answer.json()["hostBinStatus"] == {"mytool": True, "notes": False, "sh": True}
+        assert shared_gateway.get("/v1/jobs?node_id=pathfinder")["jobs"] == []
 
 
 @pytest.mark.parametrize("bins", [["a/b"], ["$(reboot)"], [""], ["x"] * 501, "sh", [1]])

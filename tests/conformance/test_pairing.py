@@ -46,7 +46,7 @@ def test_the_printed_command_joins_and_the_node_comes_back_without_it(
             assert shared_gateway.invoke("paired__Bash", {"command": "echo hi"})["ok"] is True
         finally:
             process.terminate()
-            process.wait(15)
+            process.wait(60)
         shared_gateway.wait_for_node("paired", online=False)
     kept = home / "node-token.json"
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -86,7 +86,7 @@ def test_by_what_a_gateway_was_known_is_kept(tmp_path: Path, option: str, file: 
             )
         finally:
             node.terminate()
-            node.communicate(timeout=15)
+            node.communicate(timeout=60)
 
 
 def test_of_many_who_say_a_code_at_once_one_gets_a_token(shared_gateway: GatewayProcess) -> None:
@@ -127,6 +127,41 @@ def test_who_may_pair_may_not_take_the_place_of_a_machine(shared_gateway: Gatewa
     assert shared_gateway.request("POST", "/v1/pairings", {}, token=pairer).status == 201
     assert pair(shared_gateway, code_of(shared_gateway, node_id="taken"), "taken").status == 201
     assert shared_gateway.request("POST", "/v1/pairings", {"node_id": "taken"}, token=pairer).status == 403
+
+
+def test_a_code_made_in_advance_does_not_take_the_place_of_a_machine(shared_gateway: GatewayProcess) -> None:
+    pairer = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["pair"]}).json()["token"]
+    early = shared_gateway.request("POST", "/v1/pairings", {"node_id": "later"}, token=pairer).json()["code"]
+    assert shared_gateway.request("POST", "/v1/tokens", {"node_id": "later"}).status == 201
+    refused = pair(shared_gateway, early, "later")
+    assert refused.status == 409 and "'later' is known here" in refused.json()["error"]["message"]
+    assert pair(shared_gateway, code_of(shared_gateway, node_id="later"), "later").status == 201, "by the owner's wish"
+
+
+@pytest.mark.parametrize("node_id", ["CELLAR", "\uff43ellar", "c\u0435llar"])
+def test_no_code_admits_a_look_alike(shared_gateway: GatewayProcess, node_id: str) -> None:
+    shared_gateway.request("POST", "/v1/tokens", {"node_id": "cellar"})
+    pairer = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["pair"]}).json()["token"]
+    assert shared_gateway.request("POST", "/v1/pairings", {"node_id": node_id}, token=pairer).status == 403
+    refused = pair(shared_gateway, code_of(shared_gateway), node_id)
+    assert refused.status == 409 and "looks like 'cellar'" in refused.json()["error"]["message"]
+
+
+def test_a_code_ends_with_the_token_that_made_it(shared_gateway: GatewayProcess) -> None:
+    pairer = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["pair"]}).json()
+    code = shared_gateway.request("POST", "/v1/pairings", {}, token=pairer["token"]).json()["code"]
+    assert shared_gateway.request("DELETE", f"/v1/tokens/{pairer['id']}").status == 200
+    assert pair(shared_gateway, code, "orphan").status == 401
+
+
+def test_of_many_codes_used_at_once_for_one_id_one_works(shared_gateway: GatewayProcess) -> None:
+    codes = [code_of(shared_gateway) for _ in range(8)]
+
+    async def race() -> list[int]:
+        tries = (asyncio.to_thread(pair, shared_gateway, code, "contested") for code in codes)
+        return [answer.status for answer in await asyncio.gather(*tries)]
+
+    assert sorted(asyncio.run(race())) == [201, *[409] * 7]
 
 
 def test_guessing_is_throttled(gateway: GatewayProcess) -> None:

@@ -106,7 +106,7 @@ def test_results_errors_and_records(house: House) -> None:
     house.safe("answers and records of calls", *answers)
 
 
-def test_a_connection_that_is_known_by_its_head(house: House) -> None:
+def test_every_answer_of_a_connection(house: House) -> None:
     (house.node.workspace / "one").write_text(API_KEY)
     body = json.dumps({"tool": "laptop__Read", "args": {"path": "one"}}).encode()
     line = http.client.HTTPConnection("127.0.0.1", house.gateway.port, timeout=30)
@@ -117,7 +117,7 @@ def test_a_connection_that_is_known_by_its_head(house: House) -> None:
         answers.append(line.getresponse().read())
     line.close()
     assert all(b"***" in answer for answer in answers)
-    house.safe("answers in the lane", *answers)
+    house.safe("answers on one connection", *answers)
 
 
 def test_the_guides_door_and_other_errors(house: House) -> None:

@@ -40,10 +40,13 @@ def test_a_session_is_ended_and_renewed_by_who_began_it(house: House) -> None:
     print(f"strangers at a session: {len(refused)} tried, {sum(one.status == 403 for one in refused)} held")
     assert [one.status for one in refused] == [403] * len(refused), refused
     assert "admin" in refused[0].json()["error"]["message"]
-    assert say(house, session.key, "/status", other).status == 200, "it changes nothing"
+    assert say(house, session.key, "/status", other).status == 403, "it shows what another began"
     assert house.gateway.request("GET", f"/v1/runs/{run}/events", token=first).status == 200
     assert house.gateway.request("POST", f"/v1/sessions/{session.key}/stop", {}, token=first).status == 200
     assert say(house, session.key, "/new", first).json()["reply"] == "New conversation."
+    reader = token(house, "chat", "read")
+    assert say(house, session.key, "/new", reader).status == 403
+    assert say(house, session.key, "/status", reader).status == 200, "it changes nothing"
     assert say(house, session.key, "/new", house.gateway.token).status == 200, "the owner may anything"
 
 

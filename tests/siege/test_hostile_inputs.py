@@ -160,7 +160,7 @@ def wrong_lists(gateway: GatewayProcess) -> bool:
         ) as socket:
             await socket.send(json.dumps(hello))
             await socket.recv()
-            return await gateway.ainvoke("list.take", {"items": ["x"] * 200_000}, timeout_ms=20_000)
+            return await gateway.ainvoke("list.take", {"items": ["x"] * 90_000}, timeout_ms=20_000)
 
     answer = asyncio.run(scenario())
     return bool(answer["error"]["kind"] == "invalid_args" and "items.0" in answer["error"]["message"])

@@ -128,7 +128,6 @@ def test_no_read_shows_the_outside(ground: tuple[Path, Path], race: str, tmp_pat
     workspace, outside = ground
     tools = GuideTools(local_files(workspace, tmp_path / "home", list), Jobs(tmp_path / "jobs"))
     counts: Counter[str] = Counter()
-    at_once: Counter[str] = Counter()
     with swapping(race, workspace, outside) as path:
         for _ in range(TRIES // len(RACES)):
             try:
@@ -136,16 +135,11 @@ def test_no_read_shows_the_outside(ground: tuple[Path, Path], race: str, tmp_pat
             except ToolError as error:
                 assert SECRET not in error.message
                 counts[type(error).__name__] += 1
-            read = tools.read_at_once({"path": path})  # the same without a thread, by another way
-            at_once["nothing" if read is None else read["content"]] += 1
         # On a busy machine the neighbour may not have had its turn yet.
         wait_until(lambda: _refused(tools, path), 60, "the race is met")
     tried = sum(counts.values())
-    held = 2 * tried - counts[SECRET] - at_once[SECRET]
-    print(f"reads beside links that are swapped, in a thread and at once: {2 * tried} tried, {held} held")
+    print(f"reads while links are swapped: {tried} tried, {tried - counts[SECRET]} held")
     assert counts[SECRET] == 0 and counts[INSIDE] > 0, counts
-    assert at_once[SECRET] == 0, at_once
-    assert at_once[INSIDE] > 0 or race == "target", "a link on the way is never followed at once"
 
 
 def _refused(tools: GuideTools, path: str) -> bool:

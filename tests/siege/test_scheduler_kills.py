@@ -116,7 +116,7 @@ class Fleet:
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
         self.processes.remove(process)
