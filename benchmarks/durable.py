@@ -20,11 +20,11 @@ from statistics import median
 import apsw
 import uvloop
 
-from farhand.gateway.open_call import ended, new_call_id
+from farhand.gateway.calls.open_call import ended, new_call_id
 from farhand.protocol.calls import ToolResult
-from farhand.store import calls
-from farhand.store.calls import CallRecord, CallState, intent_of
-from farhand.store.database import Database
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord, CallState, intent_of
 
 CALLERS = 64
 GOAL = 0.5

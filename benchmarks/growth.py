@@ -30,11 +30,11 @@ import websockets
 from benchmarks.load import Target, measure
 from benchmarks.processes import cpu_seconds, free_port, memory_megabytes, plain_environment, running, stop_on_signals
 from benchmarks.targets import JSON, TEXT, gateway_command, invoke_body, node_command, wait_until_answered
-from farhand.gateway.open_call import new_call_id
-from farhand.store import calls
-from farhand.store.calls import CallRecord, CallState
-from farhand.store.database import Database
-from tests.model_server import ModelServer, text
+from farhand.gateway.calls.open_call import new_call_id
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord, CallState
+from tests.support.model_server import ModelServer, text
 
 FLAT = 1.3
 NODE_KILOBYTES = 60

@@ -19,11 +19,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from farhand.machine import jobs as jobs_module
-from farhand.machine.jobs import Jobs, login_shell
+from farhand.machine.jobs import jobs as jobs_module
+from farhand.machine.jobs.jobs import Jobs, login_shell
 from farhand.tools.node_shell import ShellTools
 
-SOURCE = str(Path(jobs_module.__file__).parents[2])
+SOURCE = str(Path(jobs_module.__file__).parents[3])
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ async def spawns(tools: ShellTools, environment: dict[str, str], rounds: int) ->
             "-I",
             "-S",
             "-c",
-            "import sys; sys.path.append(sys.argv[1]); import farhand.machine.keeper",
+            "import sys; sys.path.append(sys.argv[1]); import farhand.machine.jobs.keeper",
         ]
         subprocess.run([*argv, SOURCE], check=True)
         blocking()

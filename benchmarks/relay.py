@@ -25,8 +25,8 @@ from benchmarks.targets import STARTS, fdatasync_microseconds, installed
 
 CALLERS = (1, 16, 64)
 DISTURBED_CORES = 0.2
+# A run during which others used more than that much CPU is repeated, at most so often; the quietest counts.
 TRIES = 3
-"""A run during which others used more than that much CPU is repeated, at most so often; the quietest counts."""
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farhand.machine.files import Files
-from farhand.machine.root import Root
-from farhand.machine.search import ripgrep
+from farhand.machine.files.confined_root import Root
+from farhand.machine.files.files import Files
+from farhand.machine.search.grep import ripgrep
 from farhand.node.program import SECRET_FILES
 from farhand.tools.node_files import FileTools
 

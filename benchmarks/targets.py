@@ -118,6 +118,7 @@ def start_openclaw(stack: ExitStack, folder: Path, _python: str) -> list[Target]
     return [Target("openclaw", "OpenClaw, agents_list", url, body, headers, '"ok":true', (peer.pid,))]
 
 
+# The peers of the npm registry are there after `make bench-peers`.
 STARTS: dict[str, Start] = {
     "farhand": start_farhand,
     "mcp": start_mcp,
@@ -125,7 +126,6 @@ STARTS: dict[str, Start] = {
     "openclaw": start_openclaw,
     "floor": start_floor,
 }
-"""The peers of the npm registry are there after `make bench-peers`."""
 
 
 def installed() -> list[str]:

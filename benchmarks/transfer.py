@@ -36,8 +36,8 @@ from benchmarks.processes import (
 
 MIB = 1024 * 1024
 IDLE_CALLS = 400
+# Between two small calls, idle or not: after a longer pause a call finds colder caches.
 PAUSE_SECONDS = 0.005
-"""Between two small calls, idle or not: after a longer pause a call finds colder caches."""
 
 
 class Farhand:

@@ -19,8 +19,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.processes import cpu_seconds
-from tests.harness import GatewayProcess, NodeProcess
-from tests.model_server import ModelServer, Reply, Request, calls, text
+from tests.support.harness import GatewayProcess, NodeProcess
+from tests.support.model_server import ModelServer, Reply, Request, calls, text
 
 LIMIT_MS = 50.0
 WARM_UP = 10

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.harness import GatewayProcess, free_port, wait_until
+from tests.support.harness import GatewayProcess, free_port, wait_until
 
 settings.register_profile("farhand", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("farhand")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 
 def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
@@ -22,8 +22,8 @@ def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
         assert not test or f"def {test}(" in source, f"{file}::{test}"
         named += 1
     assert named > 25
-    sieges = {f"siege/{path.name}" for path in (ROOT / "tests" / "siege").glob("test_*.py")}
-    assert not [path for path in sieges if path not in page], "every siege stands for a promise"
+    faults = {f"faults/{path.name}" for path in (ROOT / "tests" / "faults").glob("test_*.py")}
+    assert not [path for path in faults if path not in page], "every fault test stands for a promise"
 
 
 def test_nothing_waits_in_a_queue_without_end() -> None:

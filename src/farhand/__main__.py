@@ -1,5 +1,5 @@
 """`python -m farhand` is the command `farhand`."""
 
-from farhand.cli import main
+from farhand.cli.main import main
 
 main()

@@ -14,18 +14,18 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from farhand.gateway.agents import AgentSettings
-from farhand.gateway.hooks import HookSettings
-from farhand.gateway.policy import Policy, PolicySettings
-from farhand.gateway.reception import Binding
-from farhand.gateway.session_keys import DmScope
-from farhand.gateway.skill_file import SkillEntry
+from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.messaging.hooks import HookSettings
+from farhand.gateway.messaging.inbound import Binding
+from farhand.gateway.sessions.agents import AgentSettings
+from farhand.gateway.sessions.keys import DmScope
+from farhand.gateway.workspace.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.machine.home import DEFAULT_PORT
 from farhand.memory.settings import MemorySettings
 from farhand.protocol.errors import FarhandError
 
-log = logging.getLogger("farhand.config")
+log = logging.getLogger(__name__)
 
 FILE = "farhand.toml"
 
@@ -37,14 +37,14 @@ class ConfigError(FarhandError):
 class GatewaySection(msgspec.Struct, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    # Further names under which this gateway may be addressed.
     hosts: list[str] = []
-    """Further names under which this gateway may be addressed."""
+    # Web pages, by origin, that may call this gateway.
     origins: list[str] = []
-    """Web pages, by origin, that may call this gateway."""
     tls_cert: str = ""
     tls_key: str = ""
+    # Whether a node that has a key may log in with a token all the same.
     tokens_beside_keys: bool = False
-    """Whether a node that has a key may log in with a token all the same."""
 
 
 class ConsoleSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,27 +61,27 @@ class LogSection(msgspec.Struct, forbid_unknown_fields=True):
 class ToolsSection(msgspec.Struct, forbid_unknown_fields=True):
     """Read again whenever the file changes."""
 
+    # Folders that the tools of this machine may use besides the workspace.
     roots: list[str] = []
-    """Folders that the tools of this machine may use besides the workspace."""
+    # Tools that are switched off.
     disabled: list[str] = []
-    """Tools that are switched off."""
 
 
 class AgentSection(msgspec.Struct, forbid_unknown_fields=True):
+    # A model of `[models]`, or `provider/model`; `FARHAND_MODEL` wins.
     model: str = ""
-    """A model of `[models]`, or `provider/model`; `FARHAND_MODEL` wins."""
+    # How much of a conversation the model is sent; 0: what the model takes.
     context_tokens: int = 0
-    """How much of a conversation the model is sent; 0: what the model takes."""
+    # Rounds of tool calls after which a run ends.
     max_rounds: int = 100
-    """Rounds of tool calls after which a run ends."""
+    # How long a sub-agent may take.
     sub_agent_seconds: float = 300.0
-    """How long a sub-agent may take."""
 
 
 class MountSetting(msgspec.Struct, forbid_unknown_fields=True):
     host: str
+    # Where the commands see it; empty: at the same place.
     container: str = ""
-    """Where the commands see it; empty: at the same place."""
     mode: Literal["ro", "rw"] = "ro"
 
 
@@ -90,54 +90,54 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
 
     enabled: bool = False
     network: Literal["none", "host"] = "none"
+    # `uid`, `uid:gid` or a name; empty: the gateway's own. Another than its own needs a gateway that runs as root.
     user: str = ""
-    """`uid`, `uid:gid` or a name; empty: the gateway's own. Another than its own needs a gateway that runs as root."""
     mounts: list[MountSetting] = []
+    # First words of commands that go to the host over SSH.
     host_commands: list[str] = []
-    """First words of commands that go to the host over SSH."""
     ssh_host: str = "127.0.0.1"
     ssh_port: int = 22
     ssh_user: str = ""
+    # Private key; default `keys/host_ed25519` in the home.
     ssh_key: str = ""
-    """Private key; default `keys/host_ed25519` in the home."""
+    # Where the host's key is written down; default `keys/known_hosts` in the home.
     ssh_known_hosts: str = ""
-    """Where the host's key is written down; default `keys/known_hosts` in the home."""
 
 
 class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
+    # Which session somebody who writes directly through a channel has: the agent's main one, or one of their own.
     dm_scope: DmScope = "main"
-    """Which session somebody who writes directly through a channel has: the agent's main one, or one of their own."""
+    # People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`.
     identity_links: dict[str, list[str]] = {}
-    """People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`."""
 
 
 class ObjectsSection(msgspec.Struct, forbid_unknown_fields=True):
     """Where workspace files and skills lie: in the home folder, unless `url` names a bucket."""
 
+    # `s3://bucket` or `s3://bucket/prefix`; needs the extra `farhand[s3]`.
     url: str = ""
-    """`s3://bucket` or `s3://bucket/prefix`; needs the extra `farhand[s3]`."""
+    # The address of an S3-compatible service other than AWS.
     endpoint: str = ""
-    """The address of an S3-compatible service other than AWS."""
     region: str = ""
     access_key_id: str = ""
+    # Without the two, the usual AWS environment and profile count.
     secret_access_key: str = ""
-    """Without the two, the usual AWS environment and profile count."""
 
 
 class BackupSection(msgspec.Struct, forbid_unknown_fields=True):
     """Copies of the store that the gateway keeps in the home."""
 
+    # 0: none.
     every_seconds: float = 3600.0
-    """0: none."""
     keep: int = 24
 
 
 class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
     """Read again whenever the file changes."""
 
+    # How long messages that were sent, posts of hooks that were given on, and runs of jobs that are gone are kept, and
+    # the ids by which a repetition is told; 0: for ever.
     keep_days: float = 30.0
-    """How long messages that were sent, posts of hooks that were given on, and runs of jobs that are gone are kept, and
-    the ids by which a repetition is told; 0: for ever."""
     # How long the journal and the record of calls are kept, in days; 0: without a limit.
     history_days: float = 180.0
     # How much they may take, in megabytes; 0: without a limit.
@@ -154,46 +154,46 @@ class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
 class UndoSection(msgspec.Struct, forbid_unknown_fields=True):
     """What files held before calls changed them, on the gateway's own machine; nodes have `--undo-quota`."""
 
+    # How much is kept, the newest; 0: nothing.
     quota_mb: int = 512
-    """How much is kept, the newest; 0: nothing."""
+    # Larger files are not kept.
     largest_mb: int = 64
-    """Larger files are not kept."""
 
 
 class SkillsSection(msgspec.Struct, forbid_unknown_fields=True):
+    # By the skill's name: `enabled`, `always`, `requires`.
     entries: dict[str, SkillEntry] = {}
-    """By the skill's name: `enabled`, `always`, `requires`."""
 
 
 class ScheduleSection(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool = True
+    # The user's, an IANA name; empty: this machine's.
     timezone: str = ""
-    """The user's, an IANA name; empty: this machine's."""
     max_jobs: int = 200
+    # How much of each job's history is kept.
     keep_runs: int = 200
-    """How much of each job's history is kept."""
     max_concurrent: int = 4
+    # How long a run may take whose job does not say.
     timeout_seconds: float = 3600.0
-    """How long a run may take whose job does not say."""
+    # Whether a job that begins to fail is reported to people; the journal has it either way.
     report_failures: bool = True
-    """Whether a job that begins to fail is reported to people; the journal has it either way."""
 
 
 class HeartbeatSection(msgspec.Struct, forbid_unknown_fields=True):
+    # `0` turns heartbeats off.
     every: str = "30m"
-    """`0` turns heartbeats off."""
     agents: list[str] = msgspec.field(default_factory=lambda: ["main"])
     prompt: str = ""
+    # `last`, `none`, or the name of a channel.
     target: str = "last"
-    """`last`, `none`, or the name of a channel."""
     active_start: str = "08:00"
     active_end: str = "23:00"
+    # Of the active hours; empty: the user's.
     timezone: str = ""
-    """Of the active hours; empty: the user's."""
 
 
 class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
-    """What the nodes of this home lend; `farhand.node.lending` reads it when a node starts."""
+    """What the nodes of this home lend; `farhand.node.lent_limits` reads it when a node starts."""
 
     root: str | list[str] = []
     read_only: bool = False
@@ -223,8 +223,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     schedule: ScheduleSection = msgspec.field(default_factory=ScheduleSection)
     heartbeat: HeartbeatSection = msgspec.field(default_factory=HeartbeatSection)
+    # By name; each adapter knows its own keys and checks them when the gateway starts.
     channels: dict[str, dict[str, Any]] = {}
-    """By name; each adapter knows its own keys and checks them when the gateway starts."""
     hooks: dict[str, HookSettings] = {}
     bindings: list[Binding] = []
 
@@ -274,8 +274,8 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 LOOK_SECONDS = 0.001
+# How long a file that is gone or empty may be on its way to something else.
 GONE_SECONDS = 0.5
-"""How long a file that is gone or empty may be on its way to something else."""
 
 
 class LiveConfig:

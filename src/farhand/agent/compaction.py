@@ -50,8 +50,8 @@ class Compaction(msgspec.Struct, frozen=True):
 class Compactor(msgspec.Struct, frozen=True):
     """When to compact and how much to keep, in parts of the context."""
 
+    # Of the conversation; 0: what the model takes.
     context_tokens: int = 0
-    """Of the conversation; 0: what the model takes."""
     threshold: float = 0.8
     keep: float = 0.25
 

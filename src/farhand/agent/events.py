@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 
 from farhand.agent.compaction import Compaction
-from farhand.agent.outcome import Outcome
+from farhand.agent.tool_outcome import Outcome
 from farhand.llm.messages import FinishReason, Message, ToolUse, Usage
 
 
@@ -82,12 +82,12 @@ class Appended(msgspec.Struct, frozen=True, tag="appended"):
 
     step: int
     message: Message
+    # Of an assistant's message: what it cost.
     usage: Usage | None = None
-    """Of an assistant's message: what it cost."""
     finish_reason: FinishReason | None = None
     model: str | None = None
+    # Of an injected message: the id it had in the inbox, to be taken out there in the same transaction.
     incoming: str | None = None
-    """Of an injected message: the id it had in the inbox, to be taken out there in the same transaction."""
 
 
 class Injected(msgspec.Struct, frozen=True, tag="injected"):
@@ -111,10 +111,10 @@ class Completed(msgspec.Struct, frozen=True, tag="completed"):
     reply: str
     usage: Usage
     steps: int
+    # `rounds`: the limit on tool rounds ended the run, and the reply says so. `tool_calls`: see `handed`.
     finish_reason: FinishReason | Literal["rounds"] = "stop"
-    """`rounds`: the limit on tool rounds ended the run, and the reply says so. `tool_calls`: see `handed`."""
+    # Calls that whoever asked carries out; their results are the next thing to be said in the conversation.
     handed: tuple[ToolUse, ...] = ()
-    """Calls that whoever asked carries out; their results are the next thing to be said in the conversation."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

@@ -30,8 +30,8 @@ from farhand.agent.events import (
     ToolCalled,
     ToolEnded,
 )
-from farhand.agent.outcome import Outcome, argument_fault, cancelled, shortened
 from farhand.agent.tokens import message_tokens, messages_tokens, text_tokens, tools_tokens
+from farhand.agent.tool_outcome import Outcome, argument_fault, cancelled, shortened
 from farhand.agent.tools import Tools
 from farhand.llm import messages as model_events
 from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused
@@ -40,11 +40,11 @@ from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import ToolError
 
-log = logging.getLogger("farhand.agent")
+log = logging.getLogger(__name__)
 
 EMPTY_RETRIES: Final = 2
+# Events of a model that may wait to be told.
 AHEAD: Final = 1000
-"""Events of a model that may wait to be told."""
 TOOL_CHOICE: Final = "tool_choice"
 
 
@@ -56,14 +56,14 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
+    # Rounds of tool calls in one run.
     max_rounds: int = 100
-    """Rounds of tool calls in one run."""
+    # Tool calls at the same time.
     parallel: int = 16
-    """Tool calls at the same time."""
+    # How long a stopped run waits for its tools to say how they ended.
     stop_seconds: float = 0.8
-    """How long a stopped run waits for its tools to say how they ended."""
+    # From how many same results of the same call in a row on the model is told that it repeats itself.
     repeats: int = 4
-    """From how many same results of the same call in a row on the model is told that it repeats itself."""
 
 
 def no_messages() -> Sequence[Incoming]:
@@ -126,13 +126,13 @@ class _Run:
         self.step = 0
         self.usage = Usage()
         self.injected: set[str] = set()
+        # Tokens of the last request and its reply, as the provider counted them, and of what was added since.
         self.context = 0
-        """Tokens of the last request and its reply, as the provider counted them, and of what was added since."""
         self.reply: Finished | None = None
         self.parameters: dict[str, Any] = {}
         self.handed: frozenset[str] = frozenset()
+        # What calls came to, by their name and arguments.
         self.before: dict[tuple[str, str], _Result] = {}
-        """What calls came to, by their name and arguments."""
 
     async def steps(self) -> AsyncGenerator[Event, None]:
         rounds = 0

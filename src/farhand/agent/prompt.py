@@ -54,21 +54,21 @@ class PromptParts(msgspec.Struct, frozen=True):
     """What a prompt is made of."""
 
     agent_id: str = "main"
+    # `minimal` is a sub-agent's: who it is, where it works, and AGENTS.md.
     mode: Literal["full", "minimal"] = "full"
-    """`minimal` is a sub-agent's: who it is, where it works, and AGENTS.md."""
     workspace: str = ""
+    # Texts of `FILES`, as far as they exist.
     files: Mapping[str, str] = {}
-    """Texts of `FILES`, as far as they exist."""
+    # Whether this is the owner's own session: only there the files in `PRIVATE` are told.
     private: bool = True
-    """Whether this is the owner's own session: only there the files in `PRIVATE` are told."""
     # Whether the agent works for a person whom the owner has not named.
     guest: bool = False
     skills: tuple[Skill, ...] = ()
     machines: tuple[Machine, ...] = ()
+    # What `tool_search` can find, from `tool_search.overview`.
     further_tools: str = ""
-    """What `tool_search` can find, from `tool_search.overview`."""
+    # The day with its time zone, such as `2026-11-16 (Europe/Berlin)`.
     date: str = ""
-    """The day with its time zone, such as `2026-11-16 (Europe/Berlin)`."""
 
 
 def system_prompt(parts: PromptParts) -> str:
@@ -97,8 +97,8 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a system prompt is made of, all of it."""
 
     parts: PromptParts
+    # Instructions behind it: the agent's, and those of a message.
     more: str = ""
-    """Instructions behind it: the agent's, and those of a message."""
 
     @property
     def text(self) -> str:

@@ -15,8 +15,8 @@ SHORTEST_DESCRIPTION: Final = 40
 class Skill(msgspec.Struct, frozen=True):
     name: str
     description: str
+    # Where the agent reads it when it applies.
     path: str
-    """Where the agent reads it when it applies."""
 
 
 def listed(skills: Iterable[Skill]) -> str:

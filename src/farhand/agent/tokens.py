@@ -14,13 +14,13 @@ from math import ceil
 import msgspec
 
 from farhand.llm.messages import Message
-from farhand.llm.wire import names_of, tool_to_wire
+from farhand.llm.openai_wire import names_of, tool_to_wire
 from farhand.protocol.calls import ToolSpec
 
+# An image costs by its size in pixels, which is not known here; this is a common middle.
 IMAGE_TOKENS = 1_000
-"""An image costs by its size in pixels, which is not known here; this is a common middle."""
+# Around each message: its role and marks.
 MESSAGE_TOKENS = 4
-"""Around each message: its role and marks."""
 
 _LONG = 30_000
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+|[ \t]+|[\r\n]+|[!-/:-@\[-`{-~]+|.", re.ASCII | re.DOTALL)

@@ -17,14 +17,14 @@ from typing import Final
 
 import msgspec
 
-from farhand.agent.outcome import Outcome
 from farhand.agent.tokens import tool_tokens
+from farhand.agent.tool_outcome import Outcome
 from farhand.agent.tools import AgentTool, Call, machine_part, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import FAMILY, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
-from farhand.tools.agent_family import MAIN_AGENT
+from farhand.tools.agent_tools import MAIN_AGENT
 from farhand.tools.schema import canonical_names
 
 NAME: Final = "tool_search"
@@ -37,11 +37,11 @@ ABSENT: Final = (
     "The tools of an offline machine cannot be called until it is back. Tell your user; do not use another machine in "
     "its place unless your user agrees."
 )
+# Found tools that are offered at once; the oldest make room.
 MOST_OFFERED: Final = 24
-"""Found tools that are offered at once; the oldest make room."""
 
+# The agent's own twenty are in every request; native tools, nodes and plug-ins are found.
 CORE: Final = MAIN_AGENT
-"""The agent's own twenty are in every request; native tools, nodes and plug-ins are found."""
 
 SPEC: Final = ToolSpec(
     name=NAME,
@@ -74,8 +74,8 @@ class ToolCost(msgspec.Struct, frozen=True):
 
     name: str
     tokens: int
+    # False: it is found by `tool_search` and costs nothing before.
     offered: bool
-    """False: it is found by `tool_search` and costs nothing before."""
 
 
 class ToolShelf:

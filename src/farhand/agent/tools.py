@@ -8,13 +8,13 @@ from typing import Protocol
 
 import msgspec
 
-from farhand.agent.outcome import Outcome
+from farhand.agent.tool_outcome import Outcome
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.names import SEPARATOR
 
+# Runs a tool to its end. Its arguments are a JSON object. It may raise ToolError; cancelling it ends the tool.
 Call = Callable[[ToolUse], Awaitable[Outcome]]
-"""Runs a tool to its end. Its arguments are a JSON object. It may raise ToolError; cancelling it ends the tool."""
 
 
 class AgentTool(ToolSpec, frozen=True, omit_defaults=True):

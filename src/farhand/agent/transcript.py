@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farhand.agent.outcome import Outcome
+from farhand.agent.tool_outcome import Outcome
 from farhand.llm.messages import Message, ToolUse
 
 INTERRUPTED = (

@@ -1,1 +1,1 @@
-"""Doors: each route parses, calls one method of the hub, renders."""
+"""Doors: each route parses a request, calls one gateway method and renders the result."""

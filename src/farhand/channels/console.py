@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from farhand.gateway.channel import ChannelSettings, Outgoing, Take
-from farhand.store.outbox import Place
+from farhand.gateway.messaging.channel import ChannelSettings, Outgoing, Take
+from farhand.store.tables.outbox import Place
 
 
 class ConsoleChannel:

@@ -13,9 +13,9 @@ import logging
 import random
 from typing import Any, Final
 
+from farhand.channels.http_client import Service, read_failure
 from farhand.channels.library import load
-from farhand.channels.service import Service, read_failure
-from farhand.gateway.channel import (
+from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelSettings,
     DeliveryError,
@@ -27,16 +27,16 @@ from farhand.gateway.channel import (
     Unsure,
 )
 from farhand.protocol.errors import ToolError
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
-log = logging.getLogger("farhand.channels.discord")
+log = logging.getLogger(__name__)
 
+# Messages in servers, direct messages, what they say.
 INTENTS: Final = 1 << 9 | 1 << 12 | 1 << 15
-"""Messages in servers, direct messages, what they say."""
 LONGEST_WAIT: Final = 60.0
 MOST_WAITING: Final = 1000
+# A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken.
 LONGEST_LIMIT: Final = 20.0
-"""A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken."""
 LARGEST_FILE: Final = 25 * 1024 * 1024
 
 
@@ -58,8 +58,8 @@ class DiscordChannel:
         self._rest: Any = None
         self._opening = asyncio.Lock()
         self._files = Service("")
+        # The direct channel of each person.
         self._direct: dict[str, str] = {}
-        """The direct channel of each person."""
         self._me = ""
 
     async def _open(self) -> Any:

@@ -26,18 +26,27 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, TypeVar
 
 from farhand.channels.library import load
-from farhand.gateway.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater, Unsure
+from farhand.gateway.messaging.channel import (
+    Attachment,
+    ChannelSettings,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+    Unsure,
+)
 from farhand.protocol.errors import ToolError
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
-log = logging.getLogger("farhand.channels.email")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SECONDS: Final = 30.0
 LONGEST_WAIT: Final = 60.0
+# How long a server is listened to before it is asked anyway: what stands between may forget a quiet connection.
 IDLE_SECONDS: Final = 240.0
-"""How long a server is listened to before it is asked anyway: what stands between may forget a quiet connection."""
 LARGEST_MAIL: Final = 30 * 1024 * 1024
 MAX_SUBJECTS: Final = 1000
 DEFAULT_SUBJECT: Final = "A message from your agent"
@@ -46,25 +55,25 @@ Security = Literal["tls", "starttls", "none"]
 
 
 class EmailSettings(ChannelSettings, kw_only=True):
+    # The agent's own address.
     address: str
-    """The agent's own address."""
+    # By default the address.
     user: str = ""
-    """By default the address."""
     password: str = ""
     imap_host: str
     imap_port: int = 993
     imap_security: Security = "tls"
+    # By default the IMAP host.
     smtp_host: str = ""
-    """By default the IMAP host."""
     smtp_port: int = 465
     smtp_security: Security = "tls"
     mailbox: str = "INBOX"
+    # How often a server is asked that cannot say by itself that mail has come.
     poll_seconds: float = 15.0
-    """How often a server is asked that cannot say by itself that mail has come."""
+    # The name in `Authentication-Results` of the server that checks senders.
     authserv: str = ""
-    """The name in `Authentication-Results` of the server that checks senders."""
+    # Certificates to trust instead of the system's.
     ca_file: str = ""
-    """Certificates to trust instead of the system's."""
 
 
 class EmailChannel:
@@ -302,10 +311,10 @@ def _is_automatic(mail: email.message.EmailMessage, sender: str) -> bool:
     return automatic != "no" or bulk or daemon or "List-Id" in mail or str(mail.get("Return-Path", "")).strip() == "<>"
 
 
+# Characters of a header that are looked at: every open parenthesis takes a look at all that follows.
 MOST_RESULTS = 4096
-"""Characters of a header that are looked at: every open parenthesis takes a look at all that follows."""
+# Characters of HTML that are read: the parser takes quadratic time for some.
 MOST_MARKUP = 256 * 1024
-"""Characters of HTML that are read: the parser takes quadratic time for some."""
 
 
 def _vouched(mail: email.message.EmailMessage, authserv: str) -> bool:

@@ -8,8 +8,8 @@ import importlib.util
 import logging
 from typing import Any, Final
 
+# Loggers that would tell each request, tokens included.
 QUIET: Final = ("httpx", "httpcore", "pywa", "hikari", "aiohttp", "telegram")
-"""Loggers that would tell each request, tokens included."""
 
 
 def missing(module: str) -> bool:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.channels.service import Service
-from farhand.gateway.channel import (
+from farhand.channels.http_client import Service
+from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelSettings,
     DeliveryError,
@@ -23,20 +23,20 @@ from farhand.gateway.channel import (
     TryLater,
 )
 from farhand.protocol.errors import ToolError
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
-log = logging.getLogger("farhand.channels.signal")
+log = logging.getLogger(__name__)
 
 LONGEST_WAIT: Final = 10.0
 LARGEST_FILE: Final = 8 * 1024 * 1024
 PLACEHOLDER: Final = "\ufffc"
+# Errors of signal-cli that no repetition mends: nobody has that number, the request is wrong.
 _REFUSED: Final = (-1, -32600, -32601, -32602, -32700)
-"""Errors of signal-cli that no repetition mends: nobody has that number, the request is wrong."""
 
 
 class SignalSettings(ChannelSettings, kw_only=True):
+    # The agent's own number, as signal-cli knows it.
     number: str
-    """The agent's own number, as signal-cli knows it."""
     url: str = "http://127.0.0.1:8080"
 
 

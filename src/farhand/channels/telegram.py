@@ -12,7 +12,7 @@ import logging
 from typing import Any, Final
 
 from farhand.channels.library import load
-from farhand.gateway.channel import (
+from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelSettings,
     DeliveryError,
@@ -23,16 +23,16 @@ from farhand.gateway.channel import (
     TryLater,
     Unsure,
 )
-from farhand.gateway.session_keys import PeerKind
+from farhand.gateway.sessions.keys import PeerKind
 from farhand.protocol.errors import ToolError
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
-log = logging.getLogger("farhand.channels.telegram")
+log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 25
 SECONDS: Final = 30.0
+# What the Bot API lets a bot fetch.
 LARGEST_FILE: Final = 20 * 1024 * 1024
-"""What the Bot API lets a bot fetch."""
 LONGEST_WAIT: Final = 30.0
 _FILES: Final = ("document", "audio", "voice", "video", "video_note", "animation", "sticker")
 _PHOTOS: Final = ("image/jpeg", "image/png", "image/webp")

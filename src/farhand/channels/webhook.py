@@ -13,25 +13,25 @@ from typing import Any
 
 import msgspec
 
-from farhand.channels.service import Service
-from farhand.gateway.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater
-from farhand.gateway.hooks import SIGNATURE, Door, check_signature, signature
-from farhand.gateway.session_keys import PeerKind
+from farhand.channels.http_client import Service
+from farhand.gateway.messaging.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater
+from farhand.gateway.messaging.hooks import SIGNATURE, Door, check_signature, signature
+from farhand.gateway.sessions.keys import PeerKind
 from farhand.protocol.errors import Failed, InvalidArgs
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
 
 class WebhookSettings(ChannelSettings, kw_only=True):
+    # Signs both ways.
     secret: str
-    """Signs both ways."""
+    # Where the agent's messages are posted.
     url: str = ""
-    """Where the agent's messages are posted."""
 
 
 class PostedFile(msgspec.Struct):
     name: str
+    # base64
     data: str
-    """base64"""
     content_type: str = msgspec.field(default="application/octet-stream", name="contentType")
 
 
@@ -41,8 +41,8 @@ class Posted(msgspec.Struct):
     id: str
     sender: str
     text: str
+    # Where the answer goes; by default the sender.
     peer: str = ""
-    """Where the answer goes; by default the sender."""
     peer_kind: PeerKind = msgspec.field(default="dm", name="peerKind")
     sender_name: str = msgspec.field(default="", name="senderName")
     mentioned: bool = True

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.channels.http_client import SECONDS, read_failure
 from farhand.channels.library import load
-from farhand.channels.service import SECONDS, read_failure
-from farhand.gateway.channel import (
+from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelSettings,
     DeliveryError,
@@ -28,9 +28,9 @@ from farhand.gateway.channel import (
     TryLater,
     Unsure,
 )
-from farhand.gateway.hooks import Door, Unsigned
+from farhand.gateway.messaging.hooks import Door, Unsigned
 from farhand.protocol.errors import Failed, InvalidArgs
-from farhand.store.outbox import Place
+from farhand.store.tables.outbox import Place
 
 MEDIA: Final = ("image", "document", "audio", "video", "sticker")
 MAX_PEERS: Final = 1000
@@ -41,8 +41,8 @@ class WhatsAppSettings(ChannelSettings, kw_only=True):
     token: str
     app_secret: str
     verify_token: str
+    # By default Meta's, in the version that the library speaks.
     url: str = ""
-    """By default Meta's, in the version that the library speaks."""
 
 
 class WhatsAppChannel:
@@ -59,8 +59,8 @@ class WhatsAppChannel:
         self._opening = asyncio.Lock()
         self._take: Take | None = None
         self._order = asyncio.Lock()
+        # What each peer wrote last: Meta shows typing as part of having read a message.
         self._last: OrderedDict[str, str] = OrderedDict()
-        """What each peer wrote last: Meta shows typing as part of having read a message."""
 
     async def _open(self) -> Any:
         async with self._opening:

@@ -19,14 +19,14 @@ from urllib.parse import SplitResult, urlsplit
 import click
 
 from farhand import __version__
-from farhand.cli.document import json_option
+from farhand.cli.json_output import json_option
 from farhand.machine.home import home_folder
 from farhand.protocol.errors import FarhandError
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 30.0
+# Python refuses to read more than 4300 at once.
 MOST_DIGITS: Final = 4000
-"""Python refuses to read more than 4300 at once."""
 GATEWAY_FILE: Final = "gateway.json"
 TOKEN_FILE: Final = "token"  # noqa: S105
 
@@ -62,8 +62,8 @@ class Address:
 
     url: str
     token: str | None
+    # The home folder in which it was found; None when it was named.
     home: Path | None
-    """The home folder in which it was found; None when it was named."""
 
 
 @dataclass(frozen=True)

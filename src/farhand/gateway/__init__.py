@@ -1,1 +1,1 @@
-"""The hub: the gate every call passes, the roster of nodes, credentials and the journal."""
+"""The gateway's services, in sub-packages; none of them knows HTTP."""

@@ -19,35 +19,36 @@ import msgspec
 from msgspec import UNSET
 
 from farhand import __version__
-from farhand.gateway.approvals import Approvals
-from farhand.gateway.catalog import Catalog
-from farhand.gateway.credentials import OWNER, Credentials, NodeTokens, new_secret
-from farhand.gateway.effects import Effects
-from farhand.gateway.end_orders import EndOrders
-from farhand.gateway.freeze import Freeze
-from farhand.gateway.gate import Gate
-from farhand.gateway.node_cards import cleaned_runtime
-from farhand.gateway.queries import Queries
-from farhand.gateway.returning_nodes import ReturningNodes, connected_at_the_end
-from farhand.gateway.roster import Connection, Link, Roster
-from farhand.gateway.transfers import Transfers
-from farhand.machine.brake import FREEZE_FILE, FileBrake
+from farhand.gateway.access.credentials import OWNER, Credentials, NodeTokens, new_secret
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.control.approvals import Approvals
+from farhand.gateway.control.effects import Effects
+from farhand.gateway.control.freeze import Freeze
+from farhand.gateway.nodes.cards import cleaned_runtime
+from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import Connection, Link, Roster
+from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
+from farhand.gateway.transfers.transfers import Transfers
+from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
 from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
-from farhand.protocol.freezing import Brake
+from farhand.protocol.freeze import Brake
+from farhand.protocol.key_auth import key_text
 from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.login import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
-from farhand.store import calls, keys
-from farhand.store.calls import CallRecord
-from farhand.store.database import Database
-from farhand.store.events import Event, append_event, events_after, last_event
-from farhand.store.fanouts import fanout_calls
-from farhand.store.nodes import NodeCard, all_nodes, forget_node, node_seen, save_node
-from farhand.store.snapshots import Recovery, note_revoked, open_store, revoked_tokens
-from farhand.store.tokens import (
+from farhand.store.journal.events import Event, append_event, events_after, last_event
+from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.snapshots import Recovery, note_revoked, open_store, revoked_tokens
+from farhand.store.tables import calls
+from farhand.store.tables import idempotency as keys
+from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.fanouts import fanout_calls
+from farhand.store.tables.nodes import NodeCard, all_nodes, forget_node, node_seen, save_node
+from farhand.store.tables.tokens import (
     Token,
     add_token,
     all_tokens,
@@ -59,7 +60,7 @@ from farhand.store.tokens import (
     tokens_used,
 )
 
-log = logging.getLogger("farhand.hub")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -68,8 +69,8 @@ OUTPUT_WAIT_MS = 20_000
 FIRST_WAIT_MS = 200
 NODE_AWAY_SECONDS = 120.0
 JOBS_SECONDS = 5.0
+# What a token for some tools or nodes may have: whatever acts in other ways would get round them.
 NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})
-"""What a token for some tools or nodes may have: whatever acts in other ways would get round them."""
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -126,8 +127,8 @@ class Hub:
         read = database.query
         self._database = self.database = database
         self.gateway_id = read(_gateway_id)
+        # Hidden in whatever leaves the gateway.
         self.secrets = KnownSecrets([owner, *environment.secrets])
-        """Hidden in whatever leaves the gateway."""
         self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
         nodes = read(all_nodes)
         self.roster = Roster(nodes, environment.capabilities)
@@ -151,14 +152,14 @@ class Hub:
         self.approvals.lineage = self.credentials.lineage
         parking.frozen = lambda: self.gate.frozen is not None
         self.freeze.thawed.append(parking.look_again)
+        # In which times of day are read.
         self.zone: Callable[[], ZoneInfo] = lambda: machine_zone(os.environ)
-        """In which times of day are read."""
+        # Set when the gateway stops: whoever follows something live is let go.
         self.ending = asyncio.Event()
-        """Set when the gateway stops: whoever follows something live is let go."""
         # By the loop's clock, when the next long hello with a token is dealt with; under None, with any other.
         self.next_long_hello: dict[str | None, float] = {}
+        # What had to be done to the store at this start.
         self.recovery: Recovery | None = None
-        """What had to be done to the store at this start."""
         self.backup_at: int | None = None
         self.backup_failure: str | None = None
         self._home: Path | None = None

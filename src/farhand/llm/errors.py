@@ -18,8 +18,8 @@ class ModelError(FarhandError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.message = message
+        # The HTTP status of the provider's answer, where there was one.
         self.status = status
-        """The HTTP status of the provider's answer, where there was one."""
 
 
 class NotConfigured(ModelError):
@@ -46,7 +46,7 @@ class Unavailable(ModelError):
         unreachable: bool = False,
     ) -> None:
         super().__init__(message, status=status)
+        # True: nobody listens there, so asking many times is no use.
         self.unreachable = unreachable
-        """True: nobody listens there, so asking many times is no use."""
+        # Seconds the provider asked to wait.
         self.retry_after = retry_after
-        """Seconds the provider asked to wait."""

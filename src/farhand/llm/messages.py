@@ -41,16 +41,16 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Role
     content: Content = ""
+    # Of an assistant: what it wants called. Each is answered by exactly one message of role `tool`.
     tool_calls: tuple[ToolUse, ...] = ()
-    """Of an assistant: what it wants called. Each is answered by exactly one message of role `tool`."""
+    # Of a tool: the call this answers.
     tool_call_id: str | None = None
-    """Of a tool: the call this answers."""
+    # Of a tool: the call failed, and the content says why.
     is_error: bool = False
-    """Of a tool: the call failed, and the content says why."""
+    # Of a tool: its name. Of a user: who spoke, where several can.
     name: str | None = None
-    """Of a tool: its name. Of a user: who spoke, where several can."""
+    # Of an assistant: reasoning the provider showed. Sent back only to providers that ask for it.
     thinking: str = ""
-    """Of an assistant: reasoning the provider showed. Sent back only to providers that ask for it."""
 
     @property
     def text(self) -> str:
@@ -107,8 +107,8 @@ class Retrying(msgspec.Struct, frozen=True, tag="retrying"):
 
     reason: str
     delay: float
+    # Who is asked next: the same model, or the next of the fallback chain.
     model: str
-    """Who is asked next: the same model, or the next of the fallback chain."""
     void: bool = False
 
 
@@ -118,8 +118,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     message: Message
     usage: Usage = Usage()
     finish_reason: FinishReason = "stop"
+    # The model that answered, as `provider/model`.
     model: str = ""
-    """The model that answered, as `provider/model`."""
 
 
 StreamEvent = TextDelta | ThinkingDelta | Retrying | Finished

@@ -18,11 +18,11 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    # The longest reply; None leaves it to the model's settings.
     max_tokens: int | None = None
-    """The longest reply; None leaves it to the model's settings."""
     thinking: Thinking | None = None
+    # More of the API's own, by their names there: `temperature`, `stop`, `response_format`, `tool_choice` …
     parameters: dict[str, Any] = {}
-    """More of the API's own, by their names there: `temperature`, `stop`, `response_format`, `tool_choice` …"""
 
 
 class Model(Protocol):

@@ -15,10 +15,10 @@ import msgspec
 from farhand.llm.errors import ModelError, Refused, Unavailable
 from farhand.llm.messages import StreamEvent
 from farhand.llm.model import ModelRequest
-from farhand.llm.reply import ReplyBuilder, error_of
+from farhand.llm.openai_stream import ReplyBuilder, error_of
+from farhand.llm.openai_wire import messages_to_wire, names_of, tool_to_wire
 from farhand.llm.settings import ModelSettings, ProviderSettings, context_of, prices_of
 from farhand.llm.sse import EventLines
-from farhand.llm.wire import messages_to_wire, names_of, tool_to_wire
 
 LONGEST_ERROR: Final = 16 * 1024
 LARGEST_REPLY: Final = 64 * 1024 * 1024
@@ -80,8 +80,8 @@ class OpenAIModel:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._connections = connections
         self._prices = prices_of(settings, model)
+        # Parameters this server has refused.
         self._refused: set[str] = set()
-        """Parameters this server has refused."""
 
     @property
     def name(self) -> str:

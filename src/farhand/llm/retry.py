@@ -20,12 +20,12 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """How often, and how long to wait: doubling delays in seconds, or what the provider asks for."""
 
     retries: int = 5
+    # Where nobody listens.
     unreachable_retries: int = 2
-    """Where nobody listens."""
     initial_delay: float = 1.0
     max_delay: float = 32.0
+    # A provider that asks for more is not waited for.
     max_retry_after: float = 60.0
-    """A provider that asks for more is not waited for."""
 
     def delay(self, attempt: int, error: Unavailable) -> float | None:
         """Seconds before attempt number `attempt` (the first retry is 1); None: give up."""

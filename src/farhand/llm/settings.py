@@ -14,45 +14,45 @@ DEFAULT_CONTEXT_TOKENS: Final = 128_000
 class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An OpenAI-compatible server."""
 
+    # Up to and including `/v1`.
     base_url: str = ""
-    """Up to and including `/v1`."""
     api_key: str = ""
+    # The environment variable that holds the key, so that the file need not.
     api_key_env: str = ""
-    """The environment variable that holds the key, so that the file need not."""
+    # Sent with each request.
     headers: dict[str, str] = {}
-    """Sent with each request."""
+    # How often a request that was turned away for the moment is made again.
     retries: int = 5
-    """How often a request that was turned away for the moment is made again."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model: where it is, what it can take, what it costs."""
 
     provider: str = ""
+    # Its name at the provider; by default the name of this table.
     model: str = ""
-    """Its name at the provider; by default the name of this table."""
+    # 0: as far as known, else 128,000.
     context_tokens: int = 0
-    """0: as far as known, else 128,000."""
+    # The longest reply; 0 leaves it to the provider.
     max_tokens: int = 0
-    """The longest reply; 0 leaves it to the provider."""
     temperature: float | None = None
+    # US dollars for a million tokens; None: as far as known.
     input_cost: float | None = None
-    """US dollars for a million tokens; None: as far as known."""
     output_cost: float | None = None
+    # Of a million prompt tokens the provider had in its cache; by default the same as others.
     cached_cost: float | None = None
-    """Of a million prompt tokens the provider had in its cache; by default the same as others."""
+    # False: the model takes no images, and is told in words that there was one.
     images: bool = True
-    """False: the model takes no images, and is told in words that there was one."""
     stream: bool = True
+    # True: earlier reasoning is sent back, as some models want it during a run of tool calls.
     send_thinking: bool = False
-    """True: earlier reasoning is sent back, as some models want it during a run of tool calls."""
     connect_seconds: float = 10.0
+    # How long the first piece of a reply may take; a local model reads a long prompt slowly.
     first_token_seconds: float = 300.0
-    """How long the first piece of a reply may take; a local model reads a long prompt slowly."""
+    # How long the next piece may take.
     idle_seconds: float = 120.0
-    """How long the next piece may take."""
+    # Models to ask, in order, when this one does not answer.
     fallback: list[str] = []
-    """Models to ask, in order, when this one does not answer."""
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -75,6 +75,7 @@ class Known(msgspec.Struct, frozen=True):
     prices: Prices
 
 
+# Usable without a line of settings; a table of the same name changes single values.
 PROVIDERS: Final[dict[str, ProviderSettings]] = {
     "openai": ProviderSettings("https://api.openai.com/v1", api_key_env="OPENAI_API_KEY"),
     "openrouter": ProviderSettings(
@@ -84,7 +85,6 @@ PROVIDERS: Final[dict[str, ProviderSettings]] = {
     "ollama": ProviderSettings("http://127.0.0.1:11434/v1", api_key="ollama"),
     "vllm": ProviderSettings("http://127.0.0.1:8000/v1", api_key_env="VLLM_API_KEY"),
 }
-"""Usable without a line of settings; a table of the same name changes single values."""
 
 # By the beginning of the name, the longest first. Settings win; a provider that prices a reply itself wins over both.
 KNOWN: Final[dict[str, Known]] = {

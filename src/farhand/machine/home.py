@@ -8,8 +8,8 @@ from pathlib import Path
 
 from farhand.protocol.errors import FarhandError
 
+# Where the gateway of a home listens unless its settings say otherwise.
 DEFAULT_PORT = 3210
-"""Where the gateway of a home listens unless its settings say otherwise."""
 
 
 class HomeError(FarhandError):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+# Characters after which a chunk takes no further block: one subject a chunk is found better than several.
 ENOUGH = 400
-"""Characters after which a chunk takes no further block: one subject a chunk is found better than several."""
+# Characters of the longest chunk; about what a small embedding model reads.
 MOST = 1200
-"""Characters of the longest chunk; about what a small embedding model reads."""
 
 _HEADING = re.compile(r"(#{1,6})\s+")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
@@ -23,8 +23,8 @@ class Chunk(msgspec.Struct, frozen=True):
     start_line: int
     end_line: int
     text: str
+    # What stands above it, outermost first; tells what a short note is about.
     headings: str = ""
-    """What stands above it, outermost first; tells what a short note is about."""
 
 
 def chunks(text: str) -> list[Chunk]:

@@ -20,14 +20,14 @@ class EmbeddingError(FarhandError):
 
 
 class Embedder(Protocol):
+    # Tells its vectors from those of every other.
     name: str
-    """Tells its vectors from those of every other."""
+    # What people call it.
     label: str
-    """What people call it."""
+    # How many texts are best given at once.
     batch: int
-    """How many texts are best given at once."""
+    # The similarity from which on two texts have something to do with each other; each model has its own.
     threshold: float
-    """The similarity from which on two texts have something to do with each other; each model has its own."""
 
     async def embed(self, texts: Sequence[str], seconds: float) -> list[Vector]:
         """A vector for each text, all of the same length. Raises EmbeddingError."""

@@ -21,27 +21,27 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import apsw
 import msgspec
 
-from farhand.machine.private_files import make_private
+from farhand.machine.files.private_files import make_private
 from farhand.memory.chunks import chunks
-from farhand.memory.drawn import Drawn
+from farhand.memory.schema import COUNTED, LATEST, RANKED, TABLES, VERSION
+from farhand.memory.sketch_cache import Drawn
 from farhand.memory.sources import MAIN_FILE
-from farhand.memory.statements import COUNTED, LATEST, RANKED, TABLES, VERSION
 from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, numpy, signs, vector_of
 from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
 from farhand.protocol.errors import Failed, FarhandError
 
-log = logging.getLogger("farhand.memory")
+log = logging.getLogger(__name__)
 
 CANDIDATES: Final = 50
+# How many places of a query's rarest words are ranked, at about a microsecond each. What holds the others too is found
+# by asking for them together, which is quick.
 MOST_RANKED: Final = 500
-"""How many places of a query's rarest words are ranked, at about a microsecond each. What holds the others too is found
-by asking for them together, which is quick."""
+# How many places of a word are gone through for chunks that hold others too; of a word with more, the latest.
 MOST_MET: Final = 10_000
-"""How many places of a word are gone through for chunks that hold others too; of a word with more, the latest."""
+# From here on, in how many chunks a word stands is estimated from the latest.
 MOST_COUNTED: Final = 2_000
-"""From here on, in how many chunks a word stands is estimated from the latest."""
+# A word in more than a quarter of the chunks finds nothing that the others of its query do not.
 COMMON_PART: Final = 4
-"""A word in more than a quarter of the chunks finds nothing that the others of its query do not."""
 COVERAGE_WEIGHT: Final = 0.9
 
 P = ParamSpec("P")
@@ -111,13 +111,13 @@ class Index:
     def __init__(self, path: Path) -> None:
         """Opens or makes the file. A file that cannot be used is replaced: nothing in it is lost for good."""
         self.path = path
+        # Changes whenever chunks or vectors do.
         self.generation = 0
-        """Changes whenever chunks or vectors do."""
         self._lock = threading.RLock()
         self._frequencies: dict[Term, int] = {}
         self._count = 0
+        # The highest number of a chunk; later ones are higher.
         self._last = 0
-        """The highest number of a chunk; later ones are higher."""
         self._kept: dict[str, int] = {}
         self._drawn = Drawn()
         try:

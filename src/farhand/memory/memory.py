@@ -22,7 +22,7 @@ from farhand.memory.words import MOST_QUERY
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
 
-log = logging.getLogger("farhand.memory")
+log = logging.getLogger(__name__)
 
 DEFAULT_RESULTS: Final = 6
 MOST_RESULTS: Final = 50
@@ -32,8 +32,8 @@ MIN_SCORE: Final = 0.35
 # Any shared word but the most common ones: without vectors it is better to show one note too many.
 KEYWORD_THRESHOLD: Final = 0.05
 KEYWORD_BONUS: Final = 0.1
+# What a chunk with every word of the query scores at least, whatever its vector says.
 KEYWORD_FLOOR: Final = 0.5
-"""What a chunk with every word of the query scores at least, whatever its vector says."""
 BATCH_FILES: Final = 200
 BATCH_BYTES: Final = 8 * 1024 * 1024
 BATCH_TEXTS: Final = 2048
@@ -43,20 +43,20 @@ MOST_PASSAGE: Final = 50 * 1024
 _CITED = re.compile(r"(.+\.md):(\d{1,9})(?:-(\d{1,9}))?")
 
 T = TypeVar("T")
+# The places of an agent's memory, the most important first.
 Sources = Callable[[str], Sequence[Source]]
-"""The places of an agent's memory, the most important first."""
 
 
 class Waits(msgspec.Struct, frozen=True):
     """How long the memory waits for an embedder, in seconds."""
 
     query: float = 10.0
+    # For a batch of passages.
     fill: float = 60.0
-    """For a batch of passages."""
+    # How long a search waits for new text to be embedded before it answers with what is there.
     patience: float = 3.0
-    """How long a search waits for new text to be embedded before it answers with what is there."""
+    # How long an embedder that failed is left alone.
     rest: float = 15.0
-    """How long an embedder that failed is left alone."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -74,8 +74,8 @@ class Found(msgspec.Struct, frozen=True):
 
     hits: list[Hit]
     index: Literal["keyword", "hybrid"]
+    # What the searcher should know: why there were no vectors, or that some are missing still.
     note: str | None = None
-    """What the searcher should know: why there were no vectors, or that some are missing still."""
 
 
 class Passage(msgspec.Struct, frozen=True):

@@ -12,29 +12,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from farhand.machine.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files import Files
-from farhand.machine.root import Root
-from farhand.machine.watch import FolderWatch
+from farhand.machine.files.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files.confined_root import Root
+from farhand.machine.files.files import Files
+from farhand.machine.files.watch import FolderWatch
 from farhand.protocol.errors import NotAllowed, ToolError
 
 MAIN_FILE: Final = "MEMORY.md"
 FOLDER: Final = "memory"
 LARGEST_FILE: Final = 16 * 1024 * 1024
+# How long a change that the kernel does not tell of may stay unseen.
 LOOK_SECONDS: Final = 60.0
-"""How long a change that the kernel does not tell of may stay unseen."""
+# The stamp of a file that may be changed again without its times showing it.
 UNSETTLED: Final = ""
-"""The stamp of a file that may be changed again without its times showing it."""
 _SETTLING_NS: Final = 100_000_000
 
 
 class Source(Protocol):
     """Memory files of one place."""
 
+    # Tells this place from every other, across restarts.
     name: str
-    """Tells this place from every other, across restarts."""
+    # Put before its paths where they are shown.
     prefix: str
-    """Put before its paths where they are shown."""
 
     async def listing(self) -> Mapping[str, str]:
         """Every memory file with a stamp that changes when its content may have changed. Raises ToolError.
@@ -80,8 +80,8 @@ class FolderSource:
         self.prefix = prefix
         self._known: dict[str, str] = {}
         self._looked = -math.inf
+        # What is to be looked at each time: links, what was changed just now, what could not be read.
         self._unsettled: list[str] = []
-        """What is to be looked at each time: links, what was changed just now, what could not be read."""
         self._watch: FolderWatch | None = None
 
     async def listing(self) -> Mapping[str, str]:

@@ -19,11 +19,11 @@ from array import array
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
+# 32-bit floats, of length one.
 Vector: TypeAlias = "array[float]"
-"""32-bit floats, of length one."""
 
+# How many of the nearest are compared in full; up to here the signs are not needed at all.
 COMPARED = 256
-"""How many of the nearest are compared in full; up to here the signs are not needed at all."""
 MOST_DIMENSIONS = 8192
 
 

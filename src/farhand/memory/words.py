@@ -21,8 +21,8 @@ _FILLER_WORDS = (
     "me my of on or our shall should so that the their them there these they this to us was we were what when where "
     "which who whom whose why will with would you your"
 )
+# Words of English questions that tell nothing of what is asked for; other languages' are found to be common.
 _FILLERS = frozenset(_FILLER_WORDS.split())
-"""Words of English questions that tell nothing of what is asked for; other languages' are found to be common."""
 
 _UNSPACED = re.compile(
     "["

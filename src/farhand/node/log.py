@@ -25,8 +25,8 @@ MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MOST_MESSAGE: Final = 8000
 _BLOCK: Final = 64 * 1024
 
-calls = logging.getLogger("farhand.node.calls")
-"""Every call, for the file alone: a terminal would be flooded."""
+# Every call, for the file alone: a terminal would be flooded.
+calls = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager

@@ -19,47 +19,47 @@ from typing import Any
 import msgspec
 
 from farhand import __version__
-from farhand.machine.brake import FREEZE_FILE, FileBrake
-from farhand.machine.files import Files
-from farhand.machine.intents import INTENTS_FOLDER, settle
-from farhand.machine.jobs import Jobs, machine_boot
-from farhand.machine.kept import QUOTA, UNDO_FOLDER, KeptFiles, call_id
-from farhand.machine.places import exposed_in_home
-from farhand.machine.private_files import close_to_others, close_tree, open_private
-from farhand.machine.root import Root
-from farhand.machine.sandbox import Confinement, unconfined
-from farhand.machine.steering import SteeringFiles
-from farhand.node.family import family
-from farhand.node.key import NodeKey
-from farhand.node.lending import LendingError, Lent, lent, store
+from farhand.machine.files.confined_root import Root
+from farhand.machine.files.files import Files
+from farhand.machine.files.local_paths import exposed_in_home
+from farhand.machine.files.private_files import close_to_others, close_tree, open_private
+from farhand.machine.files.steering_files import SteeringFiles
+from farhand.machine.files.transaction_log import INTENTS_FOLDER, settle
+from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, KeptFiles, call_id
+from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
+from farhand.machine.jobs.jobs import Jobs, machine_boot
+from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.node.identity import NodeKey
+from farhand.node.lent_limits import LendingError, Lent, lent, store
 from farhand.node.log import kept_log
-from farhand.node.questions import Questions
-from farhand.node.transfers import Transfers
+from farhand.node.queries import Questions
+from farhand.node.tools import family
+from farhand.node.transfers.manager import Transfers
 from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.masking import own_secret
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.version import MIB
+from farhand.sdk.accepted_calls import FileLedger
 from farhand.sdk.backoff import ReconnectBackoff
 from farhand.sdk.client import NodeClient
 from farhand.sdk.errors import Shutdown
-from farhand.sdk.ledger import FileLedger
 from farhand.tools.node_files import FileTools
 from farhand.tools.node_shell import ShellTools
 from farhand.tools.undo import UndoTool
 
+# A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through.
 MAX_BYTES = 32 * MIB
-"""A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through."""
 
 CALLS_AT_ONCE = 16
+# One for every call, the rest for questions and housekeeping. Each is started when it is first needed.
 THREADS = CALLS_AT_ONCE + 16
-"""One for every call, the rest for questions and housekeeping. Each is started when it is first needed."""
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
 ANOTHER_SECONDS = 5.0
 
-log = logging.getLogger("farhand.node")
+log = logging.getLogger(__name__)
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +84,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     confinement: Callable[[Path], Callable[[], Confinement]] = lambda _: unconfined
     # The workspace is also that of the agent of a gateway on this machine.
     agent_workspace: bool = False
+    # Bytes of old content that are kept; 0: none.
     undo_quota: int = QUOTA
-    """Bytes of old content that are kept; 0: none."""
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callable[[], bool] = lambda: True) -> None:

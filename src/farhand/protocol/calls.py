@@ -20,13 +20,13 @@ class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    # True: running it twice does no harm, so its record need not wait for the disk.
     read_only: bool = False
-    """True: running it twice does no harm, so its record need not wait for the disk."""
     capability: str | None = None
+    # How long a call may take when its caller does not say.
     timeout_ms: int | None = None
-    """How long a call may take when its caller does not say."""
+    # The argument with the tool's own limit in milliseconds, where it has one: the call is given a little more.
     timeout_parameter: str | None = None
-    """The argument with the tool's own limit in milliseconds, where it has one: the call is given a little more."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

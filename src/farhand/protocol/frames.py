@@ -23,10 +23,10 @@ HEADER_BYTES = _HEADER.size
 
 
 class FrameKind(IntEnum):
+    # Bytes of the stream at `offset`.
     DATA = 1
-    """Bytes of the stream at `offset`."""
+    # A part of the stream ends at `offset`: the payload is the part's number and its digest, see `part_end`.
     END = 2
-    """A part of the stream ends at `offset`: the payload is the part's number and its digest, see `part_end`."""
 
 
 class BinaryFrame(msgspec.Struct, frozen=True):

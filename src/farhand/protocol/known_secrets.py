@@ -17,23 +17,23 @@ from urllib.parse import quote, quote_plus
 
 from farhand.protocol.masking import MASK, names_a_secret
 
+# A shorter secret is found in innocent texts, and guessed anyway.
 SHORTEST: Final = 8
-"""A shorter secret is found in innocent texts, and guessed anyway."""
+# The same for a single line of a secret that has several, as keys do.
 SHORTEST_LINE: Final = 16
-"""The same for a single line of a secret that has several, as keys do."""
+# Fewer bytes of a secret, at the end of a text that is cut there, tell nothing and are found in innocent ones.
 SHORTEST_PART: Final = 4
-"""Fewer bytes of a secret, at the end of a text that is cut there, tell nothing and are found in innocent ones."""
+# How deep in JSON inside of JSON a secret is found.
 NESTED: Final = 4
-"""How deep in JSON inside of JSON a secret is found."""
+# Tokens and keys of Farhand's own making: known by their looks, since only their hashes are kept.
 _OWN: Final = re.compile(rb"fh[onck]_[\w-]{43}(?![\w-])")
-"""Tokens and keys of Farhand's own making: known by their looks, since only their hashes are kept."""
 _OWN_BEGUN: Final = re.compile(rb"f(?:h(?:[onck](?:_[\w-]{0,43})?)?)?\Z")
+# More than half of one, whose first letters were cut off.
 _OWN_ENDED: Final = re.compile(rb"[\w-]{24,46}(?![\w-])")
-"""More than half of one, whose first letters were cut off."""
 _IN_URL: Final = re.compile(r"://([^\s/:@]*):([^\s/@]+)@")
 _ESCAPED: Final = re.compile(r"\\u([0-9a-f]{4})")
+# Which some programs escape in JSON as well.
 _MARKUP: Final = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
-"""Which some programs escape in JSON as well."""
 _MASK: Final = MASK.encode()
 
 
@@ -42,10 +42,10 @@ class KnownSecrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._needles: tuple[bytes, ...] = ()
+        # Those of Farhand's own making that are known by more than their looks.
         self._own: set[bytes] = set()
-        """Those of Farhand's own making that are known by more than their looks."""
+        # How they begin: the spellings of one secret mostly begin alike, so there are fewer to look for.
         self._stems: tuple[bytes, ...] = ()
-        """How they begin: the spellings of one secret mostly begin alike, so there are fewer to look for."""
         self.longest = len("fho_") + 43
         self.add(*values)
 

@@ -7,8 +7,8 @@ from enum import Enum
 from farhand.protocol.version import LINK_DEADLINE_SECONDS, LINK_PING_SECONDS
 
 AGAIN_SECONDS = 5.0
+# Loops round waits to milliseconds, some of them to none: what comes a little early is to wait once more, not spin.
 SHORTEST_WAIT = 0.001
-"""Loops round waits to milliseconds, some of them to none: what comes a little early is to wait once more, not spin."""
 
 
 class Look(Enum):

@@ -32,11 +32,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     kind: EntryKind
     size: int = 0
     executable: bool = False
+    # When the file last changed, in nanoseconds, as its sender tells it.
     changed: int = 0
-    """When the file last changed, in nanoseconds, as its sender tells it."""
     target: str = ""
+    # A file or folder for its owner alone.
     private: bool = False
-    """A file or folder for its owner alone."""
 
 
 class Manifest:
@@ -45,8 +45,8 @@ class Manifest:
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
         self.encoded = _encoder.encode(entries)
+        # Where part 0, 1, 2, … ends.
         self.ends = list(accumulate((entry.size for entry in entries), initial=len(self.encoded)))
-        """Where part 0, 1, 2, … ends."""
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:

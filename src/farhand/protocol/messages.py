@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from farhand.protocol.calls import NULL, ToolFailure, ToolSpec
 from farhand.protocol.errors import ProtocolError
-from farhand.protocol.freezing import FreezeOrder
+from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.version import PROTOCOL_VERSION
 
 Version = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -27,13 +27,13 @@ FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
 FEATURE_TRANSFER = "transfer"
+# A long transfer may have a connection of its own, beside the node socket.
 FEATURE_FILES = "files"
-"""A long transfer may have a connection of its own, beside the node socket."""
 FEATURE_FREEZE = "freeze"
+# Before the name of a tool that is not among those a node offers, and can be called all the same.
 FEATURE_UNLISTED = "tool."
-"""Before the name of a tool that is not among those a node offers, and can be called all the same."""
+# What every Farhand peer can do; `transfer` is announced by those that move files.
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE)
-"""What every Farhand peer can do; `transfer` is announced by those that move files."""
 
 
 class NodeInfo(Struct, frozen=True, omit_defaults=True):
@@ -62,12 +62,12 @@ class NodeInfo(Struct, frozen=True, omit_defaults=True):
 class Resume(Struct, frozen=True, omit_defaults=True):
     """What a returning node still knows of calls it accepted earlier."""
 
+    # Names one life of the node program: what another life accepted, this one cannot speak for.
     boot: str
-    """Names one life of the node program: what another life accepted, this one cannot speak for."""
     running: list[str] = []
     finished: list[str] = []
+    # Accepted by an earlier life of the program: asked again, the node tells what became of them.
     earlier: list[str] = []
-    """Accepted by an earlier life of the program: asked again, the node tells what became of them."""
 
 
 class NodeExtras(Struct, frozen=True, omit_defaults=True):
@@ -79,8 +79,8 @@ class NodeExtras(Struct, frozen=True, omit_defaults=True):
     role: str = "specialized"
     max_request_bytes: int | None = None
     resume: Resume | None = None
+    # By whose order this node takes no call.
     frozen: FreezeOrder | None = None
-    """By whose order this node takes no call."""
 
 
 class GatewayExtras(Struct, frozen=True, omit_defaults=True):
@@ -206,17 +206,17 @@ class FreezeReport(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
 class TransferOffer(Struct, frozen=True, omit_defaults=True):
     """What a sender has: the stream is its manifest, then the content of every file, in the manifest's order."""
 
+    # The last part of the source's path.
     name: str
-    """The last part of the source's path."""
     folder: bool
     files: int
+    # Bytes of all files.
     size: int
-    """Bytes of all files."""
     manifest_bytes: int
     manifest_digest: str
     mime: str | None = None
+    # The source is for its owner alone.
     private: bool = False
-    """The source is for its owner alone."""
 
 
 class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_open"):
@@ -226,10 +226,10 @@ class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
     transfer_id: str
     role: Literal["send", "receive"]
     path: str
+    # For the receiver: what the sender has.
     offer: TransferOffer | None = None
-    """For the receiver: what the sender has."""
+    # Admits one connection of the node's to the files socket, for the bytes of this try (`files`).
     ticket: str | None = None
-    """Admits one connection of the node's to the files socket, for the bytes of this try (`files`)."""
 
 
 class TransferReady(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_ready"):
@@ -254,8 +254,8 @@ class TransferDone(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
 
     stream: int
     error: ToolFailure | None = None
+    # The receiver threw away what it had, since it was not what the sender has: from the start it may go well.
     again: bool = False
-    """The receiver threw away what it had, since it was not what the sender has: from the start it may go well."""
 
 
 class TransferStop(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_stop"):

@@ -8,19 +8,19 @@ import unicodedata
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MAX_NAME_LENGTH, MAX_NODE_ID_LENGTH
 
+# The gateway's own tools are named `gsv__…`, so no node may carry this id.
 NATIVE = "gsv"
-"""The gateway's own tools are named `gsv__…`, so no node may carry this id."""
 
 SEPARATOR = "__"
 
+# After a capability: this tool or any below it, of a node that does not list its tools.
 FAMILY = ".*"
-"""After a capability: this tool or any below it, of a node that does not list its tools."""
 
+# A longer one names nothing: a node's id and a capability are much shorter.
 LONGEST_TOOL_NAME = 1024
-"""A longer one names nothing: a node's id and a capability are much shorter."""
 
+# The agent that is meant when none is named.
 MAIN_AGENT = "main"
-"""The agent that is meant when none is named."""
 
 _AGENT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _NODE_ID = re.compile(r"[^\W_](?:[\w.:@-]*[^\W_])?")

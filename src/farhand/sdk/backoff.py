@@ -15,8 +15,8 @@ class ReconnectBackoff(msgspec.Struct, frozen=True):
     initial_delay: float = 1.0
     max_delay: float = 60.0
     backoff_factor: float = 2.0
+    # Reconnects that may fail in a row; 0 means any number.
     max_attempts: int = 0
-    """Reconnects that may fail in a row; 0 means any number."""
 
     def delay(self, attempt: int) -> float:
         """Seconds before reconnect `attempt`, counted from 0."""

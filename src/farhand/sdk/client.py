@@ -17,8 +17,8 @@ from msgspec import UNSET, Raw
 
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
-from farhand.protocol.freezing import Brake
-from farhand.protocol.login import SCHEME
+from farhand.protocol.freeze import Brake
+from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
     FEATURE_QUERY,
     FEATURE_RESUME,
@@ -51,26 +51,26 @@ from farhand.protocol.version import (
     MAX_RESPONSE_BYTES,
     PROTOCOL_VERSION,
 )
+from farhand.sdk.accepted_calls import Ledger
 from farhand.sdk.backoff import ReconnectBackoff
+from farhand.sdk.connection import HeaderNotRead, Link, LinkLost
 from farhand.sdk.context import CancelToken
-from farhand.sdk.dispatch import Dispatcher, EndCall
+from farhand.sdk.dispatcher import Dispatcher, EndCall
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
-from farhand.sdk.freezing import EndAll, Freezing
-from farhand.sdk.ledger import Ledger
-from farhand.sdk.link import HeaderNotRead, Link, LinkLost
-from farhand.sdk.login import LoginKey, prove
+from farhand.sdk.freeze import EndAll, Freezing
+from farhand.sdk.key_auth import LoginKey, prove
 from farhand.sdk.memory import give_back
 from farhand.sdk.registry import ToolRegistry
 
-log = logging.getLogger("farhand.sdk")
+log = logging.getLogger(__name__)
 
 SOCKET_PATH = "/v1/nodes/ws"
 DEFAULT_URL = f"ws://localhost:3210{SOCKET_PATH}"
 MAX_QUERIES = 64
 REFUSALS_BELIEVED = 5
 SHUTTING_DOWN = "the node is shutting down"
+# A ping must be answered, by whatever traffic, within this time; else the link is half-open.
 PONG_SECONDS = 15.0
-"""A ping must be answered, by whatever traffic, within this time; else the link is half-open."""
 
 
 Query = Callable[[Raw], Awaitable[Any]]
@@ -80,8 +80,8 @@ class Extension(Protocol):
     """More that a node can do: messages and binary frames of features it announces."""
 
     features: tuple[str, ...]
+    # Announced too, and not asked of the gateway.
     also: tuple[str, ...]
-    """Announced too, and not asked of the gateway."""
 
     def attach(self, link: Link) -> None:
         """A gateway that has all `features` is there."""

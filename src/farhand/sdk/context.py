@@ -12,8 +12,8 @@ class CancelToken:
 
     def __init__(self) -> None:
         self._cancelled = False
+        # For those who wait: few do.
         self._event: asyncio.Event | None = None
-        """For those who wait: few do."""
         self.reason = ""
 
     def is_cancelled(self) -> bool:
@@ -41,5 +41,5 @@ class ToolContext(msgspec.Struct, frozen=True):
     tool_name: str
     session_key: str | None
     cancel: CancelToken
+    # How long the gateway waits, where it said so.
     timeout_ms: int | None = None
-    """How long the gateway waits, where it said so."""

@@ -32,12 +32,12 @@ class Registered(msgspec.Struct, frozen=True):
 
     spec: ToolSpec
     run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
+    # As it was registered.
     handler: Callable[..., Any] | NodeTool
-    """As it was registered."""
+    # The same call again goes on with what it began, also after this program was killed; it never begins twice.
     continues: bool = False
-    """The same call again goes on with what it began, also after this program was killed; it never begins twice."""
+    # It is told of by its name alone, as a feature: a gateway that knows it may call it, nobody is offered it.
     unlisted: bool = False
-    """It is told of by its name alone, as a feature: a gateway that knows it may call it, nobody is offered it."""
     # Returns what `run` would do with the same arguments, for a gateway whose owner is to approve the call.
     preview: Callable[[msgspec.Raw], Awaitable[Any]] | None = None
 

@@ -9,14 +9,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from farhand.machine.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files import Files, told
-from farhand.machine.find import find
-from farhand.machine.listing import Entry, list_folder
-from farhand.machine.patch import apply_patch, planned_changes
-from farhand.machine.pattern import BadPattern
-from farhand.machine.search import Match, search
-from farhand.machine.text import NotOnce, NotText, lines_from, read_lines, replace_text, replaced_text
+from farhand.machine.files.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files.files import Files, told
+from farhand.machine.files.listing import Entry, list_folder
+from farhand.machine.files.text import NotOnce, NotText, lines_from, read_lines, replace_text, replaced_text
+from farhand.machine.patch.apply import apply_patch, planned_changes
+from farhand.machine.search.glob import find
+from farhand.machine.search.grep import Match, search
+from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.known_secrets import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, file_preview, planned_effect

@@ -10,12 +10,12 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from farhand.machine.files import Files
-from farhand.machine.foreground import Foreground
-from farhand.machine.host_commands import HostCommands
-from farhand.machine.job import Job
-from farhand.machine.jobs import Jobs
-from farhand.machine.sandbox import Confinement, Sandbox, unconfined
+from farhand.machine.files.files import Files
+from farhand.machine.jobs.foreground import Foreground
+from farhand.machine.jobs.job import Job
+from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.sandbox.bubblewrap import Confinement, Sandbox, unconfined
+from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.calls import LEAVING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.known_secrets import KnownSecrets

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from msgspec import Meta
 
-from farhand.machine.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files import Files, told
-from farhand.machine.find import find
-from farhand.machine.pattern import BadPattern
-from farhand.machine.search import search
-from farhand.machine.sniff import HEAD, mime_type
-from farhand.machine.text import NotOnce, NotText, read_lines, replace_text, replaced_text
+from farhand.machine.files.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files.files import Files, told
+from farhand.machine.files.mime import HEAD, mime_type
+from farhand.machine.files.text import NotOnce, NotText, read_lines, replace_text, replaced_text
+from farhand.machine.search.glob import find
+from farhand.machine.search.grep import search
+from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from farhand.machine.foreground import Foreground
-from farhand.machine.job import Job
-from farhand.machine.jobs import Jobs
-from farhand.machine.sandbox import Confinement, unconfined
-from farhand.machine.tree import Process as SystemProcess
+from farhand.machine.jobs.foreground import Foreground
+from farhand.machine.jobs.job import Job
+from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.jobs.process_tree import Process as SystemProcess
+from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
 from farhand.protocol.calls import LEAVING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 

@@ -16,15 +16,15 @@ from typing import Final
 
 import msgspec
 
-from farhand.machine.allowed_paths import shown
-from farhand.machine.files import Files
-from farhand.machine.text import MOST_TEXT
+from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.files import Files
+from farhand.machine.files.text import MOST_TEXT
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
+# Characters of a diff; a longer one is left out, and the preview says so.
 MOST_DIFF: Final = 200_000
-"""Characters of a diff; a longer one is left out, and the preview says so."""
+# Pairs of lines that are compared; more of them are shown as taken out and put in, which costs no time.
 MOST_COMPARED: Final = 1_000_000
-"""Pairs of lines that are compared; more of them are shown as taken out and put in, which costs no time."""
 CONTEXT: Final = 3
 
 
@@ -32,11 +32,11 @@ class FileEffect(msgspec.Struct, frozen=True, omit_defaults=True):
     """What becomes of one file."""
 
     path: str
+    # Digest of its content; None: there is no such file.
     before: str | None = None
-    """Digest of its content; None: there is no such file."""
     diff: str = ""
+    # Why there is no diff.
     note: str = ""
-    """Why there is no diff."""
 
 
 class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,10 +45,10 @@ class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
     files: tuple[FileEffect, ...] = ()
     command: str | None = None
     cwd: str | None = None
+    # Which folder `cwd` is, whatever it is called.
     folder: str | None = None
-    """Which folder `cwd` is, whatever it is called."""
+    # What the call adds to the environment.
     env: dict[str, str] = {}
-    """What the call adds to the environment."""
     stdin: str | None = None
     # What the call does, in words, beyond its files and its command.
     summary: str = ""

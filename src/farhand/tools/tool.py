@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.machine.kept import call_id
+from farhand.machine.files.undo_log import call_id
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters, canonical_names
@@ -25,8 +25,8 @@ class CallContext(msgspec.Struct, frozen=True):
     call_id: str
     session_key: str | None = None
     agent_id: str | None = None
+    # The id of the credential whose call it is.
     credential: str = "owner"
-    """The id of the credential whose call it is."""
     timeout_ms: int | None = None
     # Who acts and on whose behalf: a `gateway.principal.Principal`, which tools outside the gateway do not read.
     principal: object = None

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from farhand.machine.files import Files
-from farhand.machine.kept import KeptFiles
+from farhand.machine.files.files import Files
+from farhand.machine.files.undo_log import KeptFiles
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters
@@ -32,7 +32,7 @@ class UndoTool:
         """Give the files that a call changed their old content back, unless they were changed since."""
         if not call:
             raise InvalidArgs("parameter 'call': must name a call")
-        from farhand.machine.undo import undo  # noqa: PLC0415 - a node at rest does without it
+        from farhand.machine.files.undo import undo  # noqa: PLC0415 - a node at rest does without it
 
         return undo(self._files, self._kept, call, dry_run=dryRun)
 

@@ -1,0 +1,206 @@
+"""The messages of MCP: JSON-RPC in, JSON-RPC out, in its two generations.
+
+Until 2025-11-25 a client shakes hands (`initialize`) and carries a session id; from 2026-07-28 on every request stands
+alone, says its version in `_meta` and repeats in headers what the body says.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand import __version__
+from farhand.api.server.http import Reply, Request, json_fault
+from farhand.protocol.json_limits import refuse_many_values
+
+HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+MODERN_VERSIONS: Final = ("2026-07-28",)
+# Of clients that send no MCP-Protocol-Version, as the revisions that have the header demand.
+ASSUMED_VERSION: Final = "2025-03-26"
+# Since this revision an event without data may carry the id to resume from; older clients cannot parse such an event.
+EMPTY_EVENTS_SINCE: Final = "2025-11-25"
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+HEADER_MISMATCH: Final = -32020
+UNSUPPORTED_VERSION: Final = -32022
+
+_STATUS: Final = {
+    PARSE_ERROR: 400,
+    INVALID_REQUEST: 400,
+    INVALID_PARAMS: 400,
+    HEADER_MISMATCH: 400,
+    UNSUPPORTED_VERSION: 400,
+    METHOD_NOT_FOUND: 404,
+}
+_PREFIX: Final = "io.modelcontextprotocol/"
+VERSION_KEY: Final = f"{_PREFIX}protocolVersion"
+CAPABILITIES_KEY: Final = f"{_PREFIX}clientCapabilities"
+SERVER_KEY: Final = f"{_PREFIX}serverInfo"
+SUBSCRIPTION_KEY: Final = f"{_PREFIX}subscriptionId"
+SERVER: Final = {"name": "farhand", "title": "Farhand", "version": __version__}
+
+Id = int | str
+
+
+class Message(msgspec.Struct):
+    """A request (with an id), a notification (without), or an answer to a request of ours, of which there are none."""
+
+    jsonrpc: str
+    id: Any = UNSET
+    method: str | UnsetType = UNSET
+    # Each as it came: the arguments of a tool are passed on unread.
+    params: dict[str, msgspec.Raw] | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
+
+    def raw(self, name: str) -> msgspec.Raw | None:
+        return None if self.params is UNSET else self.params.get(name)
+
+    def value(self, name: str) -> Any:
+        """A parameter; None where there is none. Raises RpcError for one that cannot be held."""
+        raw = self.raw(name)
+        try:
+            return None if raw is None else msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RpcError(INVALID_PARAMS, f"params.{name}: {error}") from None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        meta = self.value("_meta")
+        return meta if isinstance(meta, dict) else {}
+
+    @property
+    def progress_token(self) -> Id | None:
+        token = self.meta.get("progressToken")
+        return token if isinstance(token, str | int) and not isinstance(token, bool) else None
+
+
+class RpcError(Exception):
+    """A message that cannot be served: becomes a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+        self.status = status
+
+    def told(self, request_id: Id | None) -> bytes:
+        error: dict[str, Any] = {"code": self.code, "message": str(self)}
+        if self.data is not None:
+            error["data"] = self.data
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+    def reply(self, request_id: Id | None, *, modern: bool) -> Reply:
+        """Until 2025-11-25 an error of a request that was understood is an answer like any other."""
+        status = self.status or (_STATUS.get(self.code, 200) if modern else 200)
+        return Reply(self.told(request_id), status=status)
+
+
+_decoder = msgspec.json.Decoder(Message)
+
+
+def read_message(body: bytes) -> Message:
+    """Raises RpcError for what is no single message."""
+    try:
+        body.decode()
+        refuse_many_values(body)
+        message = _decoder.decode(body)
+    except (msgspec.ValidationError, RecursionError) as error:
+        text = str(error).replace("`", "'")
+        raise RpcError(INVALID_REQUEST, f"the body is no JSON-RPC message: {text}", status=400) from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise RpcError(PARSE_ERROR, f"the body is not JSON: {json_fault(body, error)}", status=400) from None
+    if message.jsonrpc != "2.0":
+        raise RpcError(INVALID_REQUEST, f"jsonrpc must be 2.0, not {message.jsonrpc[:20]!r}", status=400)
+    if message.id is not UNSET and (isinstance(message.id, bool) or not isinstance(message.id, int | str)):
+        raise RpcError(INVALID_REQUEST, "id must be a number or a text", status=400)
+    answered = message.result is not UNSET or message.error is not UNSET
+    if message.method is UNSET and not answered:
+        raise RpcError(INVALID_REQUEST, "a message has a method, a result or an error", status=400)
+    return message
+
+
+def result(request_id: Id, value: Any) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "result": value})
+
+
+def notification(method: str, params: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def event(message: bytes, event_id: str | None = None) -> bytes:
+    """A server-sent event with a message; without one (`b""`), the mark from which a stream is taken up again."""
+    head = b"" if event_id is None else b"id: %b\n" % event_id.encode()
+    name = b"event: message\n" if message else b""
+    return b"%b%bdata: %b\n\n" % (head, name, message)
+
+
+def opening(version: str, event_id: str) -> bytes:
+    """Return the event that begins a resumable stream: it gives the client an id for `Last-Event-ID` at once.
+
+    Older revisions get it with a ping, which every client answers; the answer needs no handling.
+    """
+    if version >= EMPTY_EVENTS_SINCE:
+        return event(b"", event_id)
+    ping = {"jsonrpc": "2.0", "id": f"farhand:{event_id}", "method": "ping"}
+    return event(msgspec.json.encode(ping), event_id)
+
+
+# -- the generation without sessions ------------------------------------------------------------------------
+
+
+def is_modern(request: Request) -> bool:
+    version = request.header(b"mcp-protocol-version")
+    return version is not None and version not in HANDSHAKE_VERSIONS
+
+
+def check_modern(request: Request, message: Message) -> None:
+    """Raises RpcError for a request that does not say what it must, or says two things."""
+    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
+    if missing:
+        raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}")
+    version = message.meta[VERSION_KEY]
+    named = message.value("name") if message.method == "tools/call" else None
+    for header, said in (
+        ("mcp-protocol-version", version),
+        ("mcp-method", message.method),
+        ("mcp-name", named),
+    ):
+        if said is not None and _header(request, header) != said:
+            raise RpcError(HEADER_MISMATCH, f"the header {header} is not what the body says")
+    check_version(str(version))
+
+
+def check_version(version: str) -> None:
+    """Raises RpcError for a version of the generation without sessions that is not spoken here."""
+    if version not in MODERN_VERSIONS:
+        supported = {"supported": list(MODERN_VERSIONS), "requested": version[:100]}
+        raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", supported)
+
+
+def _header(request: Request, name: str) -> str | None:
+    """A header's value; what a header cannot carry comes as `=?base64?…?=`."""
+    value = request.header(name.encode())
+    if value is None or not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    try:
+        return base64.b64decode(value[9:-2], validate=True).decode()
+    except (binascii.Error, UnicodeError):
+        return None
+
+
+def complete(value: dict[str, Any], *, modern: bool, cached_ms: int | None = None) -> dict[str, Any]:
+    """A result as its generation has it."""
+    if not modern:
+        return value
+    meta = {**value.get("_meta", {}), SERVER_KEY: SERVER}
+    told = {**value, "_meta": meta, "resultType": "complete"}
+    return told if cached_ms is None else {**told, "ttlMs": cached_ms, "cacheScope": "private"}

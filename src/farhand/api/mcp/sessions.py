@@ -1,0 +1,100 @@
+"""Sessions of MCP clients that shake hands.
+
+A session id proves itself: it carries a digest of who it was made for and by which gateway. So nothing needs to be kept
+of a session but what is open in it, and a client goes on with its session after the gateway was restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import secrets
+from collections import OrderedDict
+from typing import Final
+
+from farhand.api.mcp.messages import INVALID_REQUEST, Id, RpcError
+
+MOST_SESSIONS: Final = 10_000
+MOST_ENDED: Final = 10_000
+MOST_STREAMS: Final = 1024
+
+
+class Listener:
+    """Somebody who is told of changes; `wake` is set for each, and when it is over."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.over = False
+
+    def end(self) -> None:
+        self.over = True
+        self.wake.set()
+
+
+@dataclasses.dataclass(eq=False)
+class Asked:
+    """A call that serves a request; `given_up` once its client waits no longer."""
+
+    call_id: str
+    given_up: bool = False
+
+
+class Session:
+    """What is open in one session."""
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        # Requests under way, and the calls that serve them.
+        self.calls: dict[Id, Asked] = {}
+        self.streams: set[Listener] = set()
+
+
+class Sessions:
+    """The sessions of one gateway."""
+
+    def __init__(self, gateway_id: str) -> None:
+        self._gateway_id = gateway_id
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def begin(self, credential_id: str) -> Session:
+        name = secrets.token_hex(16)
+        return self._admit(f"{name}-{self._proof(name, credential_id)}")
+
+    def find(self, session_id: str | None, credential_id: str) -> Session:
+        """Raises RpcError: 400 without an id, 404 for one that is not of this credential, or was ended."""
+        if session_id is None:
+            raise RpcError(INVALID_REQUEST, "a request after initialize has the header Mcp-Session-Id", status=400)
+        known = self._known.get(session_id)
+        name, _, proof = session_id.partition("-")
+        genuine = secrets.compare_digest(proof.encode(), self._proof(name, credential_id).encode())
+        if not genuine or session_id in self._ended:
+            raise RpcError(INVALID_REQUEST, "there is no such session; initialize a new one", status=404)
+        if known is None:
+            return self._admit(session_id)
+        self._known.move_to_end(session_id)
+        return known
+
+    def end(self, session: Session) -> None:
+        """The id is good for nothing any more, and its streams end."""
+        self._known.pop(session.id, None)
+        self._ended[session.id] = None
+        if len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+        for stream in session.streams:
+            stream.end()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _admit(self, session_id: str) -> Session:
+        session = self._known[session_id] = Session(session_id)
+        if len(self._known) > MOST_SESSIONS:
+            idle = next((one for one in self._known.values() if not one.calls and not one.streams), session)
+            del self._known[idle.id]
+        return session
+
+    def _proof(self, name: str, credential_id: str) -> str:
+        text = f"{self._gateway_id}\0{credential_id}\0{name}"
+        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

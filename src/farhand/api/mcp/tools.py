@@ -1,0 +1,93 @@
+"""Tools and their outcomes as MCP has them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import offered_to
+from farhand.gateway.calls.catalog import EMPTY
+from farhand.gateway.calls.open_call import Outcome
+from farhand.gateway.hub import Hub
+from farhand.llm.tool_names import ToolNames
+from farhand.protocol.calls import ToolSpec
+from farhand.store.tables.calls import CallRecord, CallState
+
+# Tools in one answer; more are asked for with its cursor.
+PAGE: Final = 1000
+# A result of more bytes comes as text alone: it would be sent twice.
+MOST_STRUCTURED: Final = 100_000
+CALL_KEY: Final = "farhand/call_id"
+
+
+class Names:
+    """What tools are called by MCP clients, which take letters, digits and `_ . -`; there and back."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._version = -1
+        self._names = ToolNames(())
+
+    def meant(self, name: str) -> str:
+        """The tool that a client's name stands for; a tool's own name always does."""
+        if self._version != self._hub.roster.version:
+            self._version = self._hub.roster.version
+            self._names = ToolNames(self._hub.catalog.specs(), dots=True)
+        return self._names.meant(name)
+
+
+def tools(hub: Hub, principal: Principal, cursor: str | None) -> dict[str, Any]:
+    """What a principal may use, by name, from the one after `cursor` on."""
+    specs = hub.catalog.specs()
+    names = ToolNames(specs, dots=True)
+    found = {names.sent(name): spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
+    rest = sorted(name for name in found if cursor is None or name > cursor)
+    page: dict[str, Any] = {"tools": [_tool(name, found[name]) for name in rest[:PAGE]]}
+    return {**page, "nextCursor": rest[PAGE - 1]} if len(rest) > PAGE else page
+
+
+def _tool(name: str, spec: ToolSpec) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": spec.description,
+        "inputSchema": {"properties": {}, **(spec.parameters or EMPTY), "type": "object"},
+        "annotations": {"title": name, "readOnlyHint": spec.read_only, "destructiveHint": not spec.read_only},
+    }
+
+
+def outcome(record: CallRecord) -> dict[str, Any]:
+    """How a call ended, as the result of `tools/call`."""
+    meta = {CALL_KEY: record.id}
+    if record.state is not CallState.OK:
+        failure = Outcome(record).result.error
+        assert failure is not None
+        return {"content": [_text(f"{failure.kind}: {failure.message}")], "isError": True, "_meta": meta}
+    raw = b"null" if record.result is None else bytes(record.result)
+    value = msgspec.json.decode(raw)
+    blocks = value.get("content") if isinstance(value, dict) else None
+    if isinstance(value, dict) and value.keys() == {"content"}:
+        if isinstance(blocks, str):
+            return {"content": [_text(blocks)], "isError": False, "_meta": meta}
+        if isinstance(blocks, list) and blocks and all(_is_block(block) for block in blocks):
+            return {"content": blocks, "isError": False, "_meta": meta}
+    told = {"content": [_text(value if isinstance(value, str) else raw.decode())], "isError": False, "_meta": meta}
+    if isinstance(value, dict) and len(raw) <= MOST_STRUCTURED:
+        told["structuredContent"] = value
+    return told
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _is_block(block: Any) -> bool:
+    """A text or an image, as the node's Read tells an image."""
+    if not isinstance(block, dict):
+        return False
+    if block.get("type") == "text":
+        return isinstance(block.get("text"), str)
+    return (
+        block.get("type") == "image" and isinstance(block.get("data"), str) and isinstance(block.get("mimeType"), str)
+    )

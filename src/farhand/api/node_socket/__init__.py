@@ -1,0 +1,1 @@
+"""The WebSocket that nodes connect to."""

@@ -1,0 +1,444 @@
+"""What is said on a node's connection: the hello, and then messages both ways until silence or a close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import picows
+
+from farhand.api.node_socket.sips import Sips
+from farhand.gateway.access.credentials import NodeGrant
+from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.keys import proves
+from farhand.gateway.nodes.registry import Connection, HelloRefused
+from farhand.protocol.calls import ToolFailure
+from farhand.protocol.errors import ProtocolError
+from farhand.protocol.liveness import Liveness, Look
+from farhand.protocol.malformed import may_be_response, readable_request_id
+from farhand.protocol.messages import (
+    FreezeReport,
+    GatewayChallenge,
+    NodeAnswer,
+    NodeHello,
+    NodeProof,
+    Ping,
+    Pong,
+    ToolResponse,
+    ToolsUpdate,
+    TransferCredit,
+    TransferDone,
+    TransferReady,
+    decode,
+    encode,
+)
+from farhand.protocol.version import (
+    CLOSE_BAD_HELLO,
+    CLOSE_HELLO_TIMEOUT,
+    CLOSE_SILENT,
+    CLOSE_UNAUTHORIZED,
+    HELLO_SECONDS,
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    MAX_PLAIN_FRAME_BYTES,
+    MAX_TOOL_RESPONSE_BYTES,
+)
+from farhand.sdk.connection import keep_unsent_low
+
+log = logging.getLogger(__name__)
+
+# How long a peer may take to answer our close before the connection is cut.
+CLOSE_WAIT_SECONDS = 2.0
+# At least this long, and this many times as long as it took, passes between two updates of a node's tools.
+UPDATE_PAUSE_SECONDS = 0.02
+UPDATE_REST = 10.0
+# Hellos longer than this are dealt with one after the other, so far apart for each credential.
+LONG_HELLO_BYTES = 64 * 1024
+LONG_HELLO_SECONDS = 0.5
+CONGESTED_BYTES = 32 * 1024 * 1024
+# How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it.
+WRITE_AHEAD_BYTES = 256 * 1024
+
+
+class NodeConversation(picows.WSListener):
+    """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
+
+    def __init__(self, hub: Hub, grant: NodeGrant, address: str, failed: Callable[[], None] = lambda: None) -> None:
+        """`failed` is told of a wrong signature."""
+        self.address = address
+        self._hub = hub
+        self._grant = grant
+        self._failed = failed
+        self._challenge: GatewayChallenge | None = None
+        self._connection: Connection | None = None
+        self._gathered = bytearray()
+        self._text = True
+        self._heard_at = time.monotonic()
+        self._liveness = Liveness()
+        self._outgoing: list[bytes] = []
+        self._frames: deque[bytes] = deque()
+        self._full = False
+        # Answers to pings, the protocol's own and WebSocket's, that wait until the peer reads.
+        self._owed: dict[picows.WSMsgType, bytes] = {}
+        self._direct = -1
+        self._timer: asyncio.TimerHandle | None = None
+        # Runs while the node's long hello waits for its turn.
+        self._greeting: asyncio.TimerHandle | None = None
+        # Runs while no further update of the node's tools is taken, and the newest that waits for its end.
+        self._resting: asyncio.TimerHandle | None = None
+        self._newest_update: ToolsUpdate | None = None
+        self._sips: Sips | None = None
+        self._socket: picows.WSTransport | None = None
+        self.on_end: Callable[[], None] = lambda: None
+
+    # -- the roster's side ------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        if self._socket is None:
+            return
+        if self._hub.gate.quiet and not self._outgoing:
+            self._socket.send(picows.WSMsgType.TEXT, frame)
+            return
+        # With many calls open, one write for all frames of a turn: each write wakes the node.
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._outgoing = self._outgoing, []
+        if self._socket is not None and frames:
+            self._socket.underlying_transport.write(b"".join(_framed(frames)))
+
+    def send_frame(self, frame: bytes | memoryview) -> None:
+        if self._full or self._frames:
+            self._frames.append(bytes(frame))
+        elif self._socket is not None:
+            self._send_binary(self._socket.underlying_transport, frame)
+
+    def _send_frames(self) -> None:
+        while self._frames and not self._full and self._socket is not None:
+            self._send_binary(self._socket.underlying_transport, self._frames.popleft())
+
+    def _send_binary(self, transport: asyncio.WriteTransport, frame: bytes | memoryview) -> None:
+        """The kernel takes most frames as they are; only what it leaves is copied, for the transport to send."""
+        head, taken = _head(0x82, len(frame)), 0
+        # A transport that closes has given its descriptor back, or is about to: somebody else's it may be next.
+        if self._direct >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # full, or gone, which the transport will find out
+                taken = os.writev(self._direct, (head, frame))
+        if taken < len(head):
+            transport.writelines([head[taken:], bytes(frame)])
+        elif taken < len(head) + len(frame):
+            transport.write(bytes(memoryview(frame)[taken - len(head) :]))
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        owed, self._owed = self._owed, {}
+        for kind, payload in owed.items():
+            self._pong(kind, payload)
+        self._send_frames()
+
+    @property
+    def congested(self) -> bool:
+        socket = self._socket
+        return socket is not None and socket.underlying_transport.get_write_buffer_size() > CONGESTED_BYTES
+
+    def close(self, code: int, reason: str) -> None:
+        """Say why, give the peer a moment to answer, then cut."""
+        self._flush()
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        self._set_timer(CLOSE_WAIT_SECONDS, lambda: socket.disconnect(False))
+        socket.send(picows.WSMsgType.CLOSE, code.to_bytes(2) + _fitting(reason))
+
+    # -- called by picows -------------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: picows.WSTransport) -> None:
+        self._socket = transport
+        transport.underlying_transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
+        keep_unsent_low(transport.underlying_transport)
+        self._direct = _plain_descriptor(transport.underlying_transport)
+        if self._grant.public_key is not None:
+            self._challenge = GatewayChallenge(
+                self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.roster.clock()
+            )
+            self.send(encode(self._challenge))
+        reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
+        self._set_timer(HELLO_SECONDS, lambda: self.close(CLOSE_HELLO_TIMEOUT, reason))
+
+    @property
+    def unproved(self) -> bool:
+        """It came with a key and has not shown yet that it is its own."""
+        return self._challenge is not None and self._socket is not None
+
+    def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
+        self._heard_at = time.monotonic()
+        kind = frame.msg_type
+        if frame.payload_size > self._longest_message:
+            self._refuse_length()
+        elif kind == picows.WSMsgType.TEXT and frame.fin:
+            self._on_text(frame.get_payload_as_bytes())
+        elif kind == picows.WSMsgType.BINARY and frame.fin:
+            if self._connection is not None and self._connection.can_transfer and self._socket is not None:
+                if self._sips is None or self._sips.over:
+                    self._sips = Sips.begin(transport.underlying_transport)
+                else:
+                    self._sips.read = 0
+                self._hub.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
+        elif kind == picows.WSMsgType.CLOSE:
+            if self._socket is not None:
+                self._socket = None
+                transport.send(picows.WSMsgType.CLOSE, frame.get_payload_as_bytes()[:2])
+            transport.disconnect()
+        elif kind in (picows.WSMsgType.PING, picows.WSMsgType.PONG):
+            if self._connection is not None:
+                self._hub.roster.seen(self._connection)
+            if kind == picows.WSMsgType.PING:
+                self._pong(picows.WSMsgType.PONG, frame.get_payload_as_bytes())
+        elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
+            self._on_part(kind, frame)
+
+    def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
+        self._socket, self._direct = None, -1
+        self._frames.clear()
+        for timer in (self._timer, self._resting, self._greeting):
+            if timer is not None:
+                timer.cancel()
+        if self._connection is not None:
+            self._hub.leave(self._connection)
+        self.on_end()
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def _on_part(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> None:
+        """Gather a message that comes in several frames; a binary one is never cut up by a peer of ours."""
+        if self._socket is None:
+            return  # closing
+        if kind != picows.WSMsgType.CONTINUATION:
+            self._gathered.clear()
+            self._text = kind == picows.WSMsgType.TEXT
+        if self._text:
+            self._gathered += frame.get_payload_as_bytes()
+            if len(self._gathered) > self._longest_message:
+                self._refuse_length()
+            elif frame.fin:
+                message = bytes(self._gathered)
+                self._gathered = bytearray()
+                self._on_text(message)
+
+    @property
+    def _longest_message(self) -> int:
+        if self._connection is None:
+            return MAX_HELLO_BYTES
+        return MAX_PLAIN_FRAME_BYTES if self._connection.plain else MAX_FRAME_BYTES
+
+    def _refuse_length(self) -> None:
+        self._gathered = bytearray()
+        what = "a hello" if self._connection is None else "a message"
+        self.close(1009, f"{what} has at most {self._longest_message} bytes")
+
+    def _on_text(self, text: bytes) -> None:
+        if self._socket is None:
+            return  # closing
+        connection = self._connection
+        if connection is None:
+            self._greet_in_turn(text)
+            return
+        self._hub.roster.seen(connection)
+        try:
+            message = decode(text)
+        except ProtocolError as error:
+            log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
+            if isinstance(error.__context__, UnicodeError):
+                self.close(1007, "a text frame is UTF-8")
+            elif connection.resume is None and may_be_response(text):
+                self._hub.gate.answered_unreadably(connection, readable_request_id(text), str(error))
+            return
+        if isinstance(message, ToolResponse):
+            self._hub.end_orders.answered(connection, message)
+            self._hub.gate.answered(connection, _bounded(message) if connection.plain else message)
+        elif isinstance(message, Ping):
+            self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
+        elif isinstance(message, NodeAnswer):
+            self._hub.queries.answered(connection, message)
+        elif isinstance(message, FreezeReport):
+            self._hub.freeze.answered(connection, message)
+        elif isinstance(message, TransferCredit | TransferReady | TransferDone):
+            if connection.can_transfer:
+                self._hub.transfers.on_message(connection, message)
+        elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
+            self._update(connection, message)
+
+    def _update(self, connection: Connection, update: ToolsUpdate) -> None:
+        """Take over what a node offers now. Of updates that come faster than they can be dealt with, the newest counts.
+
+        The pause after one is many times as long as the work was, so that a node that sends nothing else holds up
+        nobody.
+        """
+        if self._resting is not None:
+            self._newest_update = update
+            return
+        began = time.perf_counter()
+        self._hub.update(connection, update)
+        pause = max(UPDATE_PAUSE_SECONDS, UPDATE_REST * (time.perf_counter() - began))
+        self._resting = asyncio.get_running_loop().call_later(pause, self._rested, connection)
+
+    def _rested(self, connection: Connection) -> None:
+        self._resting = None
+        update, self._newest_update = self._newest_update, None
+        if update is not None and self._socket is not None:
+            self._update(connection, update)
+
+    def _pong(self, kind: picows.WSMsgType, payload: bytes) -> None:
+        """Answer a ping. A peer that does not read what it was sent is owed the newest answer alone (RFC 6455, 5.5.3):
+        others would heap up here for as long as it asks."""
+        if self._full:
+            self._owed[kind] = payload
+        elif kind == picows.WSMsgType.TEXT:
+            self.send(payload)
+        elif self._socket is not None:
+            self._socket.send(kind, payload)
+
+    def _greet_in_turn(self, text: bytes) -> None:
+        """Greet at once, or after others that came with the same credential: long hellos take time."""
+        if self._greeting is not None:
+            return  # its hello is here
+        now = asyncio.get_running_loop().time()
+        turn = max(now, self._hub.next_long_hello.get(self._grant.token_id, 0.0))
+        if len(text) <= LONG_HELLO_BYTES:
+            self._greet(text)
+            return
+        if turn - now > HELLO_SECONDS:
+            self.close(1013, "too many nodes come with this token; try again later")
+            return
+        self._hub.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
+        self._greeting = asyncio.get_running_loop().call_at(turn, self._greet_now, text)
+
+    def _greet_now(self, text: bytes) -> None:
+        self._greeting = None
+        if self._socket is not None:
+            self._greet(text)
+
+    def _greet(self, text: bytes) -> None:
+        """Before the hello everything else is ignored; a hello that cannot be accepted closes the socket."""
+        try:
+            if len(text) > MAX_HELLO_BYTES:
+                raise HelloRefused(1009, f"a hello has at most {MAX_HELLO_BYTES} bytes")
+            try:
+                hello = decode(text)
+            except ProtocolError as error:
+                if b'"node_hello"' in text:
+                    raise HelloRefused(CLOSE_BAD_HELLO, f"this hello cannot be read: {error}") from None
+                return
+            if isinstance(hello, NodeProof) and self._challenge is not None:
+                self._prove(self._challenge, hello)
+            elif isinstance(hello, NodeHello):
+                if self._challenge is not None:
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
+                if not self._hub.credentials.still_grants(self._grant):
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
+                card = self._hub.roster.examine(
+                    hello,
+                    self._grant.node_id,
+                    own_credential=self._grant.token_id is not None,
+                    named=self._hub.credentials.named_nodes,
+                )
+                if self._grant.anonymous and self._hub.credentials.has_own_token(card.node_id):
+                    reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
+                if self._grant.anonymous and self._hub.credentials.was_revoked(card.node_id):
+                    reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
+                    raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
+                self.send(encode(self._hub.welcome(hello)))
+                self._connection = self._hub.join(card, hello, self, self._grant.token_id)
+                self._watch()
+        except HelloRefused as refused:
+            log.warning("a node was refused: %s", refused)
+            self.close(refused.code, str(refused))
+
+    def _prove(self, challenge: GatewayChallenge, proof: NodeProof) -> None:
+        """One try: the number that was to be signed is good for this connection alone."""
+        assert self._grant.public_key is not None
+        node_id = self._grant.node_id or ""
+        if not proves(self._grant.public_key, challenge, node_id, proof):
+            self._failed()
+            raise HelloRefused(CLOSE_UNAUTHORIZED, f"this is not the signature of node {node_id!r}")
+        self._challenge = None
+
+    def _watch(self) -> None:
+        """Ask a silent node whether it is there; give it up when it does not answer, and when its token has ended."""
+        if not self._hub.credentials.still_grants(self._grant):
+            self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
+            return
+        silent = time.monotonic() - self._heard_at
+        look, wait = self._liveness.look(silent)
+        if look is Look.GIVE_UP:
+            log.warning("a node has been silent for %.0f s", silent)
+            self.close(CLOSE_SILENT, "silent for too long")
+            return
+        if look is Look.PING:
+            self.send(encode(Ping(time.time_ns() // 1_000_000)))
+        if self._grant.expires_at is not None:
+            wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.roster.clock()) / 1000) + 0.01)
+        self._set_timer(wait, self._watch)
+
+    def _set_timer(self, seconds: float, action: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def _bounded(response: ToolResponse) -> ToolResponse:
+    """The response of a plain node, or an error in place of one that exceeds what the plug-in guide allows."""
+    if isinstance(response.result, msgspec.Raw):
+        size = memoryview(response.result).nbytes
+    else:
+        size = len(response.error.message) if isinstance(response.error, ToolFailure) else 0
+    if size <= MAX_TOOL_RESPONSE_BYTES:
+        return response
+    message = (
+        f"the node's response has {size} bytes; the plug-in protocol allows at most {MAX_TOOL_RESPONSE_BYTES}: "
+        "ask for less, or have the plug-in truncate its results"
+    )
+    return ToolResponse(response.request_id, False, error=ToolFailure("failed", message))
+
+
+def _plain_descriptor(transport: asyncio.Transport) -> int:
+    """Where bytes can be written past the transport while it has none of its own to write; -1 under TLS."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or transport.get_extra_info("sslcontext") is not None or not hasattr(os, "writev"):
+        return -1
+    descriptor: int = connection.fileno()
+    return descriptor
+
+
+def _framed(payloads: list[bytes]) -> Iterator[bytes]:
+    """Unmasked text frames, as a server sends them (RFC 6455, 5.2); picows has no call for several at once."""
+    for payload in payloads:
+        yield _head(0x81, len(payload))
+        yield payload
+
+
+def _head(first: int, size: int) -> bytes:
+    if size < 126:
+        return bytes((first, size))
+    if size < 65536:
+        return b"%c\x7e" % first + size.to_bytes(2)
+    return b"%c\x7f" % first + size.to_bytes(8)
+
+
+def _fitting(reason: str) -> bytes:
+    """A close frame carries at most 123 bytes of reason."""
+    return reason.encode()[:123].decode(errors="ignore").encode()

@@ -1,0 +1,220 @@
+"""The node socket: who may connect, and by which way.
+
+uvicorn hands an upgraded connection over to picows, which is what the nodes speak too: frames are parsed and masked in
+C and handled where they arrive, without a queue or a task in between (see docs/decisions).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from urllib.parse import unquote
+
+import picows
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+from farhand.api.node_socket.connection import NodeConversation
+from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
+from farhand.api.server.guard import FILES_SOCKET
+from farhand.api.server.http import Problem, Scope
+from farhand.gateway.access.credentials import NodeGrant
+from farhand.gateway.hub import Hub
+from farhand.protocol.version import CLOSE_UNAUTHORIZED, HELLO_SECONDS, MAX_FRAME_BYTES
+
+log = logging.getLogger(__name__)
+
+CLOSE_RESTART = 1012
+ANSWERED_SECONDS = 0.001
+MOST_UNPROVED = 4
+
+
+class Admission(Protocol):
+    """What the door asks the guard before anything else."""
+
+    def admit_node(self, scope: Scope) -> None:
+        """Raises Problem for a connection that may not even present a token."""
+        ...
+
+    def node_failed(self, scope: Scope) -> None:
+        """A wrong token came from there."""
+        ...
+
+
+class NodeDoor:
+    """What uvicorn calls for each connection that asks to become a WebSocket."""
+
+    def __init__(self, hub: Hub, guard: Admission) -> None:
+        self._hub = hub
+        self._guard = guard
+        # By their keys, of which there are as many as are registered.
+        self._unproved: dict[bytes, list[NodeConversation]] = {}
+
+    def __call__(self, *, server_state: Any, **_: Any) -> _Handover:
+        return _Handover(self, server_state.connections)
+
+    def open(self, scope: Scope) -> tuple[NodeConversation, str | None]:
+        """The conversation with a node that may connect, and the subprotocol to answer with. Raises Problem."""
+        self._guard.admit_node(scope)
+        grant, subprotocol = node_grant(self._hub.credentials, scope["headers"], scope["query_string"])
+        if grant is not None and grant.public_key is not None:
+            return self._asked_to_prove(grant, scope), subprotocol
+        if grant is not None:
+            return NodeConversation(self._hub, grant, _address(scope)), subprotocol
+        self._guard.node_failed(scope)
+        raise Problem(401, "unauthorized", INVALID_TOKEN)
+
+    def redeem(self, scope: Scope) -> Callable[[socket.socket | None], None]:
+        """Who is to be given a connection to the files socket. Raises Problem."""
+        self._guard.admit_node(scope)
+        if scope["scheme"] != "ws":
+            raise Problem(400, "invalid_request", "the files socket is for connections without TLS")
+        headers = dict(scope["headers"])
+        ticket = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
+        wanted = self._hub.transfers.redeem(ticket, _address(scope))
+        if wanted is None:  # no wrong token: tickets of tries that are over come late, and none can be guessed
+            raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
+        return wanted
+
+    def _asked_to_prove(self, grant: NodeGrant, scope: Scope) -> NodeConversation:
+        """Of those who come with one key and have proved nothing yet there are a few; the oldest makes room."""
+        key = grant.public_key or b""
+        unproved = [one for one in self._unproved.get(key, []) if one.unproved]
+        for one in unproved[: len(unproved) + 1 - MOST_UNPROVED]:
+            one.close(CLOSE_UNAUTHORIZED, "too many came with this key and did not prove that it is theirs")
+        conversation = NodeConversation(self._hub, grant, _address(scope), lambda: self._guard.node_failed(scope))
+        self._unproved[key] = [*unproved[1 - MOST_UNPROVED :], conversation]
+        return conversation
+
+
+class _Handover(asyncio.Protocol):
+    """Stands in for a moment, while the connection goes from uvicorn to picows."""
+
+    def __init__(self, door: NodeDoor, connections: set[Any]) -> None:
+        self._door = door
+        self._connections = connections
+        self._conversation: NodeConversation | None = None
+        # By whom the connection is wanted as it is, once it was answered.
+        self._wanted: Callable[[socket.socket | None], None] | None = None
+        self._transport: asyncio.Transport
+        self._protocol: Any = WSProtocol(
+            None,  # host
+            None,  # path
+            False,  # client side
+            self._listener,
+            logging.getLogger("picows.server"),
+            True,  # disconnect on exception
+            HELLO_SECONDS,
+            False,  # automatic pings: we send the protocol's own
+            0,
+            0,
+            picows.WSAutoPingStrategy.PING_WHEN_IDLE,
+            False,  # automatic pongs: there would be no end of them for a peer that does not read
+            MAX_FRAME_BYTES,
+            None,  # further headers
+            16384,  # read buffer, to begin with
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        self._protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """uvicorn repeats the request to us once; everything after it is read by picows itself."""
+        self._transport.pause_reading()
+        while data and not self._transport.is_closing():
+            buffer = self._protocol.get_buffer(len(data))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            self._protocol.buffer_updated(size)
+            data = data[size:]
+        asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._wanted is not None:
+            self._give_away(self._wanted)
+            return
+        if self._transport.is_closing():
+            self._connections.discard(self)
+            return
+        self._transport.set_protocol(self._protocol)
+        self._transport.resume_reading()
+
+    def _give_away(self, wanted: Callable[[socket.socket | None], None]) -> None:
+        transport, loop = self._transport, asyncio.get_running_loop()
+        if transport.is_closing():
+            self._connections.discard(self)
+            wanted(None)
+        elif transport.get_write_buffer_size():
+            loop.call_later(ANSWERED_SECONDS, self._give_away, wanted)  # our answer has not left yet
+        else:
+            taken: socket.socket | None = None
+            try:
+                taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            except OSError as error:
+                log.warning("a connection for the bytes of a transfer cannot be kept: %s", error)
+            transport.abort()
+            loop.call_soon(wanted, taken)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._protocol.connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        if self._conversation is not None:
+            self._conversation.close(CLOSE_RESTART, "the gateway is stopping")
+        else:
+            self._transport.close()
+
+    def _listener(self, request: picows.WSUpgradeRequest) -> picows.WSUpgradeResponseWithListener:
+        scope = _scope(request, self._transport)
+        try:
+            if scope["path"] == FILES_SOCKET:
+                self._wanted = self._door.redeem(scope)
+                answer = picows.WSUpgradeResponse.create_101_response(None)
+                return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
+            conversation, subprotocol = self._door.open(scope)
+        except Problem as problem:
+            # The plug-in guide's refusal is plain text, and the rest follows it.
+            headers = {
+                "Content-Type": "text/plain; charset=utf-8",
+                "X-Request-Id": secrets.token_hex(8),
+                "Connection": "close",
+            }
+            headers.update({name.decode(): value.decode() for name, value in problem.headers})
+            refusal = picows.WSUpgradeResponse.create_error_response(problem.status, str(problem).encode(), headers)
+            return picows.WSUpgradeResponseWithListener(refusal, None)
+        self._conversation = conversation
+        conversation.on_end = lambda: self._connections.discard(self)
+        chosen = {"Sec-WebSocket-Protocol": subprotocol} if subprotocol else None
+        return picows.WSUpgradeResponseWithListener(picows.WSUpgradeResponse.create_101_response(chosen), conversation)
+
+
+def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:
+    """The request in the words the guard knows."""
+    path, _, query = request.path.partition(b"?")
+    # picows decodes headers as UTF-8 with surrogate escapes; this restores the bytes that were sent.
+    headers = [
+        (name.lower().encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
+        for name, value in request.headers.items()
+    ]
+    secure = transport.get_extra_info("sslcontext") is not None
+    return {
+        "type": "websocket",
+        "path": unquote(path.decode("latin-1")),
+        "query_string": query,
+        "headers": headers,
+        "scheme": "wss" if secure else "ws",
+        "client": transport.get_extra_info("peername"),
+    }
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""

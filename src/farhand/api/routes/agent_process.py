@@ -1,0 +1,393 @@
+"""The direct door: `POST /agent/process` of the HTTP guide, and the chats it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
+from farhand.api.server.http import Problem, Reply, Request, json_reply, read_json
+from farhand.api.server.route_docs import EVENTS, JSON, About, Query
+from farhand.api.server.router import Route
+from farhand.api.server.streams import ClientWatch, until_gone
+from farhand.gateway.access.credentials import Credential, Scope
+from farhand.gateway.access.daily_budget import OverBudget
+from farhand.gateway.calls.admission import Denied
+from farhand.gateway.calls.catalog import SwitchedOff
+from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.calls.policy import Forbidden
+from farhand.gateway.hub import Hub
+from farhand.gateway.sessions.agent_process import Direct, ItemFailed, NoModel, Turn
+from farhand.machine.files.refused_paths import AlreadyThere, ForbiddenPath
+from farhand.protocol.calls import NULL
+from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
+from farhand.protocol.freeze import Frozen
+from farhand.store.sqlite.database import StoreError
+from farhand.store.tables.chats import Chat, ChatKey
+
+MOST_KEY_CHARACTERS = 256
+SUMMARY_CHARACTERS = 160
+MOST_CHATS = 1000
+GUIDE_CHANNELS = frozenset({"console", "webhook", "qq"})
+CHAT_FILTERS = ("session_id", "user_id", "channel")
+CHAT_QUERY = (
+    Query("session_id", "Of this session."),
+    Query("user_id", "Of this user."),
+    Query("channel", "Of this channel."),
+    Query("limit", f"How many at most: 1 to {MOST_CHATS}, 100 by default.", int),
+)
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class TextPart(msgspec.Struct):
+    """A piece of a message; only text is understood."""
+
+    type: str = "text"
+    text: str = ""
+
+
+class InputMessage(msgspec.Struct):
+    role: Role = "user"
+    type: str = "message"
+    content: str | list[TextPart] = ""
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content if part.type == "text")
+
+
+class Business(msgspec.Struct):
+    """`biz_params`; other fields are let through unread."""
+
+    # `{name, input}`, or `{name, items: [input, …]}`.
+    tool: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
+
+
+class ProcessRequest(msgspec.Struct):
+    session_id: str
+    user_id: str
+    input: list[InputMessage] = []
+    channel: str | None = None
+    stream: bool = False
+    biz_params: Business | None = None
+
+
+class StepStartedEvent(msgspec.Struct, tag="step_started"):
+    step: int
+
+
+class UseShown(msgspec.Struct):
+    name: str
+    input: Any
+
+
+class ToolCallEvent(msgspec.Struct, tag="tool_call"):
+    step: int
+    tool_call: UseShown
+
+
+class ResultShown(msgspec.Struct):
+    name: str
+    ok: bool
+    summary: str
+
+
+class ResultMeta(msgspec.Struct):
+    result: Any
+
+
+class ToolResultEvent(msgspec.Struct, tag="tool_result"):
+    step: int
+    tool_result: ResultShown
+    meta: ResultMeta
+
+
+class DeltaEvent(msgspec.Struct, tag="assistant_delta"):
+    step: int
+    delta: str
+
+
+class CompletedEvent(msgspec.Struct, tag="completed"):
+    step: int
+    reply: str
+
+
+ProcessEvent = StepStartedEvent | ToolCallEvent | ToolResultEvent | DeltaEvent | CompletedEvent
+
+
+class ProcessAnswer(msgspec.Struct):
+    reply: str
+    events: list[ProcessEvent]
+
+
+class SaidPart(msgspec.Struct):
+    text: str
+    type: str = "text"
+
+
+class SaidMessage(msgspec.Struct):
+    role: str
+    content: list[SaidPart]
+    at: int
+    type: str = "message"
+
+
+class ChatHistory(msgspec.Struct):
+    messages: list[SaidMessage]
+
+
+_decoder = msgspec.json.Decoder(ProcessRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def direct_routes(door: DirectDoor) -> list[Route]:
+    return [
+        Route(
+            "POST",
+            "/agent/process",
+            (Scope.TOOLS_READ, Scope.CHAT),
+            door.process,
+            narrow=True,
+            content=True,
+            about=About(
+                "Say something in a chat: the named tool answers, or the agent.",
+                body=ProcessRequest,
+                answer=ProcessAnswer,
+                media=(JSON, EVENTS),
+                errors=(404, 409, 423, 500, 502, 503),
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "GET",
+            "/chats",
+            Scope.READ,
+            door.chats,
+            about=About("Chats of the direct door, those used last first.", answer=list[Chat], query=CHAT_QUERY),
+        ),
+        Route(
+            "GET",
+            "/chats/{chat_id}",
+            Scope.READ,
+            door.chat,
+            about=About("What was said in a chat.", answer=ChatHistory),
+        ),
+        Route(
+            "DELETE",
+            "/chats/{chat_id}",
+            Scope.CHAT,
+            door.remove,
+            about=About("Remove a chat with what was said in it."),
+        ),
+    ]
+
+
+class DirectDoor:
+    """One method for each route."""
+
+    def __init__(self, hub: Hub, direct: Direct, channels: Collection[str] = ()) -> None:
+        """`channels`: names of channels beside those of the guide."""
+        self._channels = GUIDE_CHANNELS | {name.lower() for name in channels}
+        self._hub = hub
+        self._direct = direct
+
+    async def process(self, request: Request) -> Reply:
+        wanted: ProcessRequest = read_json(await request.body(), _decoder, malformed="invalid_json")
+        turn = _turn(wanted, self._channels, request.credential, request.header(b"idempotency-key"))
+        events = self._direct.answer(turn)
+        if not wanted.stream:
+            return await self._whole(request, events)
+        first = b""
+        try:
+            while not first:  # what fails before there is anything to tell is an ordinary error
+                first = _lines(await anext(events))
+        except FarhandError as error:
+            raise problem(error) from None
+        pieces = until_gone(request, _stream(first, events), self._hub.ending)
+        headers = [(b"x-accel-buffering", b"no")]
+        return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
+
+    async def _whole(self, request: Request, events: AsyncGenerator[Event, None]) -> Reply:
+        task = asyncio.current_task()
+        assert task is not None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        watch = ClientWatch(request, leave)
+        shown: list[ProcessEvent] = []
+        reply = ""
+        try:
+            async for event in events:
+                if isinstance(event, ToolCalled | ToolEnded):
+                    request.id = event.use.id
+                shown += _shown(event)
+                if isinstance(event, Completed):
+                    reply = event.reply
+        except FarhandError as error:
+            raise problem(error) from None
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            raise Problem(400, "incomplete_request", "the client left before the answer") from None
+        finally:
+            watch.stop()
+        return Reply(_encode(ProcessAnswer(reply, shown)))
+
+    async def chats(self, request: Request) -> Reply:
+        filters = {name: value for name in CHAT_FILTERS if (value := request.query(name)) is not None}
+        return json_reply(await self._direct.chats(filters, request.query_int("limit", 100, 1, MOST_CHATS)))
+
+    async def chat(self, request: Request) -> Reply:
+        messages = await self._direct.history(request.params["chat_id"])
+        if messages is None:
+            raise _no_chat(request)
+        return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
+
+    async def remove(self, request: Request) -> Reply:
+        try:
+            found = await self._direct.remove(request.params["chat_id"], request.credential)
+        except FarhandError as error:
+            raise problem(error) from None
+        if not found:
+            raise _no_chat(request)
+        return json_reply({"deleted": True})
+
+
+def problem(error: FarhandError) -> Problem:
+    """The guide's code and status of what went wrong."""
+    match error:
+        case ItemFailed():
+            inner = problem(error.error)
+            return Problem(inner.status, inner.code, str(error), details={"item": error.item, "done": error.done})
+        case ForbiddenPath():
+            return Problem(403, "tool_forbidden_path", error.message)
+        case SwitchedOff() | Frozen() | Forbidden():
+            return Problem(403, "tool_disabled", error.message)
+        case Denied():
+            return Problem(403, "forbidden", error.message)
+        case InvalidArgs():
+            return Problem(400, "invalid_tool_input", error.message)
+        case NotFound():
+            return Problem(404, "tool_not_found", error.message)
+        case AlreadyThere():
+            return Problem(409, "tool_conflict", error.message)
+        case OverBudget():
+            return Problem(429, "too_many_requests", error.message)
+        case ToolError():
+            return Problem(500, "tool_error", error.message)
+        case NoModel():
+            return Problem(503, "model_not_configured", str(error))
+        case IdempotencyConflict():
+            return Problem(409, "idempotency_conflict", str(error))
+        case StoreError():
+            return Problem(503, "not_recorded", f"nothing was run: {error}")
+        case Problem():
+            return error
+    return Problem(500, "internal", str(error))
+
+
+def _summary(text: str) -> str:
+    return text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
+
+
+def _turn(wanted: ProcessRequest, channels: Collection[str], credential: Credential, key: str | None = None) -> Turn:
+    """Raises Problem for a request that cannot be a turn of a chat."""
+    channel = (wanted.channel or "").strip().lower() or "console"
+    for name, value in (("session_id", wanted.session_id), ("user_id", wanted.user_id), ("channel", channel)):
+        if not value.strip():
+            raise Problem(400, "invalid_request", f"{name} is required")
+        if len(value) > MOST_KEY_CHARACTERS:
+            raise Problem(400, "invalid_request", f"{name} has at most {MOST_KEY_CHARACTERS} characters")
+    if channel not in channels:
+        known = ", ".join(sorted(channels))
+        raise Problem(400, "channel_not_supported", f"channel {channel!r} is not supported; supported: {known}")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+    tool = wanted.biz_params.tool if wanted.biz_params else NULL
+    turn = Turn(
+        ChatKey(wanted.session_id, wanted.user_id, channel),
+        [(message.role, message.text) for message in wanted.input],
+        credential,
+        None if bytes(tool) == b"null" else tool,
+        key,
+    )
+    if turn.tool is None and not turn.text:
+        raise Problem(400, "invalid_request", "input must have a message of the user, or biz_params.tool name a tool")
+    return turn
+
+
+async def _stream(first: bytes, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for event in events:
+            if lines := _lines(event):
+                yield lines
+    except FarhandError as error:
+        yield _data(_error(problem(error)))
+    finally:
+        await events.aclose()
+    yield b"data: [DONE]\n\n"
+
+
+def _lines(event: Event) -> bytes:
+    return b"".join([_data(shown) for shown in _shown(event)])
+
+
+def _data(value: Any) -> bytes:
+    return b"data: %b\n\n" % _encode(value)
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    meta: dict[str, Any] = {"code": problem.code, "message": str(problem)}
+    if problem.details is not None:
+        meta["details"] = problem.details
+    return {"type": "error", "meta": meta}
+
+
+def _shown(event: Event) -> Iterable[ProcessEvent]:
+    """An event as the guide's readers know it; some are nothing to them. Raises Problem for a run that failed."""
+    match event:
+        case StepStarted():
+            return (StepStartedEvent(event.step),)
+        case TextDelta():
+            return (DeltaEvent(event.step, event.text),)
+        case ToolCalled():
+            return (ToolCallEvent(event.step, UseShown(event.use.name, _arguments(event.use.arguments))),)
+        case ToolEnded():
+            outcome = event.outcome
+            text = outcome.content if isinstance(outcome.content, str) else ""
+            result = ResultShown(event.use.name, not outcome.is_error, _summary(text))
+            return (ToolResultEvent(event.step, result, ResultMeta(outcome.result)),)
+        case Completed():
+            return (CompletedEvent(event.steps, event.reply),)
+        case Failed(kind="not_configured"):
+            raise Problem(503, "model_not_configured", event.message)
+        case Failed(kind="frozen"):
+            raise Problem(423, "frozen", event.message)
+        case Failed():
+            raise Problem(502, "model_failed", event.message)
+        case Stopped():
+            raise Problem(409, "stopped", event.reason)
+    return ()
+
+
+def _arguments(text: str) -> Any:
+    """A tool's arguments as the object they are; what a model wrote that is none stays its text."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+
+
+def _no_chat(request: Request) -> Problem:
+    return Problem(404, "not_found", f"there is no chat {request.params['chat_id'][:100]!r}")

@@ -1,0 +1,171 @@
+"""Signing a browser in, and the page it then sees."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import msgspec
+
+from farhand.api.server.browser_sessions import BrowserSessions
+from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.route_docs import About, Query
+from farhand.api.server.router import Route
+from farhand.gateway.access.credentials import Scope
+
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [(b"content-security-policy", _POLICY), (b"referrer-policy", b"no-referrer")]
+_FILES = {
+    "/": ("index.html", b"text/html; charset=utf-8"),
+    "/console.js": ("console.js", b"text/javascript; charset=utf-8"),
+    "/console.css": ("console.css", b"text/css; charset=utf-8"),
+    "/console.svg": ("console.svg", b"image/svg+xml"),
+    "/docs": ("docs.html", b"text/html; charset=utf-8"),
+    "/docs.js": ("docs.js", b"text/javascript; charset=utf-8"),
+    "/docs.css": ("docs.css", b"text/css; charset=utf-8"),
+}
+
+
+class SignInLink(msgspec.Struct):
+    path: str
+
+
+class SessionView(msgspec.Struct):
+    id: str
+    created_at: int
+    last_used_at: int
+    expires_at: int
+    address: str
+    user_agent: str
+    # Whether this request came from it.
+    current: bool
+
+
+class SessionList(msgspec.Struct):
+    sessions: list[SessionView]
+    count: int
+
+
+class Ended(msgspec.Struct):
+    ended: int
+
+
+def console_routes(sessions: BrowserSessions) -> list[Route]:
+    async def sign_in(request: Request) -> Reply:
+        """Exchange the one-time code of the sign-in link for a session."""
+        # A HEAD comes from a program that checks the link, such as a chat client; it must not use the link up.
+        signed_in = None
+        if request.method == "GET":
+            agent = request.header(b"user-agent") or ""
+            signed_in = await sessions.redeem(request.query("code") or "", request.address, agent)
+        if signed_in is None:
+            if "text/html" in (request.header(b"accept") or ""):
+                return _file("/", status=401)  # a person clicked: the page says what to do
+            raise Problem(401, "unauthorized", "this sign-in link was used before or has expired; get a new one")
+        # The fragment stays in the browser. It is relative, so that it also works behind a proxy with a path prefix.
+        location = f"./#page={signed_in.page_secret}"
+        headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_HEADERS]
+        return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
+
+    async def link(_request: Request) -> Reply:
+        return json_reply(SignInLink(f"/signin?code={sessions.new_code()}"), 201)
+
+    async def sign_out(request: Request) -> Reply:
+        if request.session_id is None:
+            raise Problem(400, "invalid_request", "this request belongs to no console session")
+        await sessions.end(request.session_id)
+        reply = json_reply(Ended(1))
+        reply.headers = [(b"set-cookie", sessions.expired_cookie.encode())]
+        return reply
+
+    async def listed(request: Request) -> Reply:
+        views = [
+            SessionView(
+                session.id,
+                session.created_at,
+                last_used_at,
+                expires_at,
+                session.address,
+                session.user_agent,
+                session.id == request.session_id,
+            )
+            for session, last_used_at, expires_at in sessions.listed()
+        ]
+        return json_reply(SessionList(views, len(views)))
+
+    async def end(request: Request) -> Reply:
+        session_id = request.params["session_id"]
+        if not await sessions.end(session_id):
+            reason = f"there is no console session {session_id[:100]!r}; GET /v1/console/sessions lists them"
+            raise Problem(404, "not_found", reason)
+        return json_reply(Ended(1))
+
+    async def end_all(_request: Request) -> Reply:
+        ended = [await sessions.end(session.id) for session, _, _ in sessions.listed()]
+        return json_reply(Ended(sum(ended)))
+
+    async def page(request: Request) -> Reply:
+        return _file(request.path)
+
+    return [
+        Route(
+            "GET",
+            "/signin",
+            None,
+            sign_in,
+            about=About(
+                "Sign a browser in by a one-time link.",
+                status=303,
+                media=(),
+                query=(Query("code", "The code of the link.", required=True),),
+                also={401: "Used before, or expired."},
+            ),
+        ),
+        Route(
+            "POST", "/v1/signin", Scope.ADMIN, link, about=About("A new sign-in link.", status=201, answer=SignInLink)
+        ),
+        Route(
+            "POST",
+            "/v1/signout",
+            Scope.ADMIN,
+            sign_out,
+            about=About("End the console session that sends this request.", answer=Ended),
+        ),
+        Route(
+            "GET",
+            "/v1/console/sessions",
+            Scope.ADMIN,
+            listed,
+            about=About("Browsers that are signed in to the console, those used last first.", answer=SessionList),
+        ),
+        Route(
+            "DELETE",
+            "/v1/console/sessions",
+            Scope.ADMIN,
+            end_all,
+            about=About("End every console session.", answer=Ended),
+        ),
+        Route(
+            "DELETE",
+            "/v1/console/sessions/{session_id}",
+            Scope.ADMIN,
+            end,
+            about=About("End a console session.", answer=Ended),
+        ),
+        *(
+            Route("GET", path, None, page, about=About(f"{name} of the console.", media=(_media(kind),)))
+            for path, (name, kind) in _FILES.items()
+        ),
+    ]
+
+
+def _media(content_type: bytes) -> str:
+    return content_type.decode().partition(";")[0]
+
+
+def _file(path: str, status: int = 200) -> Reply:
+    name, content_type = _FILES[path]
+    body = resources.files("farhand.console").joinpath(name).read_bytes()
+    return Reply(body, status=status, content_type=content_type, headers=list(_HEADERS))

@@ -1,0 +1,115 @@
+"""The agents' memory over HTTP: search, read, status, reindex."""
+
+from __future__ import annotations
+
+from farhand.api.server.http import Problem, Reply, Request, json_reply, tool_problem
+from farhand.api.server.route_docs import About, Query
+from farhand.api.server.router import Route
+from farhand.gateway.access.credentials import Scope
+from farhand.memory.memory import MOST_RESULTS, Memory
+from farhand.protocol.errors import ToolError
+from farhand.protocol.names import MAIN_AGENT
+
+FAILURES = (404, 500, 504)
+AGENT = Query("agent", "Of this agent; `main` by default.")
+SEARCH = (
+    Query("q", "What to look for.", required=True),
+    Query("max_results", f"How many at most: up to {MOST_RESULTS}.", int),
+    Query("min_score", "None that fits less, 0 to 1.", float),
+)
+LINES = (
+    Query("path", "MEMORY.md or memory/NAME.md.", required=True),
+    Query("from", "The first line, counted from 1.", int),
+    Query("lines", "How many.", int),
+)
+
+
+def memory_routes(memory: Memory) -> list[Route]:
+    doors = MemoryDoors(memory)
+    return [
+        Route(
+            "GET",
+            "/v1/memory",
+            Scope.READ,
+            doors.status,
+            about=About("How an agent's memory is.", query=(AGENT,), errors=FAILURES),
+        ),
+        Route(
+            "GET",
+            "/v1/memory/search",
+            Scope.TOOLS_READ,
+            doors.search,
+            about=About("Search an agent's memory.", query=(AGENT, *SEARCH), errors=FAILURES),
+        ),
+        Route(
+            "GET",
+            "/v1/memory/get",
+            Scope.TOOLS_READ,
+            doors.get,
+            about=About("Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES),
+        ),
+        Route(
+            "POST",
+            "/v1/memory/reindex",
+            Scope.TOOLS_WRITE,
+            doors.reindex,
+            about=About("Read the memory files again.", query=(AGENT,), errors=FAILURES),
+        ),
+    ]
+
+
+class MemoryDoors:
+    """One method for each route; `agent` in the query names another agent than `main`."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def status(self, request: Request) -> Reply:
+        try:
+            return json_reply(await self._memory.status(_agent(request)))
+        except ToolError as error:
+            raise tool_problem(error) from None
+
+    async def search(self, request: Request) -> Reply:
+        limit = request.query_int("max_results", 0, 0, MOST_RESULTS)
+        query = request.query("q") or ""
+        try:
+            found = await self._memory.search(
+                query, agent=_agent(request), max_results=limit, min_score=_number(request, "min_score")
+            )
+        except ToolError as error:
+            raise tool_problem(error) from None
+        return json_reply({"query": query, "results": found.hits, "index": found.index, "note": found.note})
+
+    async def get(self, request: Request) -> Reply:
+        path = request.query("path")
+        if not path:
+            raise Problem(400, "invalid_request", "path must name a memory file: MEMORY.md or memory/NAME.md")
+        start, lines = (request.query_int(name, 0, 0, 1_000_000_000) for name in ("from", "lines"))
+        try:
+            return json_reply(await self._memory.get(path, agent=_agent(request), start=start, lines=lines))
+        except ToolError as error:
+            raise tool_problem(error) from None
+
+    async def reindex(self, request: Request) -> Reply:
+        try:
+            return json_reply(await self._memory.reindex(_agent(request)))
+        except ToolError as error:
+            raise tool_problem(error) from None
+
+
+def _agent(request: Request) -> str:
+    return request.query("agent") or MAIN_AGENT
+
+
+def _number(request: Request, name: str) -> float | None:
+    text = request.query(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise Problem(400, "invalid_request", f"{name} must be a number from 0 to 1, not {text[:50]!r}")
+    return value

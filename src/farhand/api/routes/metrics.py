@@ -1,0 +1,146 @@
+"""`GET /metrics`: what a gateway does, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from farhand import __version__
+from farhand.api.server.http import Reply, Request
+from farhand.api.server.route_docs import About
+from farhand.api.server.router import Route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.hub import Hub
+from farhand.store.tables.metrics import Durations, count_rows
+
+TEXT: Final = "text/plain"
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+# Calls, in milliseconds: up to 2**21, some 35 minutes.
+CALL_BUCKETS: Final = range(22)
+# Waits for the disk, in microseconds: up to 2**24, some 17 seconds.
+SYNC_BUCKETS: Final = range(4, 25)
+STATES: Final = {
+    "runs": "Runs of the agent that have not ended, by state.",
+    "outbox": "Messages on their way to people, by state.",
+    "transfers": "Transfers that have not ended, by state.",
+    "cron_slots": "Slots of scheduled jobs on record, by status.",
+    "cron_jobs": "Scheduled jobs.",
+}
+
+
+def metrics_routes(hub: Hub) -> list[Route]:
+    started = time.time()
+
+    async def answer(_request: Request) -> Reply:
+        rows = await hub.database.read(count_rows)
+        lines = [*_calls(hub), *_nodes(hub), *_store(hub), *_rows(rows), *_process(started)]
+        return Reply("\n".join([*lines, ""]).encode(), content_type=CONTENT_TYPE)
+
+    about = About("Figures of this gateway for Prometheus.", media=(TEXT,))
+    return [Route("GET", "/metrics", Scope.READ, answer, about=about)]
+
+
+def _calls(hub: Hub) -> Iterator[str]:
+    ended = hub.gate.ended
+    yield from _about("farhand_info", "gauge", "The version of the gateway.")
+    yield _line("farhand_info", 1, version=__version__)
+    yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
+    for (family, state), durations in sorted(ended.items()):
+        yield _line("farhand_calls_total", sum(durations.counts), family=family, state=state)
+    yield from _about("farhand_call_duration_seconds", "histogram", "How long calls took.")
+    for (family, state), durations in sorted(ended.items()):
+        yield from _histogram(
+            "farhand_call_duration_seconds", durations, CALL_BUCKETS, 1000, family=family, state=state
+        )
+    yield from _about("farhand_calls_open", "gauge", "Calls that have not ended.")
+    yield _line("farhand_calls_open", hub.gate.open_count)
+    yield from _about("farhand_frozen", "gauge", "Whether everything is frozen.")
+    yield _line("farhand_frozen", int(hub.gate.frozen is not None))
+
+
+def _nodes(hub: Hub) -> Iterator[str]:
+    nodes = sorted(hub.roster.nodes.items())
+    online = sum(node.online for _, node in nodes)
+    yield from _about("farhand_nodes", "gauge", "Machines that joined, connected or not.")
+    yield _line("farhand_nodes", online, state="online")
+    yield _line("farhand_nodes", len(nodes) - online, state="offline")
+    yield from _about("farhand_node_online", "gauge", "Whether a machine is connected.")
+    for node_id, node in nodes:
+        yield _line("farhand_node_online", int(node.online), node=node_id)
+    yield from _about("farhand_node_calls_open", "gauge", "Calls that are open on a machine.")
+    for node_id, node in nodes:
+        yield _line("farhand_node_calls_open", node.running, node=node_id)
+
+
+def _store(hub: Hub) -> Iterator[str]:
+    database = hub.database
+    yield from _about("farhand_store_commits_total", "counter", "Transactions of the store.")
+    yield _line("farhand_store_commits_total", database.commits)
+    yield from _about("farhand_store_sync_seconds", "histogram", "Waits for the disk; one serves many writes.")
+    yield from _histogram("farhand_store_sync_seconds", database.syncs, SYNC_BUCKETS, 1_000_000)
+    yield from _about(
+        "farhand_store_waiting", "gauge", "Writes that wait for their transaction, and groups for the disk."
+    )
+    yield _line("farhand_store_waiting", database.waiting, what="writes")
+    yield _line("farhand_store_waiting", database.syncing, what="syncs")
+    yield from _about("farhand_store_healthy", "gauge", "Whether the store can be written.")
+    yield _line("farhand_store_healthy", int(database.healthy))
+    yield from _about("farhand_store_bytes", "gauge", "Size of the store and of its log.")
+    for what, suffix in (("store", ""), ("log", "-wal")):
+        path = Path(f"{database.path}{suffix}")
+        yield _line("farhand_store_bytes", path.stat().st_size if path.exists() else 0, what=what)
+
+
+def _rows(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    yield from _about("farhand_sessions", "gauge", "Conversations on record.")
+    yield _line("farhand_sessions", rows["sessions"][""])
+    for name, text in STATES.items():
+        yield from _about(f"farhand_{name}", "gauge", text)
+        for state, count in sorted(rows[name].items()):
+            yield _line(f"farhand_{name}", count, state=state)
+
+
+def _process(started: float) -> Iterator[str]:
+    """As the usual client libraries name them."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield from _about("process_cpu_seconds_total", "counter", "Processor time of the gateway.")
+    yield _line("process_cpu_seconds_total", round(usage.ru_utime + usage.ru_stime, 3))
+    yield from _about("process_start_time_seconds", "gauge", "When the gateway was started.")
+    yield _line("process_start_time_seconds", round(started, 3))
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names are enough)
+    except OSError:
+        return  # a system without /proc
+    yield from _about("process_resident_memory_bytes", "gauge", "Memory of the gateway.")
+    yield _line("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
+    yield from _about("process_open_fds", "gauge", "Open descriptors of the gateway.")
+    yield _line("process_open_fds", descriptors)
+
+
+def _about(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _line(name: str, value: float, **labels: str) -> str:
+    told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{told}}} {value}" if told else f"{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return str(text).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _histogram(name: str, durations: Durations, buckets: range, units: int, **labels: str) -> Iterator[str]:
+    counts = list(durations.counts)
+    for index in buckets:
+        bound = 2**index / units
+        yield _line(f"{name}_bucket", sum(counts[: index + 1]), **labels, le=f"{bound:g}")
+    yield _line(f"{name}_bucket", sum(counts), **labels, le="+Inf")
+    yield _line(f"{name}_sum", round(durations.total / units, 6), **labels)
+    yield _line(f"{name}_count", sum(counts), **labels)

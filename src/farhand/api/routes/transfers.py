@@ -1,0 +1,465 @@
+"""The HTTP routes of transfers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mimetypes
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.route_docs import About, Query
+from farhand.api.server.router import Route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.calls.open_call import new_call_id
+from farhand.gateway.hub import Hub
+from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
+from farhand.gateway.transfers.relay import Role
+from farhand.gateway.transfers.tool import transferred
+from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
+from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
+from farhand.protocol.manifest import Entry, EntryKind
+from farhand.protocol.messages import TransferOffer
+from farhand.store.sqlite.database import StoreError
+from farhand.store.tables import idempotency as keys
+from farhand.store.tables.transfers import TransferRecord, TransferState
+
+T = TypeVar("T")
+
+# A node's file, opened in the browser, must not act for the owner.
+HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
+STATUS = {
+    ErrorKind.INVALID_ARGS: 400,
+    ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.CANCELLED: 409,
+    ErrorKind.TIMEOUT: 504,
+    ErrorKind.FAILED: 502,
+}
+
+
+class TransferRequest(msgspec.Struct):
+    source: str
+    destination: str
+    agent_id: str | None = None
+    background: bool = False
+
+
+class UploadSender(OwnSender):
+    """The body of a request. It comes once: when the other end goes away, the upload has failed."""
+
+    def __init__(self, name: str, entry: Entry, body: AsyncIterator[bytes], *, private: bool) -> None:
+        super().__init__()
+        self.private = private
+        self._name = name
+        self._entry = entry
+        self._body = body
+        self._read = False
+
+    async def describe(self) -> tuple[str, list[Entry], str | None]:
+        if self._read:
+            raise Failed("the destination went away during the upload; begin again")
+        return self._name, [self._entry], mimetypes.guess_type(self._name)[0]
+
+    async def content(self, _entry: Entry, _offset: int) -> AsyncIterator[bytes]:
+        self._read = True
+        try:
+            async for piece in self._body:
+                yield piece
+        except Problem as error:
+            raise Cancelled(str(error)) from None
+
+
+class DownloadReceiver(OwnReceiver):
+    """The answer to a request; whoever reads it slowly slows the sender down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        loop = asyncio.get_running_loop()
+        self.offered: asyncio.Future[TransferOffer] = loop.create_future()
+        self.entries: asyncio.Future[list[Entry]] = loop.create_future()
+        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(2)
+        self._unread = False
+
+    async def accept(self, offer: TransferOffer) -> None:
+        if self.offered.done():
+            raise Failed("the source changed while it was downloaded; begin again")
+        self.offered.set_result(offer)
+
+    async def begin_entry(self, _entry: Entry) -> None:
+        if not self.entries.done() and self._manifest is not None:
+            self.entries.set_result(self._manifest.entries)
+
+    async def take(self, data: bytes) -> None:
+        await self._give(data)
+
+    async def finish(self) -> None:
+        if not self.entries.done() and self._manifest is not None:
+            self.entries.set_result(self._manifest.entries)
+        await self._give(None)
+
+    async def _give(self, piece: bytes | None) -> None:
+        await self.pieces.put(piece)
+        if self._unread:
+            raise Cancelled("nobody reads it any more")
+
+    def let_go(self) -> None:
+        self._unread = True
+        while not self.pieces.empty():  # whoever waits to put another one in is let go
+            self.pieces.get_nowait()
+
+    async def discard(self) -> None:
+        self.entries.cancel()
+
+
+class KeyClaim(msgspec.Struct, frozen=True):
+    """An idempotency key, and the request it came with. Raises IdempotencyConflict where it stands for another."""
+
+    credential: str
+    key: str
+    body: bytes
+    transfer_id: str
+    now: int
+
+    def look(self, store: apsw.Connection) -> str:
+        return self._same(keys.claimed(store, self.credential, self.key, self.body, self.transfer_id, self.now))
+
+    def take(self, store: apsw.Connection) -> str:
+        return self._same(keys.claim(store, self.credential, self.key, self.body, self.transfer_id, self.now))
+
+    def _same(self, held: tuple[str, bytes]) -> str:
+        if held[1] != self.body:
+            raise IdempotencyConflict(f"the idempotency key {self.key!r} was used for another request")
+        return held[0]
+
+
+_decoder = msgspec.json.Decoder(TransferRequest)
+
+
+SOURCE = Query("source", "`node:path`, or `gsv:path`.", required=True)
+DESTINATION = Query("destination", "`node:path`, or `gsv:path`.", required=True)
+FAILURES = (404, 409, 502, 503, 504)
+
+
+def transfer_routes(hub: Hub) -> list[Route]:
+    doors = TransferDoors(hub)
+    return [
+        Route(
+            "POST",
+            "/v1/transfers",
+            Scope.TOOLS_WRITE,
+            doors.begin,
+            acts=True,
+            about=About(
+                "Copy a file or folder from one machine to another.",
+                body=TransferRequest,
+                also={202: "Begun, in the background."},
+                errors=FAILURES,
+                idempotent=True,
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers",
+            Scope.READ,
+            doors.listing,
+            about=About(
+                "Transfers, newest first.", query=(Query("limit", "How many at most: 1 to 1000, 50 by default.", int),)
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers/content",
+            Scope.TOOLS_READ,
+            doors.download,
+            acts=True,
+            about=About("A file of a machine, as bytes.", media=("*/*",), query=(SOURCE,), errors=FAILURES),
+        ),
+        Route(
+            "PUT",
+            "/v1/transfers/content",
+            Scope.TOOLS_WRITE,
+            doors.upload,
+            streams=True,
+            acts=True,
+            about=About(
+                "The body becomes a file of a machine.",
+                takes="*/*",
+                query=(
+                    DESTINATION,
+                    Query("name", "What it is called where the destination is a folder."),
+                    Query("executable", "`1`: a new file may be run."),
+                    Query("private", "`1`: a new file is for its owner alone."),
+                ),
+                errors=(411, *FAILURES),
+            ),
+        ),
+        Route(
+            "GET",
+            "/v1/transfers/manifest",
+            Scope.TOOLS_READ,
+            doors.manifest,
+            acts=True,
+            about=About(
+                "What is at a place of a machine: its name, and the files of a folder.",
+                query=(SOURCE,),
+                errors=FAILURES,
+            ),
+        ),
+        Route("GET", "/v1/transfers/{transfer_id}", Scope.READ, doors.show, about=About("One transfer.")),
+        Route(
+            "DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, doors.cancel, about=About("Cancel a transfer.")
+        ),
+    ]
+
+
+class TransferDoors:
+    """One method for each route."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def begin(self, request: Request) -> Reply:
+        wanted: TransferRequest = await request.json(_decoder)
+        key = request.header(b"idempotency-key")
+        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        transfers = self._hub.transfers
+        transfer_id = request.id = new_call_id()
+        try:
+            begun = await transfers.begin(
+                transfer_id,
+                wanted.source,
+                wanted.destination,
+                credential=request.credential.id,
+                agent_id=wanted.agent_id,
+                claim=None if key is None else self._claim(request, wanted, key),
+            )
+        except ToolError as error:
+            raise problem(error) from None
+        except IdempotencyConflict as error:
+            raise Problem(409, "idempotency_conflict", str(error)) from None
+        except StoreError as error:
+            raise Problem(503, "not_recorded", f"the transfer was not begun: {error}") from None
+        record = begun.record if isinstance(begun, OpenTransfer) else begun
+        request.id = record.id
+        if wanted.background:
+            return json_reply(view(record), 202)
+        record = await self._watched(request, begun, wanted=key is not None)
+        try:
+            transferred(record)
+        except ToolError as error:
+            raise problem(error) from None
+        return json_reply(view(record))
+
+    async def _watched(self, request: Request, begun: OpenTransfer | TransferRecord, *, wanted: bool) -> TransferRecord:
+        """The end of a transfer. Should its client leave before, it is cancelled, unless it was promised a repeat."""
+        transfers = self._hub.transfers
+        waiting = asyncio.ensure_future(transfers.wait(begun))
+        gone = asyncio.ensure_future(request.gone())
+        stops = asyncio.ensure_future(self._hub.ending.wait())
+        try:
+            await asyncio.wait({waiting, gone, stops}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            if isinstance(begun, TransferRecord):
+                return begun
+            if gone.done() and not stops.done() and not wanted:
+                return await transfers.cancel(begun.record.id, "the caller hung up") or begun.record
+            return begun.record
+        finally:
+            for future in (waiting, gone, stops):
+                future.cancel()
+
+    # -- files of whoever asks ----------------------------------------------------------------------------
+
+    async def upload(self, request: Request) -> Reply:
+        """The body becomes the file `destination`; `name` is what it is called when that is a folder."""
+        size = request.header(b"content-length")
+        if size is None or not size.isdecimal():
+            raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
+        entry = Entry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
+        private = request.query("private") == "1"
+        sender = UploadSender(request.query("name") or "upload", entry, request.stream(), private=private)
+        begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})
+        record = await self._hub.transfers.wait(begun)
+        try:
+            transferred(record)
+        except ToolError as error:
+            raise problem(error) from None
+        return json_reply(view(record))
+
+    async def download(self, request: Request) -> Reply:
+        """The file `source`, as bytes. An answer that breaks off was not the whole file."""
+        receiver = DownloadReceiver()
+        begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
+        offer = await self._answered(begun, receiver.offered)
+        if offer.folder:
+            await self._hub.transfers.cancel(begun.record.id, "a folder is not a file")
+            raise Problem(400, "invalid_args", "this is a folder; /v1/transfers/manifest lists its files")
+        kind = offer.mime or "application/octet-stream"
+        return Reply(
+            content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
+            headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
+            pieces=self._pieces(request, begun, receiver),
+            bare=True,
+        )
+
+    async def manifest(self, request: Request) -> Reply:
+        """What is at `source`: its name, and the files, folders and links of a folder."""
+        receiver = DownloadReceiver()
+        begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
+        try:
+            offer = await self._answered(begun, receiver.offered)
+            entries = await self._answered(begun, receiver.entries)
+        finally:
+            await self._hub.transfers.cancel(begun.record.id, "only its list was wanted")
+        return json_reply(
+            {
+                "name": offer.name,
+                "folder": offer.folder,
+                "size": offer.size,
+                "files": offer.files,
+                "executable": not offer.folder and any(each.executable for each in entries),
+                "private": offer.private,
+                "entries": [
+                    {
+                        "path": each.path,
+                        "kind": each.kind,
+                        "size": each.size,
+                        "executable": each.executable,
+                        "private": each.private,
+                    }
+                    for each in entries
+                    if offer.folder
+                ],
+            }
+        )
+
+    async def _begin_own(
+        self, request: Request, source: str, destination: str, own: dict[Role, OwnEnd]
+    ) -> OpenTransfer:
+        request.id = new_call_id()
+        try:
+            begun = await self._hub.transfers.begin(
+                request.id,
+                source,
+                destination,
+                credential=request.credential.id,
+                agent_id=request.query("agent"),
+                own=own,
+            )
+        except ToolError as error:
+            raise problem(error) from None
+        except StoreError as error:
+            raise Problem(503, "not_recorded", f"the transfer was not begun: {error}") from None
+        assert isinstance(begun, OpenTransfer), "the id is new"
+        return begun
+
+    async def _answered(self, begun: OpenTransfer, answer: asyncio.Future[T]) -> T:
+        """What the sender says. Raises Problem when the transfer ends before."""
+        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        waits: set[asyncio.Future[Any]] = {ended, answer}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done() and not answer.cancelled():
+            ended.cancel()
+            return answer.result()
+        try:
+            transferred(await ended)
+        except ToolError as error:
+            raise problem(error) from None
+        raise Problem(502, "failed", "the transfer ended before it began")
+
+    async def _pieces(self, request: Request, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
+        """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
+        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        gone = asyncio.ensure_future(request.gone())
+        held: bytes | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(receiver.pieces.get())
+                waits: set[asyncio.Future[Any]] = {following, ended, gone}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    following.cancel()
+                    return
+                if following.done():
+                    piece = following.result()
+                elif receiver.pieces.empty():
+                    following.cancel()
+                    break
+                else:
+                    piece = await following
+                if piece is None:
+                    break
+                if held is not None:
+                    yield held
+                held = piece
+            transferred(await ended)
+            if held is not None:
+                yield held
+        except ToolError as error:
+            raise problem(error) from None
+        finally:
+            ended.cancel()
+            gone.cancel()
+            await self._hub.transfers.cancel(begun.record.id, "the caller hung up")
+
+    def _claim(self, request: Request, wanted: TransferRequest, key: str) -> KeyClaim:
+        body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
+        return KeyClaim(request.credential.id, key, body, request.id, self._hub.roster.clock())
+
+    async def listing(self, request: Request) -> Reply:
+        records = await self._hub.transfers.newest(request.query_int("limit", 50, 1, 1000))
+        return json_reply({"transfers": [view(record) for record in records], "count": len(records)})
+
+    async def show(self, request: Request) -> Reply:
+        record = await self._hub.transfers.find(request.params["transfer_id"])
+        if record is None:
+            raise _unknown(request)
+        return json_reply(view(record))
+
+    async def cancel(self, request: Request) -> Reply:
+        record = await self._hub.transfers.cancel(request.params["transfer_id"])
+        if record is None:
+            raise _unknown(request)
+        return json_reply(view(record))
+
+
+def view(record: TransferRecord) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": record.id,
+        "state": record.state.value,
+        "source": record.source,
+        "destination": record.destination,
+        "files": record.files,
+        "bytes_total": record.bytes_total,
+        "bytesTransferred": record.bytes_done,
+        "created_at": record.created_at,
+        "ended_at": record.ended_at,
+    }
+    if record.mime is not None:
+        shown["mime"] = record.mime
+    if record.state not in (TransferState.OK, TransferState.RUNNING):
+        shown["error"] = {"kind": record.error_kind, "message": record.error_message}
+    return shown
+
+
+def problem(error: ToolError) -> Problem:
+    return Problem(STATUS[error.kind], error.kind.value, error.message)
+
+
+def _needed(request: Request, name: str) -> str:
+    value = request.query(name)
+    if not value:
+        raise Problem(400, "invalid_request", f"the query must name a {name}")
+    return value
+
+
+def _unknown(request: Request) -> Problem:
+    return Problem(404, "not_found", f"there is no transfer {request.params['transfer_id'][:100]!r}")

@@ -1,0 +1,1 @@
+"""HTTP plumbing shared by all routes: guard, limits, router, OpenAPI, streams."""

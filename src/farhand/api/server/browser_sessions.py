@@ -1,0 +1,206 @@
+"""Console sessions: browsers that signed in with a one-time code.
+
+A session has two secrets. The cookie is sent by the browser, but to every server on the host, since cookies ignore
+ports. The page secret is given to the console page once, in the fragment of the redirect after signing in; the page
+keeps it in `sessionStorage`, which other ports cannot read, and sends it as the `X-Farhand-Page` header. Only both
+together authenticate a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.snapshots import note_revoked, revoked_tokens
+from farhand.store.tables.browser_sessions import (
+    BrowserSession,
+    add_session,
+    all_sessions,
+    remove_sessions,
+    sessions_used,
+)
+from farhand.store.tables.tokens import token_hash
+
+CODE_SECONDS = 600.0
+MAX_SESSIONS = 64
+# A use is written to the store at most this often.
+USED_MS = 60_000
+MAX_USER_AGENT = 200
+
+
+class SessionLimits(msgspec.Struct, frozen=True):
+    """How long a session lasts without a request, and at most."""
+
+    idle_ms: int
+    total_ms: int
+
+
+class SignedIn(msgspec.Struct, frozen=True):
+    """A new session: the `Set-Cookie` header, and the secret for its page."""
+
+    cookie: str
+    page_secret: str
+
+
+class BrowserSessions:
+    """The sessions of one gateway. They are kept in the store and survive a restart.
+
+    The cookie's name contains the port, so that two gateways on one host do not sign each other out.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        home: Path,
+        owner_hash: bytes,
+        limits: SessionLimits,
+        *,
+        port: int,
+        secure: bool,
+        clock: Callable[[], int],
+        note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
+    ) -> None:
+        """`owner_hash`: of the owner's token. `clock`: milliseconds since 1970. `note` writes to the journal."""
+        self.cookie = f"farhand_session_{port}"
+        # Called with the id of each session that ends.
+        self.on_ended: list[Callable[[str], None]] = []
+        self._database = database
+        self._home = home
+        self._owner_hash = owner_hash
+        self._limits = limits
+        self._secure = secure
+        self._clock = clock
+        self._note = note
+        self._codes: dict[str, float] = {}
+        # Uses that are newer than the store's, and when they were last written.
+        self._uses: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+        self._sessions: dict[bytes, BrowserSession] = {}
+        ended = revoked_tokens(home)  # an older copy of the store may still have them
+        stale = []
+        for session in database.query(all_sessions):
+            if session.id in ended or not hmac.compare_digest(session.owner_hash, owner_hash) or self._over(session):
+                stale.append(session.id)
+            else:
+                self._sessions[session.cookie_hash] = session
+        if stale:
+            database.query(lambda store: remove_sessions(store, stale))
+
+    # -- signing in and out -------------------------------------------------------------------------------
+
+    def new_code(self) -> str:
+        """A code for a sign-in link; good for one sign-in within ten minutes."""
+        now = time.monotonic()
+        self._codes = {code: expires for code, expires in self._codes.items() if expires >= now}
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = now + CODE_SECONDS
+        return code
+
+    async def redeem(self, code: str, address: str, user_agent: str) -> SignedIn | None:
+        """Begin a session; None if the code is unknown, used or expired."""
+        expires = self._codes.pop(code, None)
+        if expires is None or expires < time.monotonic():
+            return None
+        cookie, page_secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        now = self._clock()
+        session = BrowserSession(
+            f"console-{secrets.token_hex(4)}",
+            token_hash(cookie),
+            token_hash(page_secret),
+            self._owner_hash,
+            now,
+            now,
+            address,
+            "".join(character for character in user_agent if character.isprintable())[:MAX_USER_AGENT],
+        )
+        await self._database.write(lambda store: add_session(store, session))
+        self._sessions[session.cookie_hash] = session
+        self._note("console.signed_in", session.id, {"address": address})
+        self._remove_expired()
+        while len(self._sessions) > MAX_SESSIONS:
+            await self.end(min(self._sessions.values(), key=self._last_used).id)
+        return SignedIn(self._set_cookie(cookie), page_secret)
+
+    async def end(self, session_id: str) -> bool:
+        """End a session; False if there is none with this id."""
+        session = next((one for one in self._sessions.values() if one.id == session_id), None)
+        if session is None:
+            return False
+        self._forget(session)
+        await asyncio.to_thread(note_revoked, self._home, session_id)
+        await self._database.write(lambda store: remove_sessions(store, [session_id]))
+        self._note("console.signed_out", session_id, {})
+        return True
+
+    @property
+    def expired_cookie(self) -> str:
+        """A `Set-Cookie` header that removes the cookie."""
+        return self._set_cookie("") + "; Max-Age=0"
+
+    def _set_cookie(self, value: str) -> str:
+        return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
+
+    # -- recognising --------------------------------------------------------------------------------------
+
+    def recognise(self, cookie: str, page_secret: str) -> BrowserSession | None:
+        """The session of these two secrets. Counts as a use."""
+        session = self._sessions.get(token_hash(cookie))
+        if session is None or not hmac.compare_digest(session.page_hash, token_hash(page_secret)):
+            return None
+        if self._over(session):
+            self._remove_expired()
+            return None
+        self._use(session)
+        return session
+
+    def seconds_left(self, session_id: str) -> float:
+        """Until a session ends if it is not used again; 0 once it has ended."""
+        session = next((one for one in self._sessions.values() if one.id == session_id), None)
+        if session is None:
+            return 0.0
+        return max(0.0, (self._ends_at(session) - self._clock()) / 1000)
+
+    def listed(self) -> list[tuple[BrowserSession, int, int]]:
+        """Each session with the times of its last use and of its end, those used last first."""
+        self._remove_expired()
+        found = sorted(self._sessions.values(), key=self._last_used, reverse=True)
+        return [(session, self._last_used(session), self._ends_at(session)) for session in found]
+
+    def _last_used(self, session: BrowserSession) -> int:
+        return self._uses.get(session.id, session.last_used_at)
+
+    def _ends_at(self, session: BrowserSession) -> int:
+        return min(self._last_used(session) + self._limits.idle_ms, session.created_at + self._limits.total_ms)
+
+    def _over(self, session: BrowserSession) -> bool:
+        return self._clock() >= self._ends_at(session)
+
+    def _use(self, session: BrowserSession) -> None:
+        now = self._clock()
+        self._uses[session.id] = now
+        if now - self._written.get(session.id, session.last_used_at) >= min(USED_MS, self._limits.idle_ms // 2):
+            self._written[session.id] = now
+            self._database.write_behind(lambda store: sessions_used(store, {session.id: now}), lambda *_: None)
+
+    def _remove_expired(self) -> None:
+        expired = [session for session in self._sessions.values() if self._over(session)]
+        for session in expired:
+            self._forget(session)
+        if expired:
+            ids = [session.id for session in expired]
+            self._database.write_behind(lambda store: remove_sessions(store, ids), lambda *_: None)
+
+    def _forget(self, session: BrowserSession) -> None:
+        del self._sessions[session.cookie_hash]
+        self._uses.pop(session.id, None)
+        self._written.pop(session.id, None)
+        for ended in self.on_ended:
+            ended(session.id)

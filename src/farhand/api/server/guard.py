@@ -1,0 +1,473 @@
+"""The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
+
+connections (`lobby`) -> Host -> Origin -> size -> throttle -> credential -> scope -> budget -> freeze -> route
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gzip
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.api.server.browser_sessions import BrowserSessions
+from farhand.api.server.http import (
+    JSON,
+    MAX_BODY_BYTES,
+    Problem,
+    Receive,
+    Reply,
+    Request,
+    Scope,
+    Send,
+    new_request_id,
+    respond,
+    too_large,
+)
+from farhand.api.server.idempotency import Repeats
+from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
+from farhand.api.server.router import Route, Router
+from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
+from farhand.gateway.access.credentials import OWNER, Credential, Credentials
+from farhand.machine.files import steering_files as steering
+from farhand.protocol.freeze import FreezeOrder
+from farhand.protocol.known_secrets import KnownSecrets, Veil
+
+log = logging.getLogger(__name__)
+
+NODE_SOCKET = "/v1/nodes/ws"
+FILES_SOCKET = "/v1/nodes/files"
+# What to call, in a request's scope, once its sender is known.
+ADMITTED = "farhand.admitted"
+NOBODY = Credential("nobody", frozenset())
+# Requests of one token at once, streams included: each holds a connection of the gateway's.
+MAX_OPEN_REQUESTS = 256
+_COUNTED = "farhand.counted"
+PAGE_HEADER = b"x-farhand-page"
+MIN_COMPRESSED_BYTES = 2048
+MAX_COMPRESSED_ON_LOOP = 64 * 1024
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
+# Clients look for these before they have a credential, and understand 404 but not 401.
+_DISCOVERY = ("/.well-known/", "/register")
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, X-API-Key, Content-Type, Accept, Idempotency-Key, If-Match, If-None-Match, If-Range, Range, "
+        b"Last-Event-ID, X-Request-Id, X-Session-Key, Mcp-Session-Id, Mcp-Protocol-Version",
+    ),
+    (b"access-control-max-age", b"600"),
+]
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b"X-Request-Id, ETag, Content-Range, Retry-After, X-Offset, X-Next-Offset, X-Over, Mcp-Session-Id",
+)
+
+
+class GuardSettings(msgspec.Struct, frozen=True):
+    """Names under which this gateway may be addressed besides `localhost` and IP addresses, and web pages that may
+    call it from another origin."""
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[Origin] = frozenset()
+
+    @classmethod
+    def of(cls, hosts: Iterable[str], origins: Iterable[str]) -> GuardSettings:
+        """Raises ValueError that names an entry which is no host name or origin."""
+        names, pages = set(), set()
+        for entry in hosts:
+            try:
+                names.add(parse_host(_to_ascii(entry)).name)
+            except ValueError:
+                raise ValueError(f"[gateway] hosts: {entry!r} is not a host name such as 'gateway.example'") from None
+        for entry in origins:
+            try:
+                scheme, separator, host = entry.rstrip("/").partition("://")
+                pages.add(parse_origin(f"{scheme.lower()}{separator}{_to_ascii(host)}"))
+            except ValueError:
+                reason = f"[gateway] origins: {entry!r} is not an origin such as 'https://page.example'"
+                raise ValueError(reason) from None
+        return cls(frozenset(names), frozenset(pages))
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who sent a request; `session_id` if it came from a signed-in browser."""
+
+    credential: Credential
+    session_id: str | None = None
+
+    @property
+    def ending(self) -> str | None:
+        """The id of the token or session on which the request depends; None for what cannot be revoked."""
+        if self.session_id is not None:
+            return self.session_id
+        return None if self.credential in (NOBODY, OWNER) else self.credential.id
+
+
+class Guard:
+    """An ASGI application around the router; the node socket asks it as well."""
+
+    def __init__(
+        self,
+        router: Router,
+        credentials: Credentials,
+        sessions: BrowserSessions,
+        settings: GuardSettings,
+        secrets: KnownSecrets,
+        *,
+        held: Callable[[], FreezeOrder | None] = lambda: None,
+        note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
+    ) -> None:
+        """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer. `note` puts
+        something that happened into the journal."""
+        self.secrets = secrets
+        # Where requests that are sent again are known.
+        self.repeats: Repeats | None = None
+        self._router = router
+        self._held = held
+        self._credentials = credentials
+        self._sessions = sessions
+        self._settings = settings
+        self._throttle = Throttle(note=note)
+        self._tokenless = Throttle(
+            allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
+        )
+        # Requests that are being answered, by the id of their token.
+        self._open: Counter[str] = Counter()
+        # Open streams, by the id of the token or session they depend on.
+        self._streams: dict[str, set[asyncio.Event]] = {}
+        credentials.on_removed.append(self._revoked)
+        sessions.on_ended.append(self._revoked)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                await self._http(scope, receive, send)
+            finally:
+                self._uncount(scope)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = ""
+        asked_id: str | None = None
+        caller = Caller(NOBODY)
+        route: Route | None = None
+        method: str = scope["method"]
+        headers: dict[bytes, bytes] = {}
+        cross_origin: list[tuple[bytes, bytes]] = []
+        try:
+            headers = self._admit(scope)
+            asked_id = _client_request_id(headers)
+            cross_origin = self._cross_origin_headers(headers)
+            if cross_origin and method == "OPTIONS" and b"access-control-request-method" in headers:
+                await respond(
+                    Reply(status=204, headers=[*cross_origin, *_PREFLIGHT]), send, asked_id or new_request_id()
+                )
+                return
+            route, params = self._router.find(method, scope["path"])
+            if route is None and scope["path"].startswith(_DISCOVERY):
+                raise self._router.missing(method, scope["path"])
+            length = int(headers.get(b"content-length", b"0") or b"0")
+            if length > MAX_BODY_BYTES and (route is None or not route.streams):
+                raise too_large(MAX_BODY_BYTES)
+            if route is not None and route.guessable:
+                self._throttle.check(scope)
+            if route is None or route.scope is not None:
+                caller = self._authenticate(scope, headers, method)
+                admitted = scope.get(ADMITTED)
+                if admitted is not None:
+                    admitted()
+            credential = caller.credential
+            if route is None:
+                raise self._router.missing(method, scope["path"])
+            if route.scope is not None and not credential.may(route.scope):
+                wanted = " or ".join(repr(scope.value) for scope in route.scopes)
+                raise Problem(403, "forbidden", f"this credential lacks the scope {wanted}")
+            if credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
+                reason = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
+                raise Problem(403, "forbidden", reason)
+            most = route.max_body_bytes(credential)
+            if length > most and not route.streams:
+                raise too_large(most)
+            self._count(scope, caller)
+            if route.acts and (order := self._held()) is not None:
+                raise Problem(423, "frozen", order.refusal().message)
+            if caller.ending is not None:
+                receive = self._received_while_valid(receive, caller.ending)
+            request = Request(scope, receive, headers, credential, most)
+            request.session_id = caller.session_id
+            request.params = params
+            steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
+            reply = await self._serve(route, request, asked_id)
+            request_id = request.id
+            if route.guessable and reply.status == 401:
+                self._throttle.failed(scope)
+        except Problem as problem:
+            reply = problem.reply(openai=route is not None and route.openai)
+        except Exception:
+            request_id = asked_id or new_request_id()
+            log.exception("a request failed in the guard (request %s)", request_id)
+            reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
+        if reply.pieces is not None and caller.ending is not None:
+            reply.pieces = self._while_valid(reply.pieces, caller.ending)
+        if not reply.bare:
+            if reply.pieces is None:
+                reply.body = self.secrets.hide(reply.body)
+            else:
+                reply.pieces = _veiled(reply.pieces, self.secrets)
+        reply.headers = [*reply.headers, *cross_origin]
+        await _compress(reply, headers)
+        await respond(reply, send, asked_id or request_id or new_request_id(), head=method == "HEAD")
+
+    def _count(self, scope: Scope, caller: Caller) -> None:
+        """Raises Problem where a token has too many requests open; the owner is not limited."""
+        if caller.credential in (NOBODY, OWNER):
+            return
+        name = caller.credential.id
+        if self._open[name] >= MAX_OPEN_REQUESTS:
+            reason = f"this token has {MAX_OPEN_REQUESTS} requests open; end some of them first"
+            raise Problem(429, "too_many_requests", reason, headers=[(b"retry-after", b"1")])
+        self._open[name] += 1
+        scope[_COUNTED] = name
+
+    def _uncount(self, scope: Scope) -> None:
+        name = scope.get(_COUNTED)
+        if name is not None:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    def _received_while_valid(self, receive: Receive, ending: str) -> Receive:
+        """Refuse a body that arrives after its token or session has ended."""
+
+        async def received() -> Any:
+            message = await receive()
+            if message["type"] == "http.request" and self._seconds_left(ending) <= 0:
+                raise Problem(401, "unauthorized", "the token or session ended before the request was complete")
+            return message
+
+        return received
+
+    async def _while_valid(self, pieces: AsyncIterator[bytes], ending: str) -> AsyncIterator[bytes]:
+        """End a stream when its token or session is revoked or expires."""
+        over = asyncio.ensure_future(self._end_of(ending))
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(pieces))
+                await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
+                if over.done():
+                    return
+                try:
+                    yield following.result()
+                except StopAsyncIteration:
+                    return
+        finally:
+            over.cancel()
+            if following is not None and not following.done():
+                following.cancel()
+                await asyncio.wait({following})
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    def _seconds_left(self, ending: str) -> float:
+        return max(self._credentials.seconds_left(ending), self._sessions.seconds_left(ending))
+
+    async def _end_of(self, token_id: str) -> None:
+        """Return when a token or session has ended."""
+        revoked = asyncio.Event()
+        self._streams.setdefault(token_id, set()).add(revoked)
+        try:
+            while (left := self._seconds_left(token_id)) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, 3600.0)):
+                        await revoked.wait()
+        finally:
+            self._streams[token_id].discard(revoked)
+            if not self._streams[token_id]:
+                del self._streams[token_id]
+
+    def _revoked(self, token_id: str) -> None:
+        for revoked in self._streams.get(token_id, ()):
+            revoked.set()
+
+    async def _serve(self, route: Route, request: Request, asked_id: str | None) -> Reply:
+        try:
+            keyed = b"idempotency-key" in request.headers and route.repeatable and route.changes
+            if self.repeats is not None and keyed:
+                return await self.repeats.answer(request, route.handler)
+            return await route.handler(request)
+        except Problem as problem:
+            return problem.reply(openai=route.openai)
+        except Exception:
+            request.id = asked_id or request.id or new_request_id()
+            log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
+            return Problem(500, "internal", f"the gateway failed; its log has request {request.id}").reply()
+
+    # -- the node socket asks these itself: it is not behind ASGI ------------------------------------------
+
+    def admit_node(self, scope: Scope) -> None:
+        """Raises Problem for an upgrade that may not even present a token."""
+        self._admit(scope)
+        if scope["path"] not in (NODE_SOCKET, FILES_SOCKET):
+            raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
+        self._throttle.check(scope)
+
+    def node_failed(self, scope: Scope) -> None:
+        self._throttle.failed(scope)
+
+    # -- the checks -------------------------------------------------------------------------------------
+
+    def _admit(self, scope: Scope) -> dict[bytes, bytes]:
+        """The headers of a request that is addressed to us, by us. Raises Problem."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) != len(scope["headers"]):
+            _refuse_repeats(scope)
+        host = self._check_host(headers.get(b"host", b""))
+        origin = headers.get(b"origin")
+        if origin is not None and not self._origin_allowed(scope, origin, host):
+            raise Problem(403, "origin_not_allowed", f"pages of {_shown(origin)} may not use this gateway")
+        return headers
+
+    def _check_host(self, header: bytes) -> Host:
+        # A page can make a name of its own point at this machine, but not make the browser send another Host.
+        # Addresses cannot be rebound, so they are always allowed.
+        try:
+            host = parse_host(header.decode("latin-1"))
+        except ValueError:
+            raise Problem(403, "host_not_allowed", f"{_shown(header)} is not a valid Host header") from None
+        if not (host.is_address or host.name == "localhost" or host.name in self._settings.hosts):
+            raise Problem(
+                403,
+                "host_not_allowed",
+                f"this gateway is not known as {_shown(header)}; add the name to [gateway] hosts to allow it",
+            )
+        return host
+
+    def _origin_allowed(self, scope: Scope, header: bytes, host: Host) -> bool:
+        try:
+            origin = parse_origin(header.decode("latin-1"))
+        except ValueError:
+            return False
+        scheme: str = {"ws": "http", "wss": "https"}.get(scope["scheme"]) or scope["scheme"]
+        own = Origin(scheme, host.name, host.port or DEFAULT_PORTS.get(scheme))
+        return origin == own or origin in self._settings.origins
+
+    def _cross_origin_headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What lets a page of a listed origin read the answer. Never with credentials: such a page has a token."""
+        origin = headers.get(b"origin")
+        if origin is None or parse_origin(origin.decode("latin-1")) not in self._settings.origins:
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
+
+    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes], method: str) -> Caller:
+        secret = _secret(headers)
+        if secret is not None:
+            self._throttle.check(scope)
+            credential = self._credentials.recognise(secret)
+            if credential is not None:
+                self._throttle.succeeded(scope)
+                return Caller(credential)
+            self._throttle.failed(scope)
+            if not self._credentials.open:
+                raise _unauthorized("this token is not known here")
+        cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
+        if cookie is not None and page_secret is not None:
+            session = self._sessions.recognise(cookie, page_secret.decode("latin-1"))
+            if session is not None:
+                _require_json(headers, method)
+                return Caller(OWNER, session.id)
+        if self._credentials.open:
+            _require_json(headers, method)
+            return Caller(OWNER)
+        self._tokenless.check(scope)
+        self._tokenless.failed(scope)
+        raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+
+
+async def _compress(reply: Reply, headers: dict[bytes, bytes]) -> None:
+    """Compress a large body of text for a client that accepts it; never one that carries secrets (`bare`)."""
+    if reply.bare or reply.pieces is not None or len(reply.body) < MIN_COMPRESSED_BYTES:
+        return
+    if not reply.content_type.startswith((b"text/", JSON, b"image/svg+xml")):
+        return
+    reply.headers = [*reply.headers, (b"vary", b"Accept-Encoding")]
+    if not _accepts_gzip(headers.get(b"accept-encoding", b"")):
+        return
+    compress = functools.partial(gzip.compress, reply.body, 5, mtime=0)
+    reply.body = compress() if len(reply.body) < MAX_COMPRESSED_ON_LOOP else await asyncio.to_thread(compress)
+    reply.headers.append((b"content-encoding", b"gzip"))
+
+
+def _accepts_gzip(header: bytes) -> bool:
+    for part in header.lower().split(b","):
+        name, _, weight = part.strip().partition(b";")
+        if name.strip() in (b"gzip", b"*"):
+            return not re.fullmatch(rb"\s*q=0(\.0*)?\s*", weight)
+    return False
+
+
+def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
+    given = headers.get(b"x-request-id", b"")
+    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else None
+
+
+async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:
+    veil = Veil(known)
+    async for piece in pieces:
+        if shown := veil.feed(piece):
+            yield shown
+    if rest := veil.end():
+        yield rest
+
+
+def _refuse_repeats(scope: Scope) -> None:
+    # Of two, a proxy may have checked one and we would believe the other.
+    for name in (b"host", b"origin", b"authorization", b"x-api-key"):
+        if sum(header == name for header, _ in scope["headers"]) > 1:
+            raise Problem(400, "invalid_request", f"a request has one {name.decode().title()} header")
+
+
+def _secret(headers: dict[bytes, bytes]) -> str | None:
+    authorization = headers.get(b"authorization")
+    if authorization is not None:
+        scheme, _, secret = authorization.decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer":
+            return secret.strip()
+    key = headers.get(b"x-api-key")
+    return None if key is None else key.decode("latin-1").strip()
+
+
+def _cookie(headers: dict[bytes, bytes], name: str) -> str | None:
+    for part in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return None
+
+
+def _require_json(headers: dict[bytes, bytes], method: str) -> None:
+    # A form on any page can send these without asking; it cannot send this content type. Nor PUT, of any type.
+    if method not in ("GET", "HEAD", "DELETE", "PUT") and not headers.get(b"content-type", b"").startswith(
+        b"application/json"
+    ):
+        raise Problem(415, "unsupported_media_type", "send Content-Type: application/json")
+
+
+def _unauthorized(message: str) -> Problem:
+    return Problem(401, "unauthorized", message, headers=[(b"www-authenticate", b"Bearer")])
+
+
+def _to_ascii(name: str) -> str:
+    """A name of the settings as browsers send it: international names in their `xn--` form."""
+    return name if name.isascii() else name.encode("idna").decode()
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode("latin-1")[:100])

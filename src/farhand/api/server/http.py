@@ -1,0 +1,309 @@
+"""The little that lies between ASGI and a route: a request, a reply, and an error that is a reply."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from farhand.gateway.access.credentials import Credential
+from farhand.gateway.access.principal import Principal
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.protocol.json_limits import refuse_many_values
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+# Of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
+MAX_BODY_BYTES = 16 * 1024 * 1024
+# Of all others: reading and hashing a body of 16 MiB takes a good part of a second of the event loop.
+MAX_SMALL_BODY_BYTES = 1024 * 1024
+MAX_QUERY_FIELDS = 100
+_HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
+# What begins with a backslash in JSON: a whole surrogate pair, half of one (the group), or anything else.
+_ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
+
+
+class Problem(FarhandError):
+    """A request that cannot be served: becomes `{"error":{"code","message","details"?}}`."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        details: Any = None,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.details = details
+        self.headers = headers or []
+
+    def reply(self, *, openai: bool = False) -> Reply:
+        """`openai`: with the fields that clients of the OpenAI API expect."""
+        error: dict[str, Any] = {"code": self.code, "message": str(self)}
+        if openai:
+            error |= {"type": openai_error_type(self.status), "param": None}
+        if self.details is not None:
+            error["details"] = self.details
+        return Reply(msgspec.json.encode({"error": error}), status=self.status, headers=self.headers)
+
+
+def openai_error_type(status: int) -> str:
+    """The `type` of an error of the OpenAI API."""
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return special.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+class Reply:
+    """What a route answers: bytes, or pieces as they come."""
+
+    __slots__ = ("bare", "body", "content_type", "headers", "pieces", "status")
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        *,
+        status: int = 200,
+        content_type: bytes = JSON,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        pieces: AsyncIterator[bytes] | None = None,
+        bare: bool = False,
+    ) -> None:
+        """`bare`: sent as it is, secrets included: a new token for whoever asked for one, or a file, byte for byte."""
+        self.bare = bare
+        self.body = body
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers or []
+        self.pieces = pieces
+
+    def to_bytes(self, request_id: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The complete response, for a connection whose request could not be parsed."""
+        lines = [
+            *headers,
+            *_headers(self, request_id),
+            (b"content-length", b"%d" % len(self.body)),
+        ]
+        head = b"".join([b"%b: %b\r\n" % line for line in lines])
+        phrase = HTTPStatus(self.status).phrase.encode()
+        return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (self.status, phrase, head, self.body)
+
+
+def _headers(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", reply.content_type),
+        (b"x-request-id", request_id.encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        *reply.headers,
+    ]
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
+
+
+def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:
+    return Reply(msgspec.json.encode(value), status=status, bare=bare)
+
+
+class Request:
+    """One HTTP request whose sender is known."""
+
+    __slots__ = (
+        "_query",
+        "_receive",
+        "address",
+        "credential",
+        "headers",
+        "id",
+        "max_body_bytes",
+        "method",
+        "params",
+        "path",
+        "query_string",
+        "session_id",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        credential: Credential,
+        max_body_bytes: int = MAX_SMALL_BODY_BYTES,
+    ) -> None:
+        self._receive = receive
+        self._query: dict[str, list[str]] | None = None
+        self.max_body_bytes = max_body_bytes
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query_string: bytes = scope["query_string"]
+        self.headers = headers
+        self.credential = credential
+        # What the answer is labelled with; a route that makes something with an id puts it here.
+        self.id = ""
+        self.params: dict[str, str] = {}
+        # Set if a signed-in browser sent the request.
+        self.session_id: str | None = None
+        client = scope.get("client")
+        self.address: str = str(client[0]) if client else ""
+
+    @property
+    def principal(self) -> Principal:
+        """The sender, acting for itself."""
+        return Principal(self.credential)
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def query(self, name: str) -> str | None:
+        """The last value of a query parameter. Raises Problem for a query with too many parameters."""
+        if self._query is None:
+            text = self.query_string.decode("latin-1")
+            try:
+                self._query = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+            except ValueError:
+                reason = f"the query has more than {MAX_QUERY_FIELDS} parameters"
+                raise Problem(400, "invalid_request", reason) from None
+        values = self._query.get(name)
+        return values[-1] if values else None
+
+    def flag(self, name: str) -> bool:
+        """A switch that is on unless the query turns it off."""
+        return self.query(name) not in ("0", "false", "no")
+
+    def query_int(self, name: str, default: int, low: int, high: int) -> int:
+        """Raises Problem when the value is no whole number in the range."""
+        text = self.query(name)
+        if text is None:
+            return default
+        if not text.removeprefix("-").isdecimal() or len(text) > 20 or not low <= int(text) <= high:
+            shown = repr(text[:50])
+            raise Problem(400, "invalid_request", f"{name} must be a whole number from {low} to {high}, not {shown}")
+        return int(text)
+
+    async def body(self) -> bytes:
+        """The whole body. Raises Problem when it is too long, or the client left before its end."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "incomplete_request", "the client left before the end of its request")
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            if len(body) > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body"):
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Problem(400, "incomplete_request", "the client left before the end of its request")
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
+        return b"".join(parts)
+
+    def rewind(self, body: bytes) -> None:
+        """Have the body, which was read, read once more."""
+        before = self._receive
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def receive() -> Any:
+            message = next(messages, None)
+            return await before() if message is None else message
+
+        self._receive = receive
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body as it comes, of any length. Raises Problem when the client leaves before its end."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Problem(400, "incomplete_request", "the client left before the end of its request")
+            if part := message.get("body", b""):
+                yield part
+            more = message.get("more_body", False)
+
+    async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
+        """The body read by `decoder`. Raises Problem naming what is wrong."""
+        return read_json(await self.body(), decoder)
+
+    async def gone(self) -> None:
+        """Returns once the client has left. To be asked only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = "invalid_request") -> Any:
+    """Raises Problem that names what is wrong, with the code `malformed` for a body that is no JSON at all."""
+    try:
+        if not body.isascii():
+            body.decode()
+        refuse_many_values(body)
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        text = "the body is empty" if not body.strip() else json_fault(body, error)
+        code = "invalid_request" if isinstance(error, msgspec.ValidationError) else malformed
+        raise Problem(400, code, f"the body is not the expected JSON: {text}") from None
+
+
+# Bytes of a body in which the cause of a fault is looked for.
+MOST_SEARCHED = 64 * 1024
+
+
+def json_fault(body: bytes, error: Exception) -> str:
+    """Why a body could not be read. Of half a character the parser says that the body is cut off, or less."""
+    for escape in _ESCAPE.finditer(body[:MOST_SEARCHED]) if type(error) is msgspec.DecodeError else ():
+        if half := escape[1]:
+            return f"\\{half.decode()} at byte {escape.start()} is half of a surrogate pair, which is no character"
+    return str(error).replace("`", "'")
+
+
+def tool_problem(error: ToolError) -> Problem:
+    """What went wrong with a tool, where the answer is not a tool's."""
+    return Problem(_STATUS.get(error.kind, 500), error.kind.value, error.message)
+
+
+_STATUS = {
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.INVALID_ARGS: 400,
+    ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.TIMEOUT: 504,
+}
+
+
+def too_large(most: int) -> Problem:
+    reason = f"the body of this request has at most {most} bytes"
+    if most < MAX_BODY_BYTES:
+        reason += "; only credentials that may chat or write may send more, to routes that take content"
+    return Problem(413, "too_large", reason)
+
+
+async def respond(reply: Reply, send: Send, request_id: str, *, head: bool = False) -> None:
+    headers = _headers(reply, request_id)
+    if reply.status in (204, 304):
+        headers = [header for header in headers if header[0] != b"content-type"]
+    elif reply.pieces is None:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if reply.pieces is not None and not head:
+        async for piece in reply.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    await send({"type": "http.response.body", "body": b"" if head else reply.body})

@@ -1,0 +1,113 @@
+"""Requests that are sent again: what has an effect has it once for each `Idempotency-Key`.
+
+Routes that pass the gate look after their keys themselves, for good. For any other POST it is done here: the key is
+on disk before anything is done, and the answer, which may hold a secret that is shown once, in memory alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import Handler
+from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
+from farhand.gateway.calls.open_call import new_call_id
+from farhand.protocol.canonical_json import canonical
+from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.tables.idempotency import IDEMPOTENCY_MS, claim, release
+
+MOST_ANSWERS = 1000
+LONGEST_ANSWER = 64 * 1024
+
+
+class Answer(msgspec.Struct, frozen=True):
+    digest: bytes
+    reply: asyncio.Future[Reply]
+    at: int
+
+
+class Repeats:
+    """The answers of the last day, as far as there is room for them."""
+
+    def __init__(self, database: Database, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._clock = clock
+        self._answers: dict[tuple[str, str], Answer] = {}
+
+    async def answer(self, request: Request, handler: Handler) -> Reply:
+        """What the first request with this key was answered; raises Problem for another request under the same key."""
+        key = request.header(b"idempotency-key") or ""
+        if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        body = await request.body()
+        request.rewind(body)
+        digest = hashlib.sha256(b"%b?%b\0%b" % (request.path.encode(), request.query_string, canonical(body))).digest()
+        whose = (request.credential.id, key)
+        now = self._clock()
+        known = self._answers.get(whose)
+        if known is not None and known.at > now - IDEMPOTENCY_MS:
+            _check(known.digest, digest, key)
+            return _again(await asyncio.shield(known.reply))
+        return await self._first(request, handler, whose, digest, now)
+
+    async def _first(
+        self, request: Request, handler: Handler, whose: tuple[str, str], digest: bytes, now: int
+    ) -> Reply:
+        credential, key = whose
+        request_id = new_call_id()
+        coming: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._answers.pop(whose, None)
+        self._answers[whose] = Answer(digest, coming, now)
+        done = False
+        try:
+            try:
+                first, before = await self._database.write(
+                    lambda store: claim(store, credential, key, digest, request_id, now)
+                )
+            except StoreError as error:
+                raise Problem(503, "not_recorded", f"nothing was done: {error}") from None
+            if first != request_id:
+                _check(before, digest, key)
+                reason = f"the request with the key {key!r} was carried out before, and its answer is not kept"
+                raise Problem(409, "already_done", reason)
+            try:
+                reply = await handler(request)
+            except Problem:
+                await self._database.write(lambda store: release(store, credential, key, request_id))
+                raise
+            done = reply.status < 400
+            if not done:
+                await self._database.write(lambda store: release(store, credential, key, request_id))
+            coming.set_result(_again(reply))
+            return reply
+        except Problem as problem:
+            coming.set_result(problem.reply())
+            raise
+        finally:
+            if not coming.done():
+                coming.set_result(Problem(409, "already_done", "it cannot be known what came of the first").reply())
+            if not done or reply.pieces is not None or len(reply.body) > LONGEST_ANSWER:
+                self._answers.pop(whose, None)
+            while len(self._answers) > MOST_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+
+
+def _check(first: bytes, digest: bytes, key: str) -> None:
+    if first != digest:
+        raise Problem(409, "idempotency_conflict", f"the idempotency key {key!r} was used for another request")
+
+
+def _again(reply: Reply) -> Reply:
+    """A reply of its own for each who asks: whoever sends it changes it."""
+    return Reply(
+        reply.body,
+        status=reply.status,
+        content_type=reply.content_type,
+        headers=list(reply.headers),
+        pieces=reply.pieces,
+        bare=reply.bare,
+    )

@@ -1,0 +1,201 @@
+"""`GET /v1/openapi.json`: the routes as OpenAPI 3.1, made from the table of routes and the types they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from farhand import __version__
+from farhand.api.server.http import Reply, Request
+from farhand.api.server.route_docs import BYTES, JSON, About, Query
+from farhand.api.server.router import Route
+from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
+
+DESCRIPTION = (
+    "Tools on every machine of yours, called by name. Errors are `{error: {code, message, details?}}`; "
+    "every answer has an `X-Request-Id`."
+)
+IDEMPOTENCY_KEY = Query(
+    "Idempotency-Key",
+    f"1 to {MAX_IDEMPOTENCY_KEY} characters; a request that comes again with it has the first one's outcome.",
+)
+_PARAMETER = re.compile(r"\{([^}]+?)(\.\.\.)?\}")
+_REFERENCE = "#/components/schemas/{name}"
+
+
+class ErrorBody(msgspec.Struct):
+    code: str
+    message: str
+    details: Any | msgspec.UnsetType = msgspec.UNSET
+
+
+class ErrorAnswer(msgspec.Struct):
+    error: ErrorBody
+
+
+def openapi_routes(routes: Callable[[], Iterable[Route]]) -> list[Route]:
+    """`routes` tells the whole table, this one included."""
+    made: list[bytes] = []
+
+    async def openapi(_request: Request) -> Reply:
+        if not made:
+            made.append(msgspec.json.encode(document(routes())))
+        return Reply(made[0])
+
+    about = About("This description.")
+    return [Route("GET", "/v1/openapi.json", None, openapi, about=about)]
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Raises ValueError for a route that says nothing of itself."""
+    table = list(routes)
+    if silent := [f"{route.method} {route.path}" for route in table if route.about is None]:
+        raise ValueError(f"routes without a description: {', '.join(silent)}; give them an `about`")
+    schemas = _Schemas(table)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in table:
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Farhand", "version": __version__, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
+        "security": [{"bearer": []}, {"key": []}],
+    }
+
+
+class _Schemas:
+    """The schema of each type that a route names."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        types: list[Any] = [ErrorAnswer]
+        for route in routes:
+            if route.about is not None:
+                named = (route.about.body, route.about.answer, *(query.type for query in route.about.query))
+                types += [one for one in named if one is not None and one not in types]
+        schemas, self.components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+        if twice := [name for name in self.components if "." in name]:
+            raise ValueError(f"types of the same name: {', '.join(twice)}; rename one of them")
+        _add_items([schemas, self.components])
+        self._known = list(zip(types, schemas, strict=True))
+
+    def of(self, wanted: Any) -> dict[str, Any]:
+        if wanted is None:
+            return {}
+        return next(schema for known, schema in self._known if known == wanted)
+
+
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    about = route.about
+    assert about is not None
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").rstrip("_"),
+        "summary": about.summary,
+        "tags": [_tag(route.path)],
+        "responses": _responses(route, about, schemas),
+    }
+    if route.scopes:
+        operation["description"] = "Needs the scope " + " or ".join(f"`{scope.value}`" for scope in route.scopes) + "."
+    else:
+        operation["security"] = []
+    if parameters := _parameters(route, about, schemas):
+        operation["parameters"] = parameters
+    if about.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(about.body)}}}
+    elif about.takes is not None:
+        takes = BYTES if about.takes == "*/*" else about.takes  # client generators know no wildcard
+        operation["requestBody"] = {"content": {takes: {"schema": _schema_of_media(takes)}}}
+    return operation
+
+
+def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": found[1],
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 0 if found[2] else 1},
+        }
+        for found in _PARAMETER.finditer(route.path)
+    ]
+    headers = (IDEMPOTENCY_KEY,) if about.idempotent or route.repeatable else ()
+    for place, queries in (("query", about.query), ("header", headers)):
+        parameters += [
+            {
+                "name": query.name,
+                "in": place,
+                "required": query.required,
+                "description": query.description,
+                "schema": schemas.of(query.type),
+            }
+            for query in queries
+        ]
+    return parameters
+
+
+def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {"schema": _schema_of_media(media)} for media in about.media}
+    if JSON in content:
+        content[JSON] = {"schema": schemas.of(about.answer) or {"type": "object"}}
+    responses: dict[str, Any] = {str(about.status): {"description": HTTPStatus(about.status).phrase}}
+    if about.media:
+        responses[str(about.status)]["content"] = content
+    for status, description in about.also.items():
+        other = {media: {"schema": _schema_of_media(media)} for media in (JSON, "text/html", BYTES)}
+        responses[str(status)] = {"description": description, "content": other}
+    # Whatever the route: an address or origin that is not ours, a head nobody can read, too many failed tries.
+    usual = {400, 403, 429}
+    if route.scopes:
+        usual.add(401)
+    if "{" in route.path:
+        usual.add(404)
+    if about.body is not None or about.takes is not None or route.method == "POST":
+        usual |= {413, 415}
+    if route.acts:
+        usual.add(423)
+    if route.repeatable:
+        usual |= {409, 503}
+    error = {"schema": schemas.of(ErrorAnswer)}
+    for status in sorted(usual | set(about.errors)):
+        if str(status) not in responses:
+            responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: error}}
+    return responses
+
+
+def _schema_of_media(media: str) -> dict[str, Any]:
+    """The schema of a body that no type describes."""
+    if media == JSON:
+        return {}
+    text = media.startswith("text/") or media == "image/svg+xml"
+    return {"type": "string"} if text else {"type": "string", "format": "binary"}
+
+
+def _add_items(schema: Any) -> None:
+    """Generators of clients need `items`; msgspec leaves it out where any item is allowed."""
+    if isinstance(schema, list):
+        for one in schema:
+            _add_items(one)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "array" and "prefixItems" not in schema:
+            schema.setdefault("items", {})
+        for one in schema.values():
+            _add_items(one)
+
+
+def _tag(path: str) -> str:
+    """The first word that says what a path is about."""
+    words = [word for word in path.split("/") if word and not word.startswith("{")]
+    if words[:1] == ["v1"] and len(words) > 1:
+        return words[1].removesuffix(".json")
+    return words[0] if (words and len(words) > 1) or words[:1] == ["chats"] else "gateway"

@@ -1,0 +1,1 @@
+"""Assembly of the gateway process: the only package that knows all others."""

@@ -1,0 +1,71 @@
+"""The sandbox that the settings describe."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farhand.config import SandboxSection
+from farhand.machine.sandbox.bubblewrap import Confinement, Mount, Sandbox, SandboxError
+from farhand.machine.sandbox.host_commands import HostCommands
+from farhand.protocol.errors import Failed
+
+log = logging.getLogger(__name__)
+
+
+def sandbox_of(section: SandboxSection, workspace: Path, home: Path, readable: Sequence[Path] = ()) -> Confinement:
+    """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError.
+
+    `readable`: folders that commands see in their place, to read.
+    """
+    if not section.enabled:
+        return None, None
+    mounts = [Mount(str(folder), str(folder)) for folder in readable]
+    mounts += [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
+    sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user)
+    if not section.host_commands:
+        return sandbox, None
+    return sandbox, HostCommands(
+        names=frozenset(section.host_commands),
+        host=section.ssh_host,
+        port=section.ssh_port,
+        user=section.ssh_user,
+        key=section.ssh_key or str(home / "keys" / "host_ed25519"),
+        known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
+    )
+
+
+class LiveConfinement:
+    """The sandbox as the settings describe it at the moment; a change holds for the next command."""
+
+    def __init__(
+        self, section: Callable[[], SandboxSection], workspace: Path, home: Path, *, readable: Sequence[Path] = ()
+    ) -> None:
+        """Raises SandboxError for settings that cannot be followed. `readable`: see `sandbox_of`."""
+        self._readable = tuple(folder.resolve() for folder in readable)
+        self._section = section
+        self._workspace = workspace
+        self._home = home
+        self._described = section()
+        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home, self._readable)
+
+    def __call__(self) -> Confinement:
+        """Raises Failed while the settings describe a sandbox that cannot be: nothing runs lower in silence."""
+        section = self._section()
+        if section is not self._described:
+            if section != self._described:
+                self._change(section)
+            self._described = section
+        if isinstance(self._made, SandboxError):
+            raise Failed(f"[sandbox] cannot be as it is set: {self._made}; the command did not run")
+        return self._made
+
+    def _change(self, section: SandboxSection) -> None:
+        try:
+            self._made = sandbox_of(section, self._workspace, self._home, self._readable)
+        except SandboxError as error:
+            log.error("no command runs until [sandbox] is put right: %s", error)
+            self._made = error
+        else:
+            log.warning("[sandbox] was changed: it is %s now", "on" if section.enabled else "off")

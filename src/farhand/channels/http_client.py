@@ -1,0 +1,157 @@
+"""HTTP with a chat service: one client, loaded when first needed, and every way it can fail as a DeliveryError."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.messaging.channel import DeliveryError, Refused, TryLater, Unsure
+
+SECONDS: Final = 30.0
+LONGEST_ERROR: Final = 300
+LARGEST_FILE: Final = 25 * 1024 * 1024
+
+
+class Service:
+    """Speaks to one address. Whoever made it calls `close`."""
+
+    def __init__(self, base: str, headers: Mapping[str, str] | None = None, *, secret: str = "") -> None:
+        """`secret`: what must never be seen in an error, where it is part of the address."""
+        self._base = base.rstrip("/")
+        self._headers = {"User-Agent": "farhand", **(headers or {})}
+        self._secret = secret
+        self._client: Any = None
+        self._httpx: Any = None
+        self._opening = asyncio.Lock()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        data: Mapping[str, str] | None = None,
+        files: Any = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = SECONDS,
+    ) -> Any:
+        """The answer's JSON, or None when it has none. Raises DeliveryError."""
+        client = await self._open()
+        httpx = self._httpx
+        if json is not None:
+            content = msgspec.json.encode(json)
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        try:
+            response = await client.request(
+                method,
+                path if "://" in path else self._base + path,
+                content=content,
+                data=data,
+                files=files,
+                params=params,
+                headers=headers,
+                timeout=httpx.Timeout(seconds, connect=10.0),
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise TryLater(self._worded(f"the service cannot be reached: {error}")) from None
+        except httpx.HTTPError as error:
+            raise Unsure(self._worded(f"the connection broke: {type(error).__name__} {error}")) from None
+        except (httpx.InvalidURL, ValueError) as error:
+            raise Refused(self._worded(f"the address cannot be used: {error}")) from None
+        return self._read(response)
+
+    def _read(self, response: Any) -> Any:
+        status = response.status_code
+        body: bytes = response.content
+        if 200 <= status < 300:
+            return _json(body)
+        said = self._worded(f"{status}: {body[:LONGEST_ERROR].decode('utf-8', 'replace').strip()}")
+        raise read_failure(status, said, _wait_asked(response.headers, _json(body)))
+
+    async def fetch(self, path: str, *, headers: Mapping[str, str] | None = None, largest: int = LARGEST_FILE) -> bytes:
+        """A file. Raises DeliveryError, also for one that is too large."""
+        client = await self._open()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with client.stream(
+                "GET", path if "://" in path else self._base + path, headers=headers, timeout=SECONDS
+            ) as response:
+                if response.status_code != 200:
+                    gone = 400 <= response.status_code < 500 and response.status_code != 429
+                    raise (Refused if gone else TryLater)(f"the file could not be fetched: {response.status_code}")
+                async for part in response.aiter_bytes():
+                    size += len(part)
+                    if size > largest:
+                        raise Refused(f"the file has more than {largest} bytes")
+                    parts.append(part)
+        except self._httpx.HTTPError as error:
+            raise TryLater(self._worded(f"the file could not be fetched: {error}")) from None
+        return b"".join(parts)
+
+    async def stream(self, path: str) -> Any:
+        """An open response whose lines are read as they come: `async with await service.stream(path) as response`."""
+        client = await self._open()
+        return client.stream("GET", self._base + path, timeout=self._httpx.Timeout(None, connect=10.0))
+
+    @property
+    def broken(self) -> type[Exception]:
+        """What reading a stream raises when the connection is lost."""
+        kind: type[Exception] = self._httpx.HTTPError
+        return kind
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                # Loading it and the certificates takes a tenth of a second that the loop is needed elsewhere.
+                self._httpx = await asyncio.to_thread(importlib.import_module, "httpx2")
+                logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log each address, tokens included
+                self._client = self._httpx.AsyncClient(headers=self._headers, follow_redirects=False)
+        return self._client
+
+    def _worded(self, text: str) -> str:
+        return text.replace(self._secret, "***") if self._secret else text
+
+
+def read_failure(status: int, said: str, after: float | None = None) -> DeliveryError:
+    """What an answer that is none means for the message. `after`: how long the service wants us to wait."""
+    if status == 504:
+        return Unsure(said)
+    if status == 429:
+        return TryLater(said, after)
+    if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: whoever owns this can mend it
+        return TryLater(said)
+    return Refused(said)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _wait_asked(headers: Mapping[str, str], body: Any) -> float | None:
+    """How long the service wants us to wait: a header, or where Telegram and Discord say it."""
+    told: Any = headers.get("retry-after")
+    if isinstance(body, dict):
+        parameters = body.get("parameters")
+        told = (
+            (parameters.get("retry_after") if isinstance(parameters, dict) else None) or body.get("retry_after") or told
+        )
+    try:
+        return min(max(float(told), 0.0), 3600.0)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""Commands for running a gateway: tokens, settings, checks, backups."""

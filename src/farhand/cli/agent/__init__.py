@@ -1,0 +1,1 @@
+"""Commands about the agent: chat, sessions, schedules, memory, skills and channels."""

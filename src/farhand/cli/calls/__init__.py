@@ -1,0 +1,1 @@
+"""Commands about calls, jobs, approvals and the journal."""

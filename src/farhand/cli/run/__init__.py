@@ -1,0 +1,1 @@
+"""The long-running commands: up, gateway, node and join."""

@@ -1,0 +1,285 @@
+"""`node`: this machine, lent to a gateway. A node starts without anything of the gateway's."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from farhand import __version__
+from farhand.cli.json_output import json_option, show_only
+from farhand.cli.run.program import run_loop, set_up_logging
+from farhand.machine.files.undo_log import MIB, QUOTA
+from farhand.machine.home import home_folder, make_home
+from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.node.identity import KEY_FILE
+from farhand.node.names import default_node_id
+from farhand.node.program import NodeOptions, node_folder, run_node
+from farhand.protocol.errors import Failed, FarhandError
+from farhand.protocol.known_secrets import KnownSecrets
+from farhand.sdk.client import socket_url
+from farhand.sdk.errors import Refused
+
+# What `farhand join` got: the gateway, this node's id and its token, and by what its certificate is known.
+NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
+TRUST = ("ca_file", "pinned_cert")
+DEFAULT_GATEWAY = "http://127.0.0.1:3210"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def node_options(command: Command) -> Command:
+    """Add the options of what a machine lends, and of how it connects.
+
+    Limits (--root, --read-only, --allow-tool, --deny-tool) and tags are stored and hold for later starts.
+    """
+    for option in reversed(
+        (
+            click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
+            click.option("--workspace", type=click.Path(file_okay=False), help="Where relative paths begin.  [here]"),
+            click.option(
+                "--root",
+                "roots",
+                multiple=True,
+                type=click.Path(file_okay=False),
+                help="Lend only this folder. Repeatable.",
+            ),
+            click.option("--read-only", is_flag=True, help="Lend nothing that changes this machine."),
+            click.option(
+                "--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True
+            ),
+            click.option(
+                "--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable."
+            ),
+            click.option("--deny-tool", "denied", multiple=True, help="Do not lend this tool. Repeatable."),
+            click.option(
+                "--undo-quota",
+                type=click.IntRange(min=0),
+                default=QUOTA // MIB,
+                show_default=True,
+                metavar="MB",
+                help="How much old content of changed files is kept for undo; 0: none.",
+            ),
+            click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable."),
+            click.option(
+                "--reset-limits",
+                is_flag=True,
+                help="Forget the stored limits and tags; only those given now hold, and are stored.",
+            ),
+            click.option(
+                "--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://."
+            ),
+            click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]"),
+            click.option("--log-level", default="info", help="debug, info, warning or error."),
+            click.option(
+                "--pinned-cert", type=click.Path(exists=True, dir_okay=False), help="Trust this certificate alone."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class NodeCommands(click.Group):
+    """`key` and `pair` are of use beside a gateway only, and loaded when it is asked for."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # these end, and fail when they are interrupted
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        importlib.import_module("farhand.cli.run.join")
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return ["key", "pair"]
+
+
+@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[key|pair]")
+@click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
+@click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then what `farhand join` got]")
+@click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
+@click.option("--with-parent", type=int, hidden=True)
+@json_option("One JSON document on standard output, once it is connected.")
+@node_options
+def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, as_json: bool, **options: Any) -> None:
+    """Lend this machine's shell, files and search to a gateway."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    if token_stdin:
+        options["token"] = sys.stdin.readline().strip()
+    else:
+        options["token"] = options["token"] or _environment_token()
+    if not options["token"]:
+        gateway_url = _paired(home_folder(options["home"]), gateway_url, options)
+    lend(gateway_url or DEFAULT_GATEWAY, options, with_parent, as_json=as_json)
+
+
+def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None, *, as_json: bool = False) -> None:
+    """Run a node until it is told to stop. `as_json`: tell in one document that it is connected, or never was."""
+    set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
+    home = home_folder(options["home"])
+    make_home(home)
+    node_id = options["node_id"] or default_node_id()
+    chosen = NodeOptions(
+        gateway_ws_url=node_socket_url(gateway_url),
+        node_id=node_id,
+        token=options["token"],
+        workspace=Path(options["workspace"] or Path.cwd()).absolute(),
+        roots=tuple(Path(root).absolute() for root in options["roots"]),
+        read_only=options["read_only"],
+        role=options["role"],
+        allowed=tuple(options["allowed"]),
+        denied=tuple(options["denied"]),
+        tags=tuple(options["tags"]),
+        reset_limits=options["reset_limits"],
+        ca_file=options["ca_file"],
+        pinned_cert=options["pinned_cert"],
+        undo_quota=options["undo_quota"] * MIB,
+        agent_workspace=with_parent is not None,
+        home=home,
+        use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
+        confinement=lambda workspace: _Sandboxed(home, workspace),
+    )
+
+    async def serve() -> None:
+        shutdown = asyncio.Event()
+        leave = True
+
+        def end() -> None:
+            nonlocal leave
+            leave = with_parent is None  # `farhand up` sends SIGINT when it stops as a whole
+            shutdown.set()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, shutdown.set)
+        loop.add_signal_handler(signal.SIGINT, end)
+        if with_parent is not None:
+            loop.create_task(_end_with(with_parent, shutdown))  # noqa: RUF006
+        await run_node(chosen, shutdown, lambda: leave)
+
+    facts = {"node_id": node_id, "gateway": gateway_url, "workspace": str(chosen.workspace), "home": str(home)}
+    facts |= {"version": __version__, "pid": os.getpid()}
+    connected = _Connected(lambda: show_only({"ready": True, **facts}))
+    if as_json:
+        connected.listen()
+    try:
+        run_loop(serve())
+    except Refused as error:
+        with_nothing = not chosen.token and not chosen.use_key
+        hint = "; this node has neither token nor key: `farhand node pair` on the gateway lets it join"
+        raise FarhandError(f"{gateway_url}: {error}{hint if with_nothing else ''}") from None
+    if as_json and not connected.told:
+        show_only({"ready": False, **facts})
+
+
+class _Sandboxed:
+    """Confines commands as `[sandbox]` of this home says, with the same code as the agent's `exec`.
+
+    The settings take some megabytes to read, so a home without any does not load what reads them.
+    """
+
+    def __init__(self, home: Path, workspace: Path) -> None:
+        self._home = home
+        self._workspace = workspace
+        self._live: Callable[[], Confinement] | None = None
+
+    def __call__(self) -> Confinement:
+        """Raises Failed while the settings cannot be read, or describe a sandbox that cannot be made."""
+        if self._live is None:
+            settings = (self._home / "farhand.toml").exists()
+            if not settings and not any(name.startswith("FARHAND_SANDBOX_") for name in os.environ):
+                return unconfined()
+            self._live = self._load()
+        return self._live()
+
+    def _load(self) -> Callable[[], Confinement]:
+        from farhand import config  # noqa: PLC0415
+        from farhand.app.sandbox import LiveConfinement  # noqa: PLC0415
+
+        try:
+            live = config.LiveConfig(self._home, config.load(self._home))
+            return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home)
+        except FarhandError as error:
+            raise Failed(f"the settings of this home cannot be used: {error}; the command did not run") from None
+
+
+class _Connected(logging.Filter):
+    """Tells when the node has been welcomed for the first time, of which its log has a line at any level."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self.told = False
+
+    def listen(self) -> None:
+        lines = logging.getLogger(__name__)
+        self._level = lines.getEffectiveLevel()
+        lines.setLevel(min(self._level, logging.INFO))
+        lines.addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not self.told and getattr(record, "event", "") == "connect.ok":
+            self.told = True
+            self._tell()
+        return record.levelno >= self._level
+
+
+def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str | None:
+    """Take over what `farhand join` got, unless another gateway or another node is meant."""
+    try:
+        kept = json.loads((home / NODE_TOKEN_FILE).read_text())
+        known, node_id, token = str(kept["gateway"]), str(kept["node_id"]), str(kept.get("token", ""))
+    except FileNotFoundError:
+        return gateway_url
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FarhandError(f"{home / NODE_TOKEN_FILE} cannot be read: {error}; join again") from None
+    same = gateway_url is None or node_socket_url(gateway_url) == node_socket_url(known)
+    if same and options["node_id"] in (None, node_id):
+        options["node_id"], options["token"] = node_id, token or None
+        if not any(options[name] for name in TRUST):
+            options.update({name: kept.get(name) for name in TRUST})
+        return known
+    return gateway_url
+
+
+def _environment_token() -> str | None:
+    """Taken out, so that the commands this node runs do not inherit it, and wiped from where `/proc` shows it."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address, token = libc.getenv(b"SA_NODE_TOKEN"), os.environ.get("SA_NODE_TOKEN")
+    if token and address:
+        ctypes.memset(address, ord("*"), len(os.fsencode(token)))
+    os.environ.pop("SA_NODE_TOKEN", None)
+    return token
+
+
+async def _end_with(parent: int, shutdown: asyncio.Event) -> None:
+    """A node that a gateway brought along does not outlive it."""
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+    shutdown.set()
+
+
+def node_socket_url(url: str) -> str:
+    """The node socket of `http(s)://host:port[/prefix]` or `ws(s)://host:port[/path]`. Raises FarhandError."""
+    full = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(full)
+        usable = bool(parts.scheme in ("http", "https", "ws", "wss") and parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise FarhandError(f"--gateway takes http(s)://host:port or ws(s)://host:port/v1/nodes/ws, not {url!r}")
+    if parts.scheme in ("ws", "wss") and parts.path in ("", "/"):
+        full = parts._replace(scheme="https" if parts.scheme == "wss" else "http").geturl()
+    return socket_url(full)

@@ -1,0 +1,1 @@
+"""Credentials, scopes and principals."""

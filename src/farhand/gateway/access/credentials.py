@@ -1,0 +1,428 @@
+"""Who is asking: tokens of people and programs, and tokens of nodes."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.names import validate_capability, validate_node_id
+from farhand.store.tables.tokens import Token, token_hash
+
+TOKENS_VARIABLE = "SA_NODE_TOKENS"
+CAPABILITIES_VARIABLE = "SA_NODE_CAPS"
+
+
+class Scope(StrEnum):
+    """What a credential may do. `admin` includes all others."""
+
+    READ = "read"
+    CHAT = "chat"
+    TOOLS_READ = "tools.read"
+    TOOLS_WRITE = "tools.write"
+    TOOLS_EXEC = "tools.exec"
+    APPROVE = "approve"
+    PAIR = "pair"
+    FREEZE = "freeze"
+    ADMIN = "admin"
+
+
+# What a token is given when its maker does not say.
+CALLER_SCOPES = (Scope.READ, Scope.CHAT, Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
+# The same for a token that is for some tools or nodes.
+NARROW_CALLER_SCOPES = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """A caller that was recognised. Its rights come from what is stored, never from what it says."""
+
+    id: str
+    scopes: frozenset[str]
+    # Patterns of tool names it is for; none: all.
+    tools: tuple[str, ...] = ()
+    # Nodes it is for; none: all, and the gateway's own tools.
+    nodes: tuple[str, ...] = ()
+    # Of a run that is pinned: to what, in words. It reaches `nodes`, and what is no machine's.
+    pinned: str = ""
+    # The credential that made this one, as of a hook; when that one ends, this one does.
+    issuer: str = ""
+
+    @property
+    def is_token(self) -> bool:
+        """A token that was made; the owner, channels and agents have names of their own."""
+        return ":" not in self.id and self.id != "owner"
+
+    @property
+    def narrowed(self) -> bool:
+        return bool(self.tools or self.nodes or self.pinned)
+
+    def reaches(self, node_id: str | None, tool: str) -> bool:
+        """Whether a tool, as its node names it, is among those this credential is for."""
+        if self.nodes and node_id not in self.nodes:
+            return False
+        names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if "." in tool else [])]
+        return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
+
+    def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
+        """Who may run anything may write, and who may write may read. Of several scopes one is enough."""
+        if isinstance(scope, tuple):
+            return any(self.may(one) for one in scope)
+        return not self.scopes.isdisjoint(_INCLUDED_IN[scope])
+
+
+_INCLUDED_IN: dict[Scope, frozenset[str]] = {
+    **{scope: frozenset({scope.value, Scope.ADMIN.value}) for scope in Scope},
+    Scope.TOOLS_WRITE: frozenset({"tools.exec", "tools.write", "admin"}),
+    Scope.TOOLS_READ: frozenset({"tools.exec", "tools.write", "tools.read", "admin"}),
+}
+
+
+OWNER = Credential("owner", frozenset({Scope.ADMIN.value}))
+
+
+class NodeGrant(msgspec.Struct, frozen=True):
+    """A node may connect; with `node_id`, as that node only. `token_id` names the stored token it used."""
+
+    node_id: str | None = None
+    token_id: str | None = None
+    expires_at: int | None = None
+    # It has to prove that it holds the other half.
+    public_key: bytes | None = None
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether the owner admitted no node by name: the shared token, or an open gateway, where any key will do."""
+        return self.token_id is None and (self.node_id is None or self.public_key is not None)
+
+
+class NodeTokens(msgspec.Struct, frozen=True):
+    """The plug-in guide's environment: one shared token, or one for each node."""
+
+    shared: str | None = None
+    by_node: tuple[tuple[str, str], ...] = ()
+    capabilities: dict[str, list[str]] = {}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> NodeTokens:
+        """`SA_NODE_TOKENS` wins over `SA_NODE_TOKEN`. Raises FarhandError for an entry that cannot be meant."""
+        pairs = tuple(_node_tokens(environ.get(TOKENS_VARIABLE, "")))
+        named = TOKENS_VARIABLE in environ
+        shared = None if named else environ.get("SA_NODE_TOKEN") or None
+        return cls(shared, pairs, _node_capabilities(environ.get(CAPABILITIES_VARIABLE, "")))
+
+    @property
+    def secrets(self) -> list[str]:
+        return [*(secret for _, secret in self.by_node), *((self.shared,) if self.shared else ())]
+
+
+class Credentials:
+    """Recognises tokens by their hashes. `open`: no credentials needed (loopback only, the guard sees to that)."""
+
+    def __init__(
+        self,
+        owner: str,
+        tokens: Iterable[Token],
+        environment: NodeTokens,
+        *,
+        open: bool,  # noqa: A002
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.open = open
+        # Whether a node that has a key may come with a token all the same.
+        self.tokens_beside_keys = False
+        # Called with the id of each token that is revoked or has expired.
+        self.on_removed: list[Callable[[str], None]] = []
+        # The scopes that a hook, a channel or a person on one has now, by what their ids begin with; None: it is gone.
+        self.lent: dict[str, Callable[[str], frozenset[str] | None]] = {}
+        # Tokens whose expiry was announced.
+        self._expired: set[str] = set()
+        self._clock = clock
+        # When the recognised tokens that expire do.
+        self._expiring: dict[str, int] = {}
+        # Right tokens seen since the last change of any.
+        self._recognised: dict[str, Credential] = {}
+        # Which tokens were used since that was last asked for, and when.
+        self._uses: dict[str, int] = {}
+        self._owner = token_hash(owner)
+        tokens = list(tokens)
+        # Of every token, also one that is no longer valid: the credential that made it.
+        self._makers = {token.id: token.made_by for token in tokens}
+        self._revoked_nodes = {one.node_id for one in tokens if one.revoked_at is not None and one.node_id is not None}
+        self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
+        self._by_id: dict[str, Token] = {token.id: token for token in self._tokens.values()}
+        self._shared = None if environment.shared is None else token_hash(environment.shared)
+        self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
+
+    @property
+    def owner_hash(self) -> bytes:
+        """The hash of the owner's token."""
+        return self._owner
+
+    def recognise(self, secret: str) -> Credential | None:
+        """The caller behind a token."""
+        known = self._recognised.get(secret)
+        if known is not None and self._expiring and secret in self._expiring and self._over(self._expiring[secret]):
+            del self._recognised[secret], self._expiring[secret]
+            known = None
+        if known is None and secret:
+            known = self._recognise(token_hash(secret))
+            token = None if known is None else self._tokens.get(token_hash(secret))
+            if token is not None:
+                self._uses[token.id] = int(self._clock() * 1000)
+            if known is not None and len(self._recognised) < 1024:
+                self._recognised[secret] = known
+                if token is not None and token.expires_at is not None:
+                    self._expiring[secret] = token.expires_at
+        return known
+
+    @property
+    def uses(self) -> Mapping[str, int]:
+        """When tokens were used, as far as that was not taken yet."""
+        return self._uses
+
+    def take_uses(self) -> dict[str, int]:
+        """Which tokens were used since this was last asked, and when. From now on the next use of each counts."""
+        uses, self._uses = self._uses, {}
+        if uses:
+            self._recognised.clear()
+            self._expiring.clear()
+        return uses
+
+    def _over(self, expires_at: int | None) -> bool:
+        return expires_at is not None and self._clock() * 1000 >= expires_at
+
+    def _recognise(self, digest: bytes) -> Credential | None:
+        if hmac.compare_digest(digest, self._owner):
+            return OWNER
+        token = self._tokens.get(digest)
+        if token is None or token.node_id is not None or self._over(token.expires_at):
+            return None
+        return Credential(
+            token.id, frozenset(token.scopes.split()), tuple(token.tools.split()), tuple(token.nodes.split())
+        )
+
+    def ended(self, ids: Iterable[str]) -> str | None:
+        """Why one of these credentials is no longer valid; None while all of them are."""
+        for name in ids:
+            if name == OWNER.id:
+                continue
+            if ":" in name:  # not a token, but an agent, a hook, a channel or a person on one
+                if self._lent(name, frozenset()) is None:
+                    return f"{name} was removed, or may no longer use the agent"
+                continue
+            token = self._by_id.get(name)
+            if token is None:
+                return f"the token {name} was revoked"
+            if token.expires_at is not None and self._over(token.expires_at):
+                return f"the token {name} expired at {_moment(token.expires_at)}"
+        return None
+
+    def lineage(self, name: str) -> frozenset[str]:
+        """A credential with the tokens that made it, one after the other; the owner is not among them."""
+        found: dict[str, None] = {}
+        while name and name != OWNER.id and name not in found:
+            found[name] = None
+            name = self._makers.get(name, "")
+        return frozenset(found)
+
+    def reduced(self, credential: Credential) -> Credential:
+        """Return a credential that was stored earlier, with those of its scopes that it would be given now."""
+        scopes = credential.scopes
+        for name in filter(None, (credential.id, credential.issuer)):
+            scopes &= self._lent(name, scopes) or frozenset()
+        return credential if scopes == credential.scopes else msgspec.structs.replace(credential, scopes=scopes)
+
+    def _lent(self, name: str, default: frozenset[str]) -> frozenset[str] | None:
+        find = self.lent.get(name.partition(":")[0]) if ":" in name else None
+        return default if find is None else find(name)
+
+    def announce_removed(self, name: str) -> None:
+        """Tell listeners about a hook, or a person on a channel, that may no longer use the agent."""
+        for tell in self.on_removed:
+            tell(name)
+
+    def named(self, name: str) -> Credential:
+        """The rights that go with a recorded id; none where they are not known any more."""
+        if name == OWNER.id:
+            return OWNER
+        token = self._by_id.get(name)
+        known = None if token is None else self._recognise(token.hash)
+        return Credential(name, frozenset()) if known is None else known
+
+    def announce_expired(self) -> float | None:
+        """Tell listeners about the tokens that expired since the last call; seconds until the next one does."""
+        following: float | None = None
+        for token in list(self._tokens.values()):
+            if token.expires_at is None or token.id in self._expired:
+                continue
+            left = token.expires_at / 1000 - self._clock()
+            if left > 0:
+                following = left if following is None else min(left, following)
+                continue
+            self._expired.add(token.id)
+            for tell in self.on_removed:
+                tell(token.id)
+        return following
+
+    def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
+        """Return what a node's token grants, or None; a token of another node than `claimed` grants nothing.
+
+        On an open gateway a node without a valid token may connect too, but not under the id of a node that has a
+        token of its own.
+        """
+        grant = self._token_grant(secret, claimed) if secret else None
+        return NodeGrant() if grant is None and self.open else grant
+
+    def _token_grant(self, secret: str, claimed: str) -> NodeGrant | None:
+        digest = token_hash(secret)
+        for node_id, known in self._by_node:
+            if hmac.compare_digest(digest, known) and claimed in ("", node_id) and not self.has_key(node_id):
+                return NodeGrant(node_id)
+        if self._shared is not None and hmac.compare_digest(digest, self._shared):
+            return NodeGrant()
+        token = self._tokens.get(digest)
+        if token is None or token.node_id is None or claimed not in ("", token.node_id) or self._over(token.expires_at):
+            return None
+        if token.public_key is not None or self.has_key(token.node_id):  # of a key there is no secret to present
+            return None
+        return NodeGrant(token.node_id, token.id, token.expires_at)
+
+    def recognise_key(self, public_key: bytes, claimed: str) -> NodeGrant | None:
+        """The node a key is registered for; what it is granted holds once it has proved that the key is its own."""
+        token = self._key(public_key)
+        if token is None:
+            return NodeGrant(claimed or None, public_key=public_key) if self.open else None
+        if claimed not in ("", token.node_id) or self._over(token.expires_at):
+            return None
+        return NodeGrant(token.node_id, token.id, token.expires_at, public_key)
+
+    def knows_key(self, public_key: bytes) -> bool:
+        return self._key(public_key) is not None
+
+    def _key(self, public_key: bytes) -> Token | None:
+        return next((token for token in self._tokens.values() if token.public_key == public_key), None)
+
+    def has_key(self, node_id: str) -> bool:
+        """Whether a node logs in by a key, so that no token speaks for it."""
+        return not self.tokens_beside_keys and any(
+            token.node_id == node_id and token.public_key is not None and not self._over(token.expires_at)
+            for token in self._tokens.values()
+        )
+
+    def still_grants(self, grant: NodeGrant) -> bool:
+        """Whether what was granted has been neither revoked nor come to its end."""
+        return grant.token_id is None or (
+            not self._over(grant.expires_at) and any(token.id == grant.token_id for token in self._tokens.values())
+        )
+
+    def was_revoked(self, node_id: str) -> bool:
+        """Whether a token of this node was revoked and it has no other: the shared token does not bring it back."""
+        return node_id in self._revoked_nodes and not self.has_own_token(node_id)
+
+    def has_own_token(self, node_id: str) -> bool:
+        """Whether a node has a token of its own, so that the shared one does not speak for it."""
+        stored = any(token.node_id == node_id for token in self._tokens.values())
+        return stored or any(node_id == name for name, _ in self._by_node)
+
+    @property
+    def named_nodes(self) -> set[str]:
+        """The ids of nodes that have a token of their own, whether they have joined or not."""
+        stored = {token.node_id for token in self._tokens.values() if token.node_id is not None}
+        return stored | {node_id for node_id, _ in self._by_node}
+
+    @property
+    def nodes_can_join(self) -> bool:
+        return (
+            self.open
+            or self._shared is not None
+            or bool(self._by_node)
+            or any(token.node_id is not None for token in self._tokens.values())
+        )
+
+    def seconds_left(self, token_id: str) -> float:
+        """How long a token that was recognised is still good; 0 once it is revoked."""
+        token = next((one for one in self._tokens.values() if one.id == token_id), None)
+        if token is None:
+            return 0.0
+        return math.inf if token.expires_at is None else max(0.0, token.expires_at / 1000 - self._clock())
+
+    def add(self, token: Token) -> None:
+        """Recognise a new token."""
+        self._recognised.clear()
+        self._expiring.clear()
+        self._tokens[token.hash] = token
+        self._by_id[token.id] = token
+        self._makers[token.id] = token.made_by
+
+    def remove(self, token_id: str) -> Token | None:
+        self._recognised.clear()
+        self._expiring.clear()
+        for digest, token in self._tokens.items():
+            if token.id == token_id:
+                del self._tokens[digest]
+                if token.node_id is not None:
+                    self._revoked_nodes.add(token.node_id)
+                self._by_id.pop(token_id, None)
+                for tell in self.on_removed:
+                    tell(token_id)
+                return token
+        return None
+
+
+def _moment(at: int) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def new_secret(prefix: str) -> str:
+    """256 random bits that say what they are, so that a scanner or a person can tell."""
+    return f"{prefix}_{secrets.token_urlsafe(32)}"
+
+
+def _node_tokens(text: str) -> Iterable[tuple[str, str]]:
+    for number, entry in _entries(text):
+        try:
+            node_id, token = _split(entry)
+            validate_node_id(node_id)
+        except ValueError:
+            node_id = token = ""
+        if not token:  # which part of a slip is the token nobody knows, so none of it is shown
+            raise FarhandError(f"{TOKENS_VARIABLE}: entry {number} is not id:token; expected: id:token,id:token")
+        yield node_id, token
+
+
+def _node_capabilities(text: str) -> dict[str, list[str]]:
+    """What each node may serve; a node with an empty list, nothing."""
+    allowed: dict[str, list[str]] = {}
+    for number, entry in _entries(text):
+        try:
+            node_id, prefixes = _split(entry)
+            validate_node_id(node_id)
+            if node_id in allowed:
+                raise ValueError(f"{node_id!r} has an entry before this one")
+            named = [prefix.strip() for prefix in prefixes.split("+")] if prefixes else []
+            allowed[node_id] = [validate_capability(prefix) for prefix in named]
+        except ValueError as error:
+            reason = f"entry {number}, {entry[:100]!r}: {error}; expected: id:prefix+prefix,id:prefix"
+            raise FarhandError(f"{CAPABILITIES_VARIABLE}: {reason}") from None
+    return allowed
+
+
+def _entries(text: str) -> Iterable[tuple[int, str]]:
+    """What stands between commas, numbered from 1; blank ones are left out."""
+    return ((number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip())
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """At the last colon, since ids may contain some. Raises ValueError where there is none."""
+    node_id, separator, value = entry.rpartition(":")
+    if not separator:
+        raise ValueError("there is no colon in it")
+    return node_id.strip(), value.strip()

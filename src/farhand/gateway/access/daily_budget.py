@@ -1,0 +1,64 @@
+"""How much a token may have stored in a day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from farhand.gateway.access.credentials import Credential, Scope
+from farhand.protocol.errors import Failed
+
+DAY_MS: Final = 24 * 3600 * 1000
+
+
+class OverBudget(Failed):
+    """A token has used up what it may have stored today."""
+
+
+class DailyBudget:
+    """Counts the bytes that are stored for each token in a day; not for the owner, admin tokens and channels."""
+
+    def __init__(self, what: str, setting: str, most_bytes: Callable[[], int] = lambda: 0) -> None:
+        """`what` is counted, for the error message. `most_bytes`: for a token in a day, as `setting` has it now; 0: no
+        limit."""
+        self._what = what
+        self._setting = setting
+        self._most_bytes = most_bytes
+        self._day = 0
+        self._used: dict[str, int] = {}
+
+    def take(self, credential: Credential, size: int, now: int) -> None:
+        """Count what is about to be stored. Raises OverBudget where it exceeds the limit."""
+        most, used = self._most_bytes(), self._used_by(credential, now)
+        if used is None:
+            return
+        if most and used + size > most:
+            raise OverBudget(
+                f"{self._what} of this token take {used} bytes today; with this one they exceed "
+                f"{self._setting} ({most}); try again tomorrow"
+            )
+        self._used[credential.id] = used + size
+
+    def add(self, credential: Credential, size: int, now: int) -> None:
+        """Count what had to be stored, whatever the limit."""
+        used = self._used_by(credential, now)
+        if used is not None:
+            self._used[credential.id] = used + size
+
+    def _used_by(self, credential: Credential, now: int) -> int | None:
+        """Return what a token has used today; None for a credential that is not counted."""
+        if not credential.is_token or credential.may(Scope.ADMIN):
+            return None
+        if now // DAY_MS != self._day:
+            self._day = now // DAY_MS
+            self._used.clear()
+        return self._used.get(credential.id, 0)
+
+
+def message_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
+    return DailyBudget("messages", "[retention] message_bytes_per_credential", most_bytes)
+
+
+def keyed_call_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
+    """Limit calls with an idempotency key, which are kept for a day however much the history takes."""
+    return DailyBudget("calls with an idempotency key", "[retention] keyed_bytes_per_credential", most_bytes)

@@ -1,0 +1,118 @@
+"""Principals: who acts, and on whose behalf.
+
+A call made directly has an actor alone. A call made by an agent has the agent as its actor and acts on behalf of the
+credential that set the agent to work: a token, the owner, a channel, a hook. What a principal may do is the
+intersection of both, including the tools and nodes either of them is narrowed to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.access.credentials import OWNER, Credential, Scope
+from farhand.tools.tool import CallContext
+
+AGENT_SCOPES = frozenset({Scope.READ.value, Scope.CHAT.value, Scope.TOOLS_EXEC.value})
+# The scopes an agent can use for someone; approving, pairing, freezing and administration are not among them.
+DELEGATED = (Scope.READ, Scope.CHAT, Scope.TOOLS_EXEC, Scope.TOOLS_WRITE, Scope.TOOLS_READ)
+
+
+class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The credential that acts and, where they differ, the credential on whose behalf it acts."""
+
+    actor: Credential
+    on_behalf_of: Credential | None = None
+
+    @classmethod
+    def agent(cls, agent_id: str, asker: Credential) -> Principal:
+        """An agent that works on behalf of a credential."""
+        return cls(Credential(f"agent:{agent_id}", AGENT_SCOPES), asker)
+
+    @property
+    def id(self) -> str:
+        """The id of the acting credential."""
+        return self.actor.id
+
+    @property
+    def asker(self) -> Credential:
+        """The credential that everything this principal starts belongs to."""
+        return self.actor if self.on_behalf_of is None else self.on_behalf_of
+
+    @property
+    def credentials(self) -> tuple[Credential, ...]:
+        return (self.actor,) if self.on_behalf_of is None else (self.actor, self.on_behalf_of)
+
+    @property
+    def askers(self) -> tuple[str, ...]:
+        """The ids on whose behalf it acts: the asking credential, and the token that made that one."""
+        if self.on_behalf_of is None:
+            return ()
+        return tuple(filter(None, (self.on_behalf_of.id, self.on_behalf_of.issuer)))
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Every credential involved; when one of them ends, so does what the principal started."""
+        return frozenset(name for one in self.credentials for name in (one.id, one.issuer) if name)
+
+    @property
+    def narrowed(self) -> bool:
+        return any(credential.narrowed for credential in self.credentials)
+
+    @property
+    def may_steer(self) -> bool:
+        """Whether it may change the files that tell an agent what to do: the same right as making it act."""
+        return self.may(Scope.CHAT) and not any(one.tools or one.nodes for one in self.credentials if not one.pinned)
+
+    def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
+        return all(credential.may(scope) for credential in self.credentials)
+
+    def reaches(self, node_id: str | None, tool: str) -> bool:
+        return all(credential.reaches(node_id, tool) for credential in self.credentials)
+
+    def replace_actor(self, actor: Credential) -> Principal:
+        return msgspec.structs.replace(self, actor=actor)
+
+
+def covers(one: Credential, other: Credential) -> bool:
+    """Whether whatever an agent may do for `other`, it may do for `one`."""
+    if one.id == other.id:
+        return True
+    return not one.narrowed and all(one.may(scope) for scope in DELEGATED if other.may(scope))
+
+
+def limited(credential: Credential, *scopes: Scope) -> Credential:
+    """The credential with these scopes alone, as far as it has them."""
+    return msgspec.structs.replace(
+        credential, scopes=frozenset(scope.value for scope in scopes if credential.may(scope))
+    )
+
+
+def principal_of(context: CallContext) -> Principal:
+    """The principal of the call that a tool of the gateway serves."""
+    if not isinstance(context.principal, Principal):
+        raise TypeError(f"call {context.call_id} of {context.credential} carries no principal")
+    return context.principal
+
+
+def encode_credential(credential: Credential) -> bytes:
+    return msgspec.json.encode(credential)
+
+
+def decode_credential(stored: bytes | msgspec.Raw | dict[str, Any]) -> Credential:
+    """A stored credential; the owner is the same object everywhere."""
+    if isinstance(stored, dict):
+        found = msgspec.convert(stored, Credential, strict=False)
+    else:
+        found = msgspec.json.decode(stored, type=Credential)
+    return OWNER if found.id == OWNER.id and not found.narrowed else found
+
+
+def decode_principal(stored: bytes | msgspec.Raw) -> Principal:
+    """A stored principal. Earlier versions stored the acting credential alone."""
+    fields = msgspec.json.decode(stored)
+    if "actor" not in fields:
+        return Principal(decode_credential(stored))
+    behalf = fields.get("on_behalf_of")
+    return Principal(decode_credential(fields["actor"]), None if behalf is None else decode_credential(behalf))

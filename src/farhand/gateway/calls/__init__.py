@@ -1,0 +1,1 @@
+"""Tool calls: resolution, policy, recording, execution and their ends."""

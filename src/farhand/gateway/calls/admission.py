@@ -1,0 +1,141 @@
+"""Whether a call may be made, how long it may take, and the frame that carries it to its node."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET
+
+from farhand.gateway.access.credentials import OWNER, Credential, Scope
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import OWN_HOST, Target, read_arguments
+from farhand.gateway.nodes.registry import Connection, Node
+from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.errors import InvalidArgs, NotAllowed
+from farhand.protocol.json_limits import unreadable
+from farhand.protocol.messages import ToolRequest, encode
+from farhand.store.tables.calls import CallRecord
+
+DEFAULT_TIMEOUT_MS = 300_000
+MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
+OWN_LIMIT_GRACE_MS = 10_000
+_OWN = frozenset(OWN_HOST.values())
+
+
+class Denied(NotAllowed):
+    """The caller's credential does not reach this tool."""
+
+
+def scope_of(spec: ToolSpec | None) -> Scope:
+    """A tool that says it only reads needs less than one that writes files, and any other more."""
+    if spec is not None and spec.read_only:
+        return Scope.TOOLS_READ
+    if spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
+        return Scope.TOOLS_WRITE
+    return Scope.TOOLS_EXEC
+
+
+def allow(target: Target, principal: Principal) -> None:
+    """Check that the acting and the asking credential both may call a tool. Raises Denied."""
+    for credential in principal.credentials:
+        _allow(target, credential)
+
+
+def _allow(target: Target, credential: Credential) -> None:
+    if credential is OWNER:
+        return
+    needed = scope_of(target.spec)
+    if not credential.may(needed):
+        whose = "this credential" if credential.is_token else f"the credential {credential.id!r}"
+        raise Denied(f"{whose} lacks the scope {needed.value!r}, which {target.tool!r} needs")
+    if not credential.narrowed:
+        return
+    if credential.pinned:
+        _stay(target, credential)
+    elif not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
+        raise Denied(f"this credential is not for {target.tool!r}; it was made for some tools or nodes alone")
+
+
+def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bool:
+    """Whether a principal may call a listed tool. `name` calls it, `host` is where it runs: a node, `gsv`, `local`."""
+    if not principal.may(scope_of(spec)):
+        return False
+    own = host in _OWN
+    return not principal.narrowed or principal.reaches(None if own else host, name if own else spec.name)
+
+
+def _stay(target: Target, credential: Credential) -> None:
+    """Raises Denied for a tool of a machine that a pinned run may not reach."""
+    if target.node is None:
+        if target.kind == "native" or target.spec is None or target.spec.capability is None:
+            return
+        place = "the gateway's own machine"
+    elif target.node.card.node_id in credential.nodes:
+        return
+    else:
+        place = f"the node {target.node.card.node_id!r}"
+    here = f"use the tools of {', '.join(map(repr, credential.nodes))}" if credential.nodes else "none is connected"
+    raise Denied(f"this run is pinned to {credential.pinned}, and {target.tool!r} works on {place}; {here}")
+
+
+def time_limit(call: ToolCall, target: Target) -> int:
+    wanted = call.timeout_ms
+    if wanted is None:
+        spec = target.spec
+        wanted = (spec.timeout_ms if spec else None) or DEFAULT_TIMEOUT_MS
+        if spec is not None and spec.timeout_parameter is not None:
+            wanted = _own_limit(call, spec.timeout_parameter, wanted)
+    if not 1 <= wanted <= MAX_TIMEOUT_MS:
+        raise InvalidArgs(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted}")
+    return wanted
+
+
+def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
+    """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
+    args = read_arguments(call.args)
+    limit = args.get(parameter, default) if isinstance(args, dict) else default
+    if not isinstance(limit, int | float) or limit < 0:
+        return default
+    return min(int(limit) + OWN_LIMIT_GRACE_MS, MAX_TIMEOUT_MS) if limit else MAX_TIMEOUT_MS
+
+
+def unambiguous(call: ToolCall) -> ToolCall:
+    """The same call with each name in its arguments once. Of a name that comes twice we would judge the last, and a
+    node in another language might run the first."""
+    return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(read_arguments(call.args))))
+
+
+def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
+    connection = node.connection
+    return encode(
+        ToolRequest(
+            request_id=call.id,
+            tool=target.tool,
+            args=call.args,
+            session_key=UNSET if call.session_key is None else call.session_key,
+            timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
+        )
+    )
+
+
+def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | None:
+    """Why a node would drop a request without an answer; None: it reads it."""
+    if len(request) > connection.max_request_bytes:
+        most = connection.max_request_bytes
+        return f"the request has {len(request)} bytes, node {connection.node_id!r} takes at most {most}"
+    if connection.plain and (fault := unreadable(args)) is not None:
+        return f"arguments: {fault}, which the plain node {connection.node_id!r} cannot read"
+    return None
+
+
+def repeated_frame(record: CallRecord) -> bytes:
+    """The request of a call that was open when the gateway stopped, for a node that never got it."""
+    _, separator, bare = record.tool.partition("__")
+    return encode(
+        ToolRequest(
+            request_id=record.id,
+            tool=bare if separator else record.tool,
+            args=record.args,
+            session_key=UNSET if record.session_key is None else record.session_key,
+            timeout_ms=record.deadline_at - record.created_at,
+        )
+    )

@@ -1,0 +1,459 @@
+"""Which tool a name means, and whether arguments fit it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from farhand.gateway.nodes.registry import Node, Roster
+from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
+from farhand.protocol.json_limits import refuse_many_values
+from farhand.protocol.names import FAMILY, LONGEST_TOOL_NAME, acceptable_name, join_tool, split_tool
+from farhand.tools import undo
+from farhand.tools.schema import unknown_parameter
+from farhand.tools.tool import Tool
+
+NATIVE_PREFIX = "gsv__"
+MOST_FOUND = 1000
+MOST_NAMED = 5
+MOST_AWAY = 100
+OWN_HOST = {"native": "gsv", "local": "local"}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+OPEN: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
+
+Kind = Literal["node", "native", "local"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a call goes: a node or a tool of the gateway's own, under which name, and what is known of the tool."""
+
+    node: Node | None
+    tool: str
+    capability: str | None
+    spec: ToolSpec | None
+    own: Tool | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "node" if self.own is None else own_kind(self.tool)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that calls this tool, however its caller spelled it."""
+        if self.node is None:
+            return (self.tool,)
+        full = join_tool(self.node.card.node_id, self.tool)
+        # The tools of a machine are called by its name only; `read` is another tool than `laptop__Read`.
+        of_machine = self.spec is not None and self.spec.capability is not None
+        return (full,) if of_machine else (full, self.tool)
+
+    def called(self, name: str) -> str:
+        """The proper spelling of the name a caller used."""
+        if self.node is None or split_tool(name) is None:
+            return self.tool
+        return join_tool(self.node.card.node_id, self.tool)
+
+
+def own_kind(name: str) -> Kind:
+    """The gateway's own storage and services are `native`; the tools of the machine it runs on are `local`."""
+    return "native" if name.startswith(NATIVE_PREFIX) else "local"
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A tool as callers see it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    host: str
+
+
+class SwitchedOff(NotAllowed):
+    """The settings switch this tool off."""
+
+
+class Catalog:
+    """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._own: dict[str, Tool] = {}
+        self._unoffered: dict[str, Tool] = {}
+        self._own_targets: dict[str, Target] = {}
+        self._disabled: Callable[[], Collection[str]] = tuple
+        self._found: dict[str, Target] = {}
+        # At which version of the roster `_found` was true.
+        self._found_at = -1
+        self._validators: dict[int, tuple[ToolSpec, Any]] = {}
+
+    def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
+        """Offer tools of the gateway's own. No node's tool takes the place of one of them.
+
+        One that is not offered is called by the door that knows it; nobody finds it by its name.
+        """
+        for tool in tools:
+            assert self.own(tool.name) is None, f"the tool {tool.name!r} is served twice"
+            (self._own if offered else self._unoffered)[tool.name] = tool
+
+    def own(self, name: str) -> Tool | None:
+        """A tool of the gateway's own, offered or not."""
+        return self._own.get(name) or self._unoffered.get(name)
+
+    def obey(self, disabled: Callable[[], Collection[str]]) -> None:
+        """`disabled` tells which tools are switched off, by the names that call them; it is asked at each call."""
+        self._disabled = disabled
+
+    def switched_off(self, *names: str) -> bool:
+        """Whether the settings disable a tool that has these names; case and surrounding blanks do not matter."""
+        disabled = {name.strip().casefold() for name in self._disabled()}
+        return any(name.casefold() in disabled for name in names)
+
+    def _refuse_switched_off(self, target: Target) -> Target:
+        if self.switched_off(*target.names):
+            raise SwitchedOff(f"the tool {target.names[0]!r} is disabled by the settings ([tools] disabled)")
+        return target
+
+    def find(self, name: str, own: Tool | None = None) -> Target:
+        """Return the tool that a name calls.
+
+        `own`: the tool of the gateway that the caller means. Raises NotFound for a name that no tool has, SwitchedOff,
+        Failed for a node that is known but offline.
+        """
+        return self._refuse_switched_off(self._of_own(name, own) if own is not None else self._find(name))
+
+    def _find(self, name: str) -> Target:
+        if self._found_at != self._roster.version or len(self._found) > MOST_FOUND:
+            self._found.clear()
+            self._found_at = self._roster.version
+        known = self._found.get(name)
+        if known is None:
+            known, lasts = self._look_for(name)
+            if lasts:
+                self._found[name] = known
+        return known
+
+    def _of_own(self, name: str, own: Tool) -> Target:
+        known = self._own_targets.get(name)
+        if known is None or known.own is not own:
+            known = self._own_targets[name] = Target(None, name, own.spec.capability, own.spec, own)
+        return known
+
+    def _look_for(self, name: str) -> tuple[Target, bool]:
+        """The target, and whether it stays the same until a node comes, goes or changes."""
+        own = self._own.get(name)
+        if own is not None:
+            return self._of_own(name, own), True
+        if len(name) > LONGEST_TOOL_NAME:  # it need not be looked for, which takes long, nor repeated
+            raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
+        if name.startswith(NATIVE_PREFIX):
+            raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
+        named = split_tool(name)
+        if named is not None:
+            return self._on_node(*named), True
+        served = self._roster.serving(name)
+        if served is None:
+            raise self._unserved(name)
+        node, capability, alone = served
+        spec = node.specs.get(name.casefold())
+        return Target(node, _unlisted(name) if spec is None else spec.name, capability, spec), alone
+
+    def find_known(self, name: str) -> Target:
+        """As `find`, but a node that is known and offline will do: its connection is None then."""
+        return self._refuse_switched_off(self._find_known(name))
+
+    def _find_known(self, name: str) -> Target:
+        if self._own.get(name) is not None or not self.away(name):
+            return self._find(name)
+        named = split_tool(name)
+        nodes = self._roster.nodes
+        for node in [nodes[named[0]]] if named else [nodes[node_id] for node_id in sorted(nodes)]:
+            tool = named[1] if named else name
+            spec = node.specs.get(tool.casefold())
+            if spec is not None and (named or spec.capability is None):
+                return Target(node, spec.name, spec.capability, spec)
+            capability = self._roster.serving_on(node, tool)
+            if capability is not None:
+                return Target(node, _unlisted(tool), capability, None)
+        if named:
+            raise NotFound(f"node {named[0]!r} has no tool {named[1]!r}")
+        return self._find(name)
+
+    def away(self, name: str) -> bool:
+        """Whether a tool's node is one that is known, and none is connected that has the tool."""
+        named = split_tool(name)
+        if named:
+            node = self._roster.nodes.get(named[0])
+            return node is not None and not node.online
+        return self._roster.serving(name) is None
+
+    def find_again(self, name: str, node_id: str | None, own: Tool | None = None) -> Target:
+        """As `find`, on the very node that was found before."""
+        if own is not None or node_id is None:
+            return self.find(name, own)
+        named = split_tool(name)
+        return self._refuse_switched_off(self._on_node(node_id, named[1] if named else name))
+
+    def awaited(self, name: str) -> Node | None:
+        """The node a tool's name names, when it is known but offline."""
+        named = split_tool(name)
+        node = self._roster.nodes.get(named[0]) if named else None
+        return node if node is not None and not node.online else None
+
+    def _on_node(self, node_id: str, tool: str) -> Target:
+        node = self._roster.nodes.get(node_id)
+        if node is None:
+            raise NotFound(self._roster.unknown(node_id))
+        if node.connection is None:
+            raise Failed(f"{node.absence}; the call did not run")
+        if tool == undo.NAME and self.can_undo(node):
+            return Target(node, tool, undo.SPEC.capability, undo.SPEC)
+        spec = node.specs.get(tool.casefold())
+        if spec is not None:
+            return Target(node, spec.name, spec.capability, spec)
+        found = self._roster.serving_on(node, tool)
+        if found is None:
+            near = difflib.get_close_matches(tool, [spec.name for spec in node.card.tools], 3)
+            hint = f"; did you mean {', '.join(join_tool(node_id, name) for name in near)}?" if near else ""
+            raise NotFound(f"node {node_id!r} has no tool {tool!r}{hint}")
+        return Target(node, _unlisted(tool), found, None)
+
+    def _unserved(self, name: str) -> NotFound:
+        """Why a dotted name finds no node: those that serve it are offline, or none does."""
+        away = self._roster.away_serving(name)
+        if not away:
+            return NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
+        states = ", ".join(f"{node.card.node_id!r} (last seen {node.seen})" for node in away[:MOST_NAMED])
+        more = f" and {len(away) - MOST_NAMED} more" if len(away) > MOST_NAMED else ""
+        plural = "nodes that serve it are" if len(away) > 1 else "node that serves it is"
+        return NotFound(
+            f"the tool {name!r} is not available: the {plural} offline: {states}{more}; the call did not run"
+        )
+
+    @staticmethod
+    def can_undo(node: Node) -> bool:
+        """Whether a connected node keeps what calls change, and may write."""
+        connection = node.connection
+        return (
+            connection is not None
+            and undo.NAME in connection.unlisted
+            and undo.SPEC.capability in node.card.capabilities
+        )
+
+    def checked(self, target: Target, call: ToolCall) -> ToolCall:
+        """Return the call as everything after this sees it: the tool and its parameters under their own names.
+
+        Each name is in the arguments once: of a name that came twice we would judge the last, and a node in another
+        language might run the first. Arguments of a tool without a schema stay as they came. Raises InvalidArgs naming
+        the parameter at fault.
+        """
+        name = target.called(call.tool)
+        if name != call.tool:
+            call = msgspec.structs.replace(call, tool=name)
+        if _open(target):
+            return call
+        arguments = read_arguments(call.args)
+        named = _named(target, arguments)
+        if target.own is None:
+            assert target.spec is not None
+            self._check_schema(target.spec, named)
+        elif target.own.check is not None:
+            target.own.check(named)
+        return call if arguments is None else msgspec.structs.replace(call, args=written(named))
+
+    def named(self, target: Target, args: msgspec.Raw) -> msgspec.Raw:
+        """As `checked`, without a look at the values: for arguments of a call that is not to be made."""
+        return args if _open(target) else written(_named(target, read_arguments(args)))
+
+    def _check_schema(self, spec: ToolSpec, arguments: Any) -> None:
+        validator = self._validator(spec)
+        if validator is None:
+            return
+        try:
+            validator.validate(arguments)  # up to the first fault: there may be many
+        except ValueError as failure:
+            place = getattr(failure, "instance_path", None)
+            if place is None:  # nested deeper than the validator goes
+                raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
+            where = f"parameter '{'.'.join(map(str, place))}': " if place else "arguments: "
+            raise InvalidArgs(where + failure.message[:500]) from None  # type: ignore[attr-defined]
+
+    def offers(self) -> list[Offer]:
+        """The gateway's own tools and those of every connected node, under the names that call them."""
+        return [
+            Offer(name, spec.description, spec.parameters or EMPTY, host) for name, (spec, host) in self.specs().items()
+        ]
+
+    def specs(self, among: Callable[[Node], bool] | None = None) -> dict[str, tuple[ToolSpec, str]]:
+        """By the name that calls it: what is known of each tool that is offered, and whose it is.
+
+        `among`: of these nodes only.
+        """
+        specs: dict[str, tuple[ToolSpec, str]] = {
+            name: (tool.spec, OWN_HOST[own_kind(name)]) for name, tool in self._own.items()
+        }
+        for node_id in sorted(self._roster.nodes):
+            node = self._roster.nodes[node_id]
+            if node.connection is None or (among is not None and not among(node)):
+                continue
+            for spec in node.card.tools:
+                name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
+                specs.setdefault(name, (spec, node_id))
+            for spec in _announced(node):
+                specs.setdefault(spec.name, (spec, node_id))
+        return {name: found for name, found in specs.items() if not self._is_off(name, *found)}
+
+    def _is_off(self, name: str, spec: ToolSpec, host: str) -> bool:
+        own = host in OWN_HOST.values()
+        return self.switched_off(name) if own else self.switched_off(name, join_tool(host, spec.name))
+
+    def families(self, among: Callable[[Node], bool] | None = None) -> list[tuple[ToolSpec, str]]:
+        """What stands for the tools of connected nodes that list none: `macos.notes.*` for each capability, and the
+        first node that serves it.
+
+        `among`: of these nodes only.
+        """
+        hosts: dict[str, list[str]] = {}
+        for node_id, node in sorted(self._roster.nodes.items()):
+            if node.online and not node.card.tools and (among is None or among(node)):
+                for capability in (each for each in node.card.capabilities if split_tool(each) is None):
+                    hosts.setdefault(capability, []).append(node_id)
+        return [
+            (
+                ToolSpec(
+                    capability + FAMILY,
+                    f"On {', '.join(ids[:MOST_NAMED])}: names and parameters of these tools are not announced.",
+                ),
+                ids[0],
+            )
+            for capability, ids in sorted(hosts.items())
+        ]
+
+    def absent(self, among: Callable[[Node], bool] | None = None) -> list[tuple[str, ToolSpec, Node]]:
+        """The tools of nodes that are offline and of no connected one: the name that calls each, and its node.
+
+        `among`: of these nodes only. Of many nodes those that were seen last are told of.
+        """
+        away = [node for node in self._roster.nodes.values() if not node.online and (among is None or among(node))]
+        away = sorted(away, key=lambda node: (-node.last_seen, node.card.node_id))[:MOST_AWAY]
+        found: dict[str, tuple[str, ToolSpec, Node]] = {}
+        disabled = self._disabled()
+        for node in away:
+            families = [ToolSpec(f"{capability}{FAMILY}") for capability in node.card.capabilities]
+            for spec in node.card.tools or families:
+                shared = self._shared(node, spec) or not node.card.tools
+                name = spec.name if shared else join_tool(node.card.node_id, spec.name)
+                if shared and self._roster.serving(spec.name.removesuffix(FAMILY)) is not None:
+                    continue
+                if name not in disabled:
+                    found.setdefault(name, (name, spec, node))
+        return list(found.values())
+
+    def _shared(self, node: Node, spec: ToolSpec) -> bool:
+        """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.
+
+        Else a node could put its own words under the name of a tool it does not serve.
+        """
+        dotted = spec.capability is None and split_tool(spec.name) is None
+        return dotted and self._roster.serving_on(node, spec.name) is not None
+
+    def _validator(self, spec: ToolSpec) -> Any:
+        # Specs live as long as a node's card, so their identity is a safe and cheap key while we hold them.
+        known = self._validators.get(id(spec))
+        if known is not None and known[0] is spec:
+            return known[1]
+        if len(self._validators) > 10_000:
+            self._validators.clear()
+        validator = _compile(spec.parameters)
+        self._validators[id(spec)] = (spec, validator)
+        return validator
+
+
+def _open(target: Target) -> bool:
+    """Whether nothing is known of a tool's parameters."""
+    return target.own is None and (target.spec is None or not target.spec.parameters)
+
+
+def _named(target: Target, arguments: Any) -> Any:
+    """The arguments of a tool under its parameters' own names. Raises InvalidArgs for a name that is none of them."""
+    arguments = {} if arguments is None else arguments
+    if target.own is not None:
+        if not isinstance(arguments, dict):
+            raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
+        return target.own.canonical(arguments)
+    schema = {} if target.spec is None else target.spec.parameters
+    names = schema.get("properties", {})
+    closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if closed and isinstance(arguments, dict) and isinstance(names, dict):
+        for given in arguments:
+            if given not in names:
+                raise unknown_parameter(given, names)
+    return arguments
+
+
+def _unlisted(tool: str) -> str:
+    """The name of a tool that its node does not list, and so may spell as it likes; blanks are in no name."""
+    if not acceptable_name(tool):
+        raise NotFound(f"{tool[:100]!r} cannot be the name of a tool; `farhand tools` lists what there is")
+    return tool
+
+
+def written(arguments: Any) -> msgspec.Raw:
+    """Raises InvalidArgs for what JSON cannot carry."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(arguments))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidArgs(f"arguments: {error}") from None
+
+
+def _announced(node: Node) -> list[ToolSpec]:
+    """What a node that lists no tools can be asked for: its capabilities, which may be names of tools themselves, and
+    names below them that worked."""
+    if node.card.tools:
+        return []
+    node_id = node.card.node_id
+    names = [name for name in node.card.capabilities if split_tool(name) is None]
+    known = [name for name in node.card.learned if name not in names]
+    return [
+        *(
+            ToolSpec(name, f"{node_id} announces this name, and tools below it, without a description.", OPEN)
+            for name in names
+        ),
+        *(
+            ToolSpec(name, f"A tool of {node_id} that was called before; it has no description.", OPEN)
+            for name in known
+        ),
+    ]
+
+
+def read_arguments(args: msgspec.Raw) -> Any:
+    """Raises InvalidArgs for JSON that cannot be held, such as a number out of range."""
+    try:
+        refuse_many_values(args)
+        return msgspec.json.decode(args)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidArgs(f"arguments: {error}") from None
+
+
+def _compile(schema: dict[str, Any]) -> Any:
+    """A validator that fetches nothing and whose patterns cannot run away; None for a schema that is none.
+
+    Nor for one with references: a few of them can unfold into any amount of work. The node checks its own.
+    """
+    if b'"$ref"' in (text := msgspec.json.encode(schema)) or b'"$dynamicRef"' in text:
+        return None
+    import jsonschema_rs  # noqa: PLC0415 - some megabytes that a gateway at rest does without
+
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except ValueError:
+        return None
+
+
+def _fetch_nothing(uri: str) -> Any:
+    raise ValueError(f"a tool's schema may not refer to {uri}")

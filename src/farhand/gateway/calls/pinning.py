@@ -1,0 +1,141 @@
+"""Work that belongs to one machine: a run that is pinned to a node, or to nodes with a tag, reaches no other.
+
+The names of a machine's tools mean that machine's then, and the gateway's own machine is another one too. What is no
+machine's stays: messages, memory, sessions, the schedule, the workspace. What such a run sets going is pinned alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import Catalog, own_kind
+from farhand.gateway.nodes.endpoints import read_endpoint
+from farhand.gateway.nodes.registry import Node, Roster
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import NotAllowed
+from farhand.protocol.names import NATIVE, join_tool, split_tool
+
+TRANSFER = "gsv__Transfer"
+LOGS = "gsv__LogsGet"
+
+
+class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which nodes a run may reach: those that have all that is named here."""
+
+    node: str | None = None
+    tag: str | None = None
+
+    @classmethod
+    def of(cls, node: str | None, tag: str | None) -> Pin | None:
+        return cls(node, tag) if node or tag else None
+
+    def __str__(self) -> str:
+        if self.node is None:
+            return f"nodes with the tag {self.tag!r}"
+        return f"the node {self.node!r}" + (f" (with the tag {self.tag!r})" if self.tag else "")
+
+    def fits(self, node: Node) -> bool:
+        return self.node in (None, node.card.node_id) and (self.tag is None or self.tag in node.card.tags)
+
+    def check(self, job: Mapping[str, Any]) -> None:
+        """Raises NotAllowed for a job that this run may not make or change: one that is not pinned alike."""
+        if Pin.of(job.get("node"), job.get("tag")) != self:
+            raise NotAllowed(f"this run is pinned to {self}; it can make and change only jobs that are pinned alike")
+
+
+def of_a_machine(name: str, spec: ToolSpec) -> bool:
+    """Whether a tool of the gateway's own works on the machine the gateway runs on."""
+    return own_kind(name) == "local" and spec.capability is not None
+
+
+class Pinned:
+    """The calls of one pinned run."""
+
+    def __init__(self, pin: Pin, catalog: Catalog, roster: Roster) -> None:
+        self._pin = pin
+        self._catalog = catalog
+        self._roster = roster
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Those within reach that are connected, by their ids."""
+        return [
+            node
+            for _, node in sorted(self._roster.nodes.items())
+            if node.connection is not None and self._pin.fits(node)
+        ]
+
+    def specs(self) -> dict[str, tuple[ToolSpec, str]]:
+        """What there is within reach, by the names that call it, and whose it is."""
+        found = self._catalog.specs(self._pin.fits)
+        return {
+            name: (spec, host) for name, (spec, host) in found.items() if host != "local" or spec.capability is None
+        }
+
+    def families(self) -> list[tuple[ToolSpec, str]]:
+        """What stands for the tools of nodes within reach that list none."""
+        return self._catalog.families(self._pin.fits)
+
+    def absent(self) -> list[tuple[str, ToolSpec, Node]]:
+        """The tools of nodes within reach that are offline."""
+        return self._catalog.absent(self._pin.fits)
+
+    def names(self) -> list[str]:
+        """What the tools are called of the machine that names without a node mean."""
+        first = {node.card.node_id for node in self.nodes[:1]}
+        return [name for name, (_, host) in self.specs().items() if host in first]
+
+    def principal(self, principal: Principal) -> Principal:
+        """The principal with its actor narrowed to what is within reach at the moment."""
+        reach = tuple(node.card.node_id for node in self.nodes)
+        return principal.replace_actor(msgspec.structs.replace(principal.actor, nodes=reach, pinned=str(self._pin)))
+
+    def name(self, name: str) -> str:
+        """The full name of the tool that a name without a node means here; as it is where it means none."""
+        own = self._catalog.own(name)
+        if (own is not None and not of_a_machine(name, own.spec)) or split_tool(name) is not None:
+            return name
+        for node in self.nodes:
+            spec = node.specs.get(name.casefold())
+            if spec is not None:
+                return join_tool(node.card.node_id, spec.name)
+            if self._roster.serving_on(node, name) is not None:
+                return join_tool(node.card.node_id, name)
+        return name
+
+    def on_a_node(self, name: str) -> bool:
+        """Whether a name is that of a tool on a node within reach."""
+        named = split_tool(name)
+        return named is not None and any(node.card.node_id == named[0] for node in self.nodes)
+
+    def arguments(self, name: str, arguments: str) -> str:
+        """The arguments of a call that names nodes itself. Raises NotAllowed for one out of reach, ToolError."""
+        if name not in (TRANSFER, LOGS):
+            return arguments
+        try:
+            given = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return arguments  # the tool says what is wrong
+        if not isinstance(given, dict):
+            return arguments
+        if name == LOGS:
+            asked = given.get("nodeId") or next((node.card.node_id for node in self.nodes), None)
+            if isinstance(asked, str):
+                self._reach(asked)
+                return msgspec.json.encode({**given, "nodeId": asked}).decode()
+            return arguments
+        for role in ("source", "destination"):
+            if isinstance(raw := given.get(role), str):
+                endpoint = read_endpoint(raw, role, self._roster)
+                if endpoint.node_id != NATIVE:
+                    self._reach(endpoint.node_id)
+        return arguments
+
+    def _reach(self, node_id: str) -> None:
+        node = self._roster.nodes.get(node_id)
+        if node is None or not self._pin.fits(node):
+            raise NotAllowed(f"this run is pinned to {self._pin}; {node_id!r} is out of its reach")

@@ -1,0 +1,1 @@
+"""Approvals, fan-out, freeze, undo, previews and policy review."""

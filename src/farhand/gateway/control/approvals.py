@@ -1,0 +1,292 @@
+"""Approvals: a call that waits is shown to its owner exactly as it would run, and runs exactly so or not at all.
+
+What is shown is bound by a hash over the call, the tool as its node registered it, the node's identity, and
+what the call would do: the digest of each file a diff was made from, the folder and the environment of a command.
+Before the call starts all of it is looked at again; any difference refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.calls.catalog import Target
+from farhand.gateway.calls.open_call import OpenCall, Parked
+from farhand.gateway.calls.waiting import Parking
+from farhand.gateway.control.effects import Effects
+from farhand.gateway.nodes.registry import Node
+from farhand.protocol.errors import FarhandError
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import waiting_calls as store
+from farhand.store.tables.waiting_calls import Approval, ApprovalState
+from farhand.tools.preview import Preview
+
+log = logging.getLogger(__name__)
+
+LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+LENGTH = 6
+MOST_REMARK = 1000
+
+
+class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything about a call that must not change between the question and the start."""
+
+    call_id: str
+    tool: str
+    # Digest of their very bytes.
+    args: str
+    credential: str
+    on_behalf_of: str | None = None
+    # Digest of the tool as it is registered.
+    spec: str
+    node_id: str | None = None
+    # The node's own token or key; of a node that has neither, which life of its program it is.
+    life: str | None = None
+    preview: Preview = Preview()
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def change(self, now: Bound) -> str | None:
+        """What is different by now, in words; None: nothing."""
+        if self == now:
+            return None
+        if self.node_id != now.node_id or self.life != now.life:
+            return f"node {self.node_id!r} was replaced, or restarted without a token or key of its own"
+        if self.spec != now.spec:
+            return f"the tool {self.tool!r} was registered anew, with other words or parameters"
+        before = {effect.path: effect.before for effect in self.preview.files}
+        after = {effect.path: effect.before for effect in now.preview.files}
+        for path in before | after:
+            if before.get(path, "") != after.get(path, ""):
+                return f"{path} has changed"
+        if (self.preview.cwd, self.preview.folder) != (now.preview.cwd, now.preview.folder):
+            return f"the folder {self.preview.cwd} is another one"
+        if now.preview.note and now.preview.note != self.preview.note:
+            return f"the call can no longer be previewed as it was asked ({now.preview.note}), which has changed"
+        return "what the call would do has changed"
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the owner is shown."""
+
+    bound: Bound
+    args: msgspec.Raw
+    session_key: str | None = None
+    agent_id: str | None = None
+    origins: tuple[str, ...] = ()
+
+
+class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
+    """A call waits until `deadline_at` to be approved; `GET /v1/approvals/{id}` shows what would run."""
+
+    approval_id: str
+    call_id: str
+    tool: str
+    rule: str
+    reason: str
+    deadline_at: int
+
+    @classmethod
+    def of(cls, approval: Approval) -> ApprovalRequested:
+        tool = request_of(approval).bound.tool
+        return cls(approval.id, approval.call_id, tool, approval.rule, approval.reason, approval.deadline_at)
+
+
+class NoApproval(FarhandError):
+    """There is no such question."""
+
+
+class NotYours(FarhandError):
+    """Nobody answers for a call of their own."""
+
+
+class AnswerConflict(FarhandError):
+    """The answer does not fit the question as it stands: it is answered, over, or another one."""
+
+
+class Approvals:
+    """Puts questions and takes answers. `effects` tells what calls would do."""
+
+    def __init__(self, database: Database, parking: Parking, effects: Effects, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._parking = parking
+        self._clock = clock
+        self.effects = effects
+        # A credential with those that made it, as `Credentials.lineage`.
+        self.lineage: Callable[[str], frozenset[str]] = lambda name: frozenset({name})
+        # Tells those whom the settings name, on their channels; the same question twice is told once.
+        self.tell: Callable[[Approval], Awaitable[None]] | None = None
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> Approval | None:
+        """By its id, in either case, or the id of its call."""
+        wanted = name.upper() if len(name) == LENGTH else name
+        return await self._database.read(lambda connection: store.find_approval(connection, wanted))
+
+    async def all(self, state: ApprovalState | None, limit: int) -> list[Approval]:
+        """Newest first."""
+        return await self._database.read(lambda connection: store.list_approvals(connection, state, limit))
+
+    async def ask(self, opened: OpenCall, parked: Parked, target: Target) -> Approval | None:
+        """Put the question of a call that waits; None when the call is over meanwhile. Raises StoreError."""
+        record = opened.record
+        bound = await self._bound(opened, target)
+        request = Request(bound, record.args, record.session_key, record.agent_id, parked.origins)
+        approval = Approval(
+            id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
+            call_id=record.id,
+            hash=bound.hash,
+            rule=parked.rule,
+            reason=parked.reason,
+            request=msgspec.Raw(msgspec.json.encode(request)),
+            asked_at=self._clock(),
+            deadline_at=record.deadline_at,
+        )
+        who = {"tool": record.tool, "by": record.credential, "origin": list(parked.origins)}
+        if record.on_behalf_of is not None:
+            who["on_behalf_of"] = record.on_behalf_of
+        if not await self._database.write(lambda connection: store.ask(connection, approval, who)):
+            return await self.find(record.id)
+        await self._told(approval)
+        return approval
+
+    async def retell(self) -> None:
+        """Tell of the questions that are open; whoever was told before hears nothing new."""
+        for approval in await self.all(ApprovalState.PENDING, 1000):
+            await self._told(approval)
+
+    async def _told(self, approval: Approval) -> None:
+        if self.tell is not None:
+            try:
+                await self.tell(approval)
+            except FarhandError as error:
+                log.error("approval %s could not be told on a channel: %s", approval.id, error)
+
+    async def change(self, opened: OpenCall, approval: Approval, target: Target) -> str | None:
+        """What has changed since a question was put, in words; None: nothing, the call is what was approved."""
+        asked = request_of(approval).bound
+        if asked.hash != approval.hash:
+            return "the question itself"
+        return asked.change(await self._bound(opened, target))
+
+    async def _bound(self, opened: OpenCall, target: Target) -> Bound:
+        record, node = opened.record, target.node
+        spec = b"" if target.spec is None else msgspec.json.encode(target.spec)
+        return Bound(
+            call_id=record.id,
+            tool=record.tool,
+            args=hashlib.sha256(bytes(record.args)).hexdigest(),
+            credential=record.credential,
+            on_behalf_of=record.on_behalf_of,
+            spec=hashlib.sha256(spec).hexdigest(),
+            node_id=node.card.node_id if node else None,
+            life=_identity(node),
+            preview=await self.effects.of(target, record, opened.principal),
+        )
+
+    def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
+        """Whether a call was made by a credential, or by one of the same making: whoever makes tokens has them all."""
+        involved = frozenset[str]().union(*(self.lineage(name) for name in _involved(opened)))
+        return not involved.isdisjoint(self.lineage(credential.id))
+
+    # -- answers ----------------------------------------------------------------------------------------
+
+    async def answer(
+        self,
+        name: str,
+        *,
+        approve: bool,
+        by: str,
+        credential: Credential | None = None,
+        hash: str | None = None,  # noqa: A002
+        remark: str = "",
+    ) -> Approval:
+        """Approve or deny; the first answer counts. `by` names whoever answers, `credential` is theirs, if any.
+
+        An approval names the hash of what was shown. Raises NoApproval, NotYours, AnswerConflict.
+        """
+        approval = await self.find(name)
+        if approval is None:
+            raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
+        opened = self._parking.waiting.get(approval.call_id)
+        if approval.state is not ApprovalState.PENDING:
+            raise _answered(approval)
+        if opened is None or opened.over or self._clock() >= approval.deadline_at:
+            raise AnswerConflict(f"approval {approval.id} is over: its call waits no longer")
+        if credential is not None and credential.id != OWNER.id and self._is_own(opened, credential):
+            raise NotYours(
+                f"call {approval.call_id} is this credential's own or made on its behalf, or its token is of the same "
+                "making; another one has to answer"
+            )
+        if (approve or hash is not None) and hash != approval.hash:
+            raise AnswerConflict(
+                f"this hash is not that of approval {approval.id}; look at it again, and answer with the hash it has"
+            )
+        state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
+        now, said = self._clock(), remark[:MOST_REMARK] or None
+        if not await self._database.write(
+            lambda connection: store.decide(connection, approval, state, by=by, now=now, remark=said)
+        ):
+            raise _answered(await self.find(approval.id) or approval)
+        decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
+        if approve:
+            self._parking.approve(opened, decided)
+        else:
+            self._parking.deny(opened, decided)
+        return decided
+
+
+def _identity(node: Node | None) -> str | None:
+    """What makes a connected node the same one. A program that was started again proves it by its token or key."""
+    connection = node.connection if node is not None else None
+    if connection is None:
+        return None
+    return connection.boot if connection.token_id is None else f"credential:{connection.token_id}"
+
+
+def _involved(opened: OpenCall) -> frozenset[str]:
+    """The credentials that must not answer for a call."""
+    named = {opened.record.credential, opened.record.on_behalf_of or opened.record.credential}
+    return frozenset(named) if opened.principal is None else opened.principal.ids | named
+
+
+def request_of(approval: Approval) -> Request:
+    return msgspec.json.decode(approval.request, type=Request)
+
+
+def shown_request(approval: Approval) -> Mapping[str, Any]:
+    """What is asked, for people and programs."""
+    request = request_of(approval)
+    preview = request.bound.preview
+    return {
+        "tool": request.bound.tool,
+        "node_id": request.bound.node_id,
+        "args": request.args,
+        "credential": request.bound.credential,
+        "on_behalf_of": request.bound.on_behalf_of,
+        "origins": list(request.origins),
+        "session_key": request.session_key,
+        "agent_id": request.agent_id,
+        "command": preview.command,
+        "cwd": preview.cwd,
+        "env": preview.env,
+        "stdin": preview.stdin,
+        "summary": preview.summary,
+        "files": [msgspec.to_builtins(effect) for effect in preview.files],
+        "diff": "".join(effect.diff for effect in preview.files),
+        "note": " ".join([preview.note, *(f"{one.path}: {one.note}" for one in preview.files if one.note)]).strip(),
+    }
+
+
+def _answered(approval: Approval) -> AnswerConflict:
+    by = f" by {approval.decided_by}" if approval.decided_by else ""
+    return AnswerConflict(f"approval {approval.id} was answered before: {approval.state}{by}")

@@ -1,0 +1,334 @@
+"""Freeze: one order that stops everything, everywhere, and holds until it is lifted.
+
+It holds here from the first instant, so nothing new begins; then what runs is ended, on this machine and on every node
+at once, and each node says for itself what became of it. A node keeps the order on its own disk. One that is not
+connected is told when it returns, before it is told anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.transfers.transfers import Transfers
+from farhand.machine.jobs.job import Ending
+from farhand.machine.threads import apart
+from farhand.protocol.errors import Failed
+from farhand.protocol.freeze import MOST_REASON, Brake, FreezeOrder, plain_reason
+from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
+from farhand.protocol.untrusted import one_line
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Asked = asyncio.Future[FreezeReport]
+
+MOST_COUNTED = 1_000_000
+# How long nodes are waited for; what they say later is kept all the same.
+CONFIRM_SECONDS = 5.0
+OFFLINE = "offline: it is told as soon as it connects, before any call"
+OFFLINE_THAWED = "offline: it is told as soon as it connects"
+NOT_SUPPORTED = "not supported by this node: its open calls are cancelled and it is given no new ones, that is all"
+
+
+class NodeFate(msgspec.Struct, frozen=True):
+    """What became of one node: `confirmed` only by its own word."""
+
+    node_id: str
+    online: bool
+    confirmed: bool
+    ended_processes: int = 0
+    stopped_calls: int = 0
+    error: str | UnsetType = UNSET
+
+
+class OwnFate(msgspec.Struct, frozen=True):
+    """What was ended on the gateway's own machine and in its books."""
+
+    ended_processes: int = 0
+    cancelled_calls: int = 0
+    stopped_runs: int = 0
+    cancelled_transfers: int = 0
+    error: str | UnsetType = UNSET
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Whether everything is frozen, and what each node says of it."""
+
+    frozen: bool
+    since: int | None
+    by: str | None
+    reason: str | None
+    nodes: list[NodeFate]
+    gateway: OwnFate | UnsetType = UNSET
+
+    @property
+    def told(self) -> str:
+        """For a person: who confirmed and who did not."""
+        connected = [fate for fate in self.nodes if fate.online]
+        done = [fate for fate in connected if fate.confirmed]
+        ended = sum(fate.ended_processes for fate in self.nodes)
+        ended += 0 if self.gateway is UNSET else self.gateway.ended_processes
+        offline = len(self.nodes) - len(connected)
+        told = f"{len(done)} of {len(connected)} connected nodes confirmed, {ended} processes were ended"
+        return f"{told}; {offline} offline nodes are told when they return" if offline else told
+
+
+class Runs(Protocol):
+    """Whoever runs agents."""
+
+    async def stop_all(self, reason: str) -> int: ...
+
+
+class Freeze:
+    """The one switch. `brake` keeps the order."""
+
+    def __init__(
+        self,
+        brake: Brake,
+        gate: Gate,
+        transfers: Transfers,
+        roster: Roster,
+        *,
+        gateway_id: str,
+        note: Callable[[str, str, dict[str, Any]], object],
+    ) -> None:
+        self._brake = brake
+        self._gate = gate
+        self._transfers = transfers
+        self._roster = roster
+        self._gateway_id = gateway_id
+        self._note = note
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, tuple[Connection, Asked]] = {}
+        self._fates: dict[str, NodeFate] = {}
+        self._own: OwnFate | UnsetType = UNSET
+        self._one_at_a_time = asyncio.Lock()
+        self.runs: Runs | None = None
+        # Ends every command of the gateway's own machine.
+        self.end_jobs: Callable[[], Awaitable[Ending]] | None = None
+        # Called once everything may run again.
+        self.thawed: list[Callable[[], None]] = []
+        if brake.order is not None and not brake.order.gateway_id:  # written while no gateway ran
+            brake.order = msgspec.structs.replace(brake.order, gateway_id=gateway_id)
+        self._hold(brake.order)
+
+    @property
+    def order(self) -> FreezeOrder | None:
+        return self._brake.order
+
+    def _hold(self, order: FreezeOrder | None) -> None:
+        self._gate.frozen = self._transfers.frozen = order
+
+    # -- the switch -------------------------------------------------------------------------------------
+
+    async def freeze(self, by: str, reason: str = "") -> Answer:
+        """Stop everything. Returns once all have confirmed, or had time to; frozen already, it is all done again.
+
+        Raises Failed when the order could not be kept: it holds, but a restart of the gateway would lift it.
+        """
+        async with self._one_at_a_time:
+            order = self._brake.order
+            if order is None:
+                order = FreezeOrder(self._roster.clock(), by, plain_reason(reason), self._gateway_id)
+                log.warning("%s", order.told)
+                self._note("freeze.on", self._gateway_id, {"by": by, "reason": order.reason})
+            elif by != order.by:
+                self._note("freeze.again", self._gateway_id, {"by": by, "reason": plain_reason(reason)})
+            self._brake.order = order  # from now on; on disk a moment later
+            self._hold(order)
+            asked = self._each_node(lambda connection: self._freeze_node(connection, order))
+            calls = self._gate.stop_all(order.told)
+            keeping = apart(self._brake.keep_freezing, order)
+            own, unkept, _ = await asyncio.gather(self._stop_own(order.told, calls), keeping, _confirmed(asked))
+            self._own = own
+            if unkept is not None:
+                raise Failed(unkept)
+            return self.state()
+
+    async def thaw(self, by: str) -> Answer:
+        """Let everything run again. Raises Failed when that could not be kept: then the order stands.
+
+        A node that says it is frozen is told also when the gateway is not.
+        """
+        async with self._one_at_a_time:
+            order = self._brake.order
+            try:
+                await apart(self._brake.thaw, self._roster.clock())
+            except OSError as error:
+                raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
+            await _confirmed(self._each_node(self._thaw_node))
+            self._hold(None)
+            self._own = UNSET
+            if order is not None:
+                log.warning("no longer %s; lifted by %s", order.told, by)
+                self._note("freeze.off", self._gateway_id, {"by": by, "since": order.since})
+            for tell in self.thawed:
+                tell()
+            return self.state()
+
+    async def asked_in_a_chat(self, by: str, reason: str) -> str:
+        """`freeze`, and what to tell whoever wanted it. Raises Failed."""
+        answer = await self.freeze(by, reason)
+        return f"Frozen: {answer.told}. `farhand thaw` on the command line lifts it."
+
+    async def resume(self) -> None:
+        """At a start under an order: end what was left when the gateway last stopped."""
+        order = self._brake.order
+        if order is not None:
+            log.warning("%s; `farhand thaw` lifts it", order.told)
+            self._own = await self._stop_own(order.told, self._gate.stop_all(order.told))
+
+    def state(self) -> Answer:
+        order = self.order
+        nodes = sorted(self._roster.nodes.items())
+        fates = [self._fates.get(node_id) or _unasked(node_id, node.connection) for node_id, node in nodes]
+        return Answer(
+            order is not None,
+            order.since if order else None,
+            order.by if order else None,
+            order.reason if order else None,
+            fates,
+            self._own,
+        )
+
+    # -- this machine -----------------------------------------------------------------------------------
+
+    async def _stop_own(self, reason: str, calls: int) -> OwnFate:
+        async def jobs() -> Ending:
+            return Ending((), ()) if self.end_jobs is None else await self.end_jobs()
+
+        async def runs() -> int:
+            return 0 if self.runs is None else await self.runs.stop_all(reason)
+
+        failures: list[str] = []
+
+        async def tried(what: str, work: Coroutine[Any, Any, T], otherwise: T) -> T:
+            try:
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    return await work
+            except TimeoutError:
+                failures.append(f"{what} did not end within {CONFIRM_SECONDS:g} s")
+            except Exception as error:
+                log.exception("%s could not be ended", what)
+                failures.append(f"{what}: {type(error).__name__}: {error}")
+            return otherwise
+
+        nothing = Ending((), ())
+        ending, stopped, transfers = await asyncio.gather(
+            tried("commands", jobs(), nothing),
+            tried("runs", runs(), 0),
+            tried("transfers", self._transfers.stop_all(reason), 0),
+        )
+        again = await tried("commands", jobs(), nothing)  # what was just being started
+        ended = {*ending.ended, *again.ended}
+        if again.survivors:
+            failures.append(again.told("commands"))
+        return OwnFate(len(ended), calls, stopped, transfers, "; ".join(failures) or UNSET)
+
+    # -- nodes ------------------------------------------------------------------------------------------
+
+    def node_joined(self, connection: Connection) -> None:
+        """A node is here: what it must know of a freeze is the first it hears."""
+        order = self.order
+        if order is not None:
+            self._freeze_node(connection, order)
+        elif connection.frozen is not None and (self._brake.thawed_at or 0) >= connection.frozen.since:
+            self._thaw_node(connection)
+        else:
+            self._fates.pop(connection.node_id, None)
+
+    def answered(self, connection: Connection, report: FreezeReport) -> None:
+        asked, future = self._asked.get(report.number, (None, None))
+        if asked is connection and future is not None and not future.done():
+            future.set_result(_plain(report))
+
+    def left(self, connection: Connection) -> None:
+        for asked, future in self._asked.values():
+            if asked is connection and not future.done():
+                future.set_exception(Failed("it disconnected before it confirmed"))
+        fate = self._fates.get(connection.node_id)
+        if fate is not None:
+            self._fates[connection.node_id] = msgspec.structs.replace(fate, online=False)
+
+    def _each_node(self, tell: Callable[[Connection], Asked | None]) -> list[Asked]:
+        """Tell every connected node at once; what is to be waited for."""
+        thawing = self.order is None
+        for node_id, node in self._roster.nodes.items():
+            if node.connection is None:
+                fate = NodeFate(node_id, False, False, error=OFFLINE_THAWED if thawing else OFFLINE)
+                self._fates[node_id] = fate
+        told = [tell(node.connection) for node in self._roster.nodes.values() if node.connection is not None]
+        return [asked for asked in told if asked is not None]
+
+    def _freeze_node(self, connection: Connection, order: FreezeOrder) -> Asked | None:
+        connection.frozen = order
+        return self._ask(connection, lambda number: NodeFreeze(number, order), "freeze.node", frozen=True)
+
+    def _thaw_node(self, connection: Connection) -> Asked | None:
+        return self._ask(connection, lambda number: NodeThaw(number, self._gateway_id), "thaw.node", frozen=False)
+
+    def _ask(
+        self, connection: Connection, say: Callable[[int], NodeFreeze | NodeThaw], kind: str, *, frozen: bool
+    ) -> Asked | None:
+        """Send one word, at once, and keep what the node makes of it; None for a node that knows no such words."""
+        node_id = connection.node_id
+        if not connection.can_freeze:
+            error: str | UnsetType = NOT_SUPPORTED if frozen else UNSET
+            self._fates[node_id] = NodeFate(node_id, True, not frozen, error=error)
+            return None
+        number = next(self._numbers)
+        future: Asked = asyncio.get_running_loop().create_future()
+        self._asked[number] = (connection, future)
+        silent = NodeFate(node_id, True, False, error=f"it did not confirm within {CONFIRM_SECONDS:g} s")
+        self._fates[node_id] = silent
+        connection.link.send(encode(say(number)))
+        future.add_done_callback(lambda done: self._told(number, connection, kind, frozen, done))
+        return future
+
+    def _told(self, number: int, connection: Connection, kind: str, frozen: bool, done: Asked) -> None:
+        """Keep a node's word, however late it came."""
+        self._asked.pop(number, None)
+        failure = done.exception()
+        if failure is not None:
+            fate = NodeFate(connection.node_id, connection.current, False, error=str(failure))
+        else:
+            report = done.result()
+            if report.frozen is False:
+                connection.frozen = None
+            well = report.frozen is frozen and report.error is None
+            error = UNSET if well else report.error or f"it says that it is {'' if report.frozen else 'not '}frozen"
+            fate = NodeFate(connection.node_id, True, well, report.ended_processes, report.stopped_calls, error)
+        self._fates[connection.node_id] = fate
+        data = {name: value for name, value in msgspec.to_builtins(fate).items() if name != "node_id"}
+        self._note(kind, connection.node_id, data)
+
+
+def _plain(report: FreezeReport) -> FreezeReport:
+    """Return a node's report with counts that are possible and one line of text."""
+    return msgspec.structs.replace(
+        report,
+        ended_processes=min(max(0, report.ended_processes), MOST_COUNTED),
+        stopped_calls=min(max(0, report.stopped_calls), MOST_COUNTED),
+        error=None if report.error is None else one_line(report.error, MOST_REASON) or "it failed",
+    )
+
+
+async def _confirmed(asked: list[Asked]) -> None:
+    if asked:
+        await asyncio.wait(asked, timeout=CONFIRM_SECONDS)
+
+
+def _unasked(node_id: str, connection: Connection | None) -> NodeFate:
+    """A node to which nothing was said: it runs freely, unless it says otherwise."""
+    if connection is None or connection.frozen is None:
+        return NodeFate(node_id, connection is not None, connection is not None)
+    return NodeFate(node_id, True, False, error=connection.frozen.refusal_of_node().message)

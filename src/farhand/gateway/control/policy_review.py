@@ -1,0 +1,227 @@
+"""What a policy says to calls that were made, or might be: the rule that decides, and what a new policy would stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Sequence
+
+import apsw
+import msgspec
+
+from farhand.gateway.calls.catalog import Catalog, Target
+from farhand.gateway.calls.policy import HTTP, Policy, Subject, Verdict, subject_of
+from farhand.gateway.nodes.registry import Roster
+from farhand.protocol.errors import ToolError
+from farhand.protocol.names import split_tool
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord, CallState
+from farhand.store.tables.waiting_calls import find_approval, origin_of
+
+MOST_REPLAYED = 100_000
+READ_AT_ONCE = 16
+MOST_SHOWN = 1000
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The verdict on a call, and every rule that fits it, the deciding one first."""
+
+    decision: str
+    rule: str
+    reason: str
+    tool: str
+    node_id: str | None
+    origins: tuple[str, ...]
+    credential: str
+    session_key: str | None
+    fitting: list[Verdict]
+    # The credential on whose behalf `credential` acts, if any.
+    on_behalf_of: str | None = None
+    call_id: str | None = None
+    # Of a call that was made.
+    state: str | None = None
+    # How it was answered, where it was asked about.
+    approval: str | None = None
+    # The rule that stopped it when it was made, which may have been another.
+    decided_by_rule: str | None = None
+
+
+class StoppedCall(msgspec.Struct, frozen=True):
+    """A recorded call that the policy would not have let through by itself."""
+
+    call_id: str
+    at: int
+    tool: str
+    node_id: str | None
+    credential: str
+    origin: str
+    state: str
+    decision: str
+    rule: str
+    on_behalf_of: str | None = None
+
+
+class Replay(msgspec.Struct, frozen=True):
+    since: int
+    calls: int
+    allow: int
+    ask: int
+    deny: int
+    # The newest of them, at most 1000.
+    stopped: list[StoppedCall]
+
+
+class PolicyReview:
+    """Judges without doing anything."""
+
+    def __init__(self, database: Database, roster: Roster, catalog: Catalog) -> None:
+        # One at a time.
+        self._replaying = asyncio.Lock()
+        self._database = database
+        self._roster = roster
+        self._catalog = catalog
+
+    def explain(
+        self,
+        policy: Policy,
+        tool: str,
+        args: msgspec.Raw,
+        *,
+        credential: str,
+        on_behalf_of: str | None = None,
+        session_key: str | None = None,
+        origins: Sequence[str] = HTTP,
+    ) -> Explanation:
+        """The verdict on a call that might be made. Raises ToolError for one that could not be."""
+        own = self._catalog.own(tool)
+        target = (
+            self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)
+        )
+        subject = subject_of(
+            target,
+            self._catalog.named(target, args),
+            credential=credential,
+            askers=_listed(on_behalf_of),
+            session_key=session_key,
+            origins=origins,
+            nodes=self._roster.nodes,
+        )
+        return _explained(policy, subject, tool)
+
+    async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
+        """The verdict on a call that was made; None when there is none of this id."""
+        found = await self._database.read(lambda store: (calls.find(store, call_id), find_approval(store, call_id)))
+        record, approval = found
+        if record is None:
+            return None
+        origin = await self._database.read(lambda store: origin_of(store, record))
+        explained = _explained(policy, self._subject(record, origin), record.tool)
+        answered = f"{approval.state} by {approval.decided_by}" if approval and approval.decided_by else None
+        return msgspec.structs.replace(
+            explained,
+            call_id=record.id,
+            state=record.state.value,
+            approval=answered or (approval.state.value if approval else None),
+            decided_by_rule=approval.rule if approval else _denied_by(record),
+        )
+
+    async def replay(self, policy: Policy, since: int) -> Replay:
+        """Every recorded call since a moment, judged by a policy. Others are served between two calls."""
+        async with self._replaying:
+            return await self._replay(policy, since)
+
+    async def _replay(self, policy: Policy, since: int) -> Replay:
+        ids = await self._database.read(lambda store: calls.since(store, since, MOST_REPLAYED))
+        counts = {"allow": 0, "ask": 0, "deny": 0}
+        stopped: list[StoppedCall] = []
+        async for record, origin in self._recorded(ids):
+            verdict = policy.judge(self._subject(record, origin))
+            counts[verdict.decision] += 1
+            if verdict.decision != "allow" and len(stopped) < MOST_SHOWN:
+                stopped.append(
+                    StoppedCall(
+                        call_id=record.id,
+                        at=record.created_at,
+                        tool=record.tool,
+                        node_id=record.node_id,
+                        credential=record.credential,
+                        on_behalf_of=record.on_behalf_of,
+                        origin=origin or HTTP[0],
+                        state=record.state.value,
+                        decision=verdict.decision,
+                        rule=verdict.rule,
+                    )
+                )
+        return Replay(since=since, calls=sum(counts.values()), stopped=stopped, **counts)
+
+    async def _recorded(self, ids: Sequence[str]) -> AsyncIterator[tuple[CallRecord, str | None]]:
+        """Calls with where they came from, a few at a time: arguments and results may be long."""
+
+        def read(store: apsw.Connection, some: Sequence[str]) -> list[tuple[CallRecord, str | None]]:
+            found = [record for call_id in some if (record := calls.find(store, call_id)) is not None]
+            return [(record, origin_of(store, record)) for record in found]
+
+        for start in range(0, len(ids), READ_AT_ONCE):
+            some = ids[start : start + READ_AT_ONCE]
+            for found in await self._database.read(functools.partial(read, some=some)):
+                yield found
+                await asyncio.sleep(0)
+
+    def _subject(self, record: CallRecord, origin: str | None) -> Subject:
+        """A recorded call as the rules see it; of a node that is gone, as far as the record tells."""
+        origins = HTTP if origin is None else (origin,)
+        own = self._catalog.own(record.tool) if record.route in ("local", "native") else None
+        node = self._roster.nodes.get(record.node_id or "")
+        named = split_tool(record.tool)
+        bare = named[1] if named and own is None else record.tool
+        if node is not None:
+            spec = node.specs.get(bare.casefold())
+            bare = spec.name if spec else bare
+        target = Target(node, bare, record.capability, None, own)
+        try:  # earlier versions recorded the names that the caller used
+            args = self._catalog.named(target, record.args)
+        except ToolError:
+            args = record.args
+        try:
+            subject = self._made(target, record, args, origins)
+        except ToolError:
+            subject = self._made(target, record, msgspec.Raw(b"{}"), origins)
+        names = {*subject.names, record.tool.casefold()}
+        return msgspec.structs.replace(subject, names=tuple(sorted(names)), route=record.route, node_id=record.node_id)
+
+    def _made(self, target: Target, record: CallRecord, args: msgspec.Raw, origins: Sequence[str]) -> Subject:
+        return subject_of(
+            target,
+            args,
+            credential=record.credential,
+            askers=_listed(record.on_behalf_of),
+            session_key=record.session_key,
+            origins=origins,
+            nodes=self._roster.nodes,
+        )
+
+
+def _listed(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
+def _denied_by(record: CallRecord) -> str | None:
+    """As the call was told."""
+    return record.error_message if record.state is CallState.DENIED else None
+
+
+def _explained(policy: Policy, subject: Subject, tool: str) -> Explanation:
+    fitting = policy.all_fitting(subject)
+    return Explanation(
+        decision=fitting[0].decision,
+        rule=fitting[0].rule,
+        reason=fitting[0].reason,
+        tool=tool,
+        node_id=subject.node_id,
+        origins=subject.origins,
+        credential=subject.credential,
+        on_behalf_of=next(iter(subject.askers), None),
+        session_key=subject.session_key,
+        fitting=fitting,
+    )

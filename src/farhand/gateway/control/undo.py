@@ -1,0 +1,127 @@
+"""Undo: what a call did to files is taken back by the machine that did it, and that is a call of its own."""
+
+# The names of parameters are written as those of the node's `Undo`.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import NATIVE_PREFIX, read_arguments
+from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.endpoints import read_endpoint
+from farhand.machine.files.files import Files
+from farhand.machine.files.undo import undo
+from farhand.machine.files.undo_log import KeptFiles
+from farhand.protocol.calls import ToolCall
+from farhand.protocol.errors import Failed, NotFound, ToolError
+from farhand.protocol.names import NATIVE, join_tool
+from farhand.store.objects.base import Objects
+from farhand.store.objects.folder import FolderObjects
+from farhand.store.tables.calls import CallRecord
+from farhand.tools.tool import CallContext, Tool, tool
+from farhand.tools.undo import NAME, SPEC, Call, DryRun
+
+# The tool of the gateway's own machine; calls of a node's are undone by the node's.
+OWN: Final = "undo"
+TRANSFER: Final = "gsv__Transfer"
+
+
+class Undo:
+    """Undoes calls, on whichever machine they ran."""
+
+    def __init__(self, hub: Hub, kept: KeptFiles, local: Files, objects: Objects) -> None:
+        self._hub = hub
+        self._kept = kept
+        self._local = local
+        self._objects = objects
+        self._own = tool(self.undo, name=OWN, description=SPEC.description, capability=SPEC.capability)
+
+    def tools(self) -> list[Tool]:
+        """To be served without being offered."""
+        return [self._own]
+
+    async def begin(
+        self, call_id: str, principal: Principal, *, dry_run: bool = False, idempotency_key: str | None = None
+    ) -> Outcome | OpenCall:
+        """Undo a call: see `Gate.begin`. Raises NotFound when there is no such call."""
+        record = await self._hub.gate.find(call_id)
+        if record is None:
+            raise NotFound(f"there is no call {call_id[:100]!r}")
+        node_id = self._where(record) if record.ended_at is not None else None
+        arguments = {"call": record.id, **({"dryRun": True} if dry_run else {})}
+        call = ToolCall(
+            id=new_call_id(),
+            tool=OWN if node_id is None else join_tool(node_id, NAME),
+            args=msgspec.Raw(msgspec.json.encode(arguments)),
+            agent_id=record.agent_id,
+        )
+        return await self._hub.gate.begin(
+            call,
+            principal=principal,
+            own=self._own if node_id is None else None,
+            idempotency_key=idempotency_key,
+        )
+
+    def _where(self, record: CallRecord) -> str | None:
+        """The node that keeps what a call changed; None for this machine, and where nothing is kept."""
+        node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
+        node = self._hub.roster.nodes.get(node_id or "")
+        if node is None or (node.online and not self._hub.catalog.can_undo(node)):
+            return None
+        return node_id
+
+    def _written_to(self, record: CallRecord) -> str | None:
+        """The node that a transfer went to."""
+        try:
+            arguments = read_arguments(record.args)
+            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.roster)
+        except (ToolError, KeyError, TypeError):
+            return None
+        return None if end.node_id == NATIVE else end.node_id
+
+    async def undo(self, call: Call, context: CallContext, dryRun: DryRun = False) -> dict[str, Any]:  # noqa: ARG002
+        record = await self._hub.gate.find(call)
+        if record is None:
+            raise NotFound(f"there is no call {call[:100]!r}")
+        if record.ended_at is None:
+            raise Failed(f"call {call} has not ended; it can be undone once it has, or cancelled now")
+        first = await self._first(record)
+        node_id = self._written_to(first) if first.tool == TRANSFER else first.node_id
+        if node_id is not None:
+            raise Failed(
+                f"call {call} ({first.tool}) cannot be undone: node {node_id!r} keeps no old content. Only what the "
+                "file tools of a Farhand node and of the gateway change is kept, not what a plug-in does"
+            )
+        files = await asyncio.to_thread(self._files, first, call)
+        return await asyncio.to_thread(undo, files, self._kept, call, dry_run=dryRun)
+
+    async def _first(self, record: CallRecord) -> CallRecord:
+        """The call that an undo, or an undo of an undo, goes back to."""
+        seen = set()
+        while record.tool == OWN and record.id not in seen:
+            seen.add(record.id)
+            arguments = read_arguments(record.args)
+            before = await self._hub.gate.find(str(arguments.get("call")) if isinstance(arguments, dict) else "")
+            if before is None:
+                break
+            record = before
+        return record
+
+    def _files(self, record: CallRecord, call: str) -> Files:
+        """Those among which the call worked: the rules for paths are theirs."""
+        if not record.tool.startswith(NATIVE_PREFIX):
+            return self._local
+        if not isinstance(self._objects, FolderObjects):
+            raise Failed(
+                f"call {record.id} cannot be undone: the workspace lies in a bucket, where old content is not kept; "
+                "the bucket's own versions may have it"
+            )
+        found = self._kept.find(call)
+        path = next((file.name for file in found.files), None) if found is not None else None
+        return self._local if path is None else self._objects.files_of(path)

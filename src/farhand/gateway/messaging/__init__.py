@@ -1,0 +1,1 @@
+"""Channels: inbound messages, the outbox and hooks."""

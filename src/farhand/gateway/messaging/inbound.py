@@ -1,0 +1,494 @@
+"""Messages that people write on channels: who may, which session they reach, and how their answer gets back.
+
+A message is taken in once, whatever the service repeats. Its answer is owed from the moment it is taken: the debt is on
+disk before the run is, and is paid into the outbox after any number of restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from farhand.gateway.access.credentials import Credential, Scope
+from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.messaging.channel import Attachment, Channel, ChannelSettings, Incoming, Tools
+from farhand.gateway.messaging.outbox import Messages
+from farhand.gateway.sessions import commands
+from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.keys import MAIN, DmScope, PeerKind
+from farhand.gateway.sessions.runs import Run, RunOptions
+from farhand.gateway.sessions.sessions import Sessions
+from farhand.gateway.workspace.workspace import Workspace
+from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
+from farhand.protocol.untrusted import one_line
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import outbox, pairings
+from farhand.store.tables.outbox import AwaitedReply, Place
+from farhand.store.tables.pairings import Pairing, PairingState
+from farhand.store.tables.sessions import RunState
+
+log = logging.getLogger(__name__)
+
+# Strangers that wait for the owner's word, per account: a crowd must not fill the store.
+MAX_PENDING: Final = 20
+# Characters of what people and services call someone or something.
+LONGEST_NAME: Final = 80
+TYPING_SECONDS: Final = 4.0
+RESTART_SECONDS: Final = 5.0
+Standing = Literal["named", "guest"]
+_UNSAFE: Final = re.compile(r"[^\w.+-]")
+_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
+    "none": frozenset(),
+    "read": frozenset({Scope.TOOLS_READ.value}),
+    "write": frozenset({Scope.TOOLS_WRITE.value}),
+    "all": frozenset({Scope.TOOLS_EXEC.value}),
+}
+# `all` is what owners give themselves on a channel: it includes other sessions and the files that steer the agent.
+_PEER_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
+    **_SCOPES,
+    "all": frozenset({Scope.TOOLS_EXEC.value, Scope.CHAT.value, Scope.READ.value}),
+}
+
+
+class Binding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table `[[bindings]]`: which agent answers whom. What is left out fits anything; the first that fits counts."""
+
+    agent: str
+    channel: str = ""
+    account: str = ""
+    peer_kind: PeerKind | None = None
+    peer: str = ""
+
+    def fits(self, place: Place) -> bool:
+        return (
+            self.channel in ("", place.channel)
+            and self.account in ("", place.account)
+            and self.peer_kind in (None, place.peer_kind)
+            and (not self.peer or address(self.peer) == address(place.peer))
+        )
+
+
+class Reception:
+    """`start` after the sessions have started; whoever made it calls `close`."""
+
+    def __init__(
+        self,
+        database: Database,
+        messages: Messages,
+        sessions: Sessions,
+        workspace: Workspace,
+        *,
+        clock: Callable[[], int],
+        bindings: Sequence[Binding] = (),
+        dm_scope: DmScope = "main",
+        identity_links: Mapping[str, Sequence[str]] | None = None,
+        removed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`removed` is called with the credential of a person whose pairing was taken back."""
+        self._removed = removed
+        known = database.query(pairings.list_pairings)
+        # Those whom the owner let in: channel, account, sender.
+        self._approved = {_identity(one) for one in known if one.state is PairingState.APPROVED}
+        self._database = database
+        self._messages = messages
+        self._sessions = sessions
+        self._workspace = workspace
+        self._clock = clock
+        self._bindings = bindings
+        self._dm_scope = dm_scope
+        self._links = identity_links or {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Told each message first; True: it was meant for the gateway itself, and is no message to the agent.
+        self.overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None
+        # Why a channel does not listen at the moment, by the name of its table.
+        self.troubles: dict[str, str] = {}
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen on all channels, and go on with the answers that were owed when the gateway stopped."""
+        for awaited in await self._database.read(outbox.open_awaited):
+            try:
+                run = await self._sessions.run(awaited.run_id)
+            except NotFound:  # the message was never taken: its sender is told nothing, and the service asks again
+                await self._forget_awaited(awaited.run_id)
+                continue
+            self.keep(run, awaited)
+        for name, channel in self._messages.channels.items():
+            self._begin(self._listen(name, channel))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._messages.channels.values():
+            with contextlib.suppress(Exception):
+                await channel.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, name: str, channel: Channel) -> None:
+        async def take(incoming: Incoming) -> None:
+            self.troubles.pop(name, None)
+            await self.take(channel, incoming)
+
+        while True:
+            try:
+                await channel.run(take)
+                return
+            except Exception as error:
+                self.troubles[name] = f"{type(error).__name__}: {error}"
+                log.exception("channel %s stopped listening; it begins again in %g s", name, RESTART_SECONDS)
+                await asyncio.sleep(RESTART_SECONDS)
+
+    # -- taking in --------------------------------------------------------------------------------------
+
+    async def take(self, channel: Channel, incoming: Incoming) -> Run | None:
+        """Give a message to the session it belongs to; None when its sender may not talk here, or need not be heard.
+
+        Raises ToolError when the message cannot be kept now: the service has to bring it again.
+        """
+        settings = channel.settings
+        place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
+        if not incoming.text.strip() and not incoming.attachments:
+            return None
+        if self.overhear is not None and await self.overhear(channel, incoming, place):
+            return None
+        if incoming.peer_kind != "dm" and (
+            settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)
+        ):
+            return None
+        standing = await self._standing(channel, incoming, place)
+        if standing is None:
+            return None
+        guest = standing == "guest"
+        agent = self.agent_of(place)
+        if guest:
+            key = session_keys.guest_key(agent, place.channel, place.account, place.peer, place.peer_kind)
+        else:
+            key = session_keys.peer_key(
+                agent,
+                place.channel,
+                place.peer_kind,
+                place.peer,
+                account=place.account,
+                scope=self._dm_scope,
+                links=self._links,
+            )
+        text = incoming.text
+        if commands.read(text) is None:
+            text = await self._envelope(agent, channel, incoming)
+        return await self._send(channel, incoming, place, agent, key, text, guest=guest)
+
+    async def _send(
+        self, channel: Channel, incoming: Incoming, place: Place, agent: str, key: str, text: str, *, guest: bool
+    ) -> Run | None:
+        now = self._clock()
+        run_id = self._sessions.new_id()
+        reply_to = incoming.answers or (incoming.id if incoming.peer_kind != "dm" else None)
+        awaited = await self.promise(run_id, place, agent, reply_to)
+        sent = False
+        try:
+            run = await self._sessions.send(
+                key,
+                text,
+                origin=place.channel,
+                credential=credential_of(channel, incoming),
+                options=RunOptions(guest=guest),
+                channel=msgspec.to_builtins(place),
+                title=one_line(incoming.sender_name or incoming.sender, LONGEST_NAME),
+                run_id=run_id,
+                idempotency_key=_message_key(place, incoming),
+            )
+            sent = run.id == run_id
+        except IdempotencyConflict:  # the service brought it again, in other words
+            return None
+        finally:
+            if not sent:
+                await self._forget_awaited(run_id)
+        if not sent:
+            return run  # the service brought it twice
+        if not guest:  # what goes to the place that was used last is for those whom the owner named
+            await self._database.write(lambda store: outbox.note_active(store, agent, place, now))
+        self.keep(run, awaited)
+        return run
+
+    async def promise(self, run_id: str, place: Place, agent: str, reply_to: str | None = None) -> AwaitedReply:
+        """Write down who is to hear what comes of a run that is about to begin; `keep` follows."""
+        awaited = AwaitedReply(
+            run_id=run_id,
+            channel=place.channel,
+            account=place.account,
+            peer=place.peer,
+            peer_kind=place.peer_kind,
+            reply_to=reply_to,
+            agent_id=agent,
+            created_at=self._clock(),
+        )
+        await self._database.write(lambda store: outbox.await_reply(store, awaited))
+        return awaited
+
+    async def _forget_awaited(self, run_id: str) -> None:
+        await self._database.write(lambda store: outbox.forget_awaited(store, run_id))
+
+    def keep(self, run: Run, awaited: AwaitedReply) -> None:
+        """Answer when the run is over, now or after a restart."""
+        self._begin(self._answer(run, awaited))
+
+    def agent_of(self, place: Place) -> str:
+        """The agent that answers at a place."""
+        return next((binding.agent for binding in self._bindings if binding.fits(place)), MAIN)
+
+    async def _envelope(self, agent: str, channel: Channel, incoming: Incoming) -> str:
+        """What the model is shown: where from, who, the text, and where the files are."""
+        who = one_line(re.sub(r"[\[\]·]", " ", incoming.sender_name or incoming.sender), LONGEST_NAME)
+        lines = [f"[{channel.settings.kind} · {who}] {incoming.text}".rstrip()]
+        for attachment in incoming.attachments:
+            path = await self._keep(agent, incoming, attachment)
+            kind = one_line(attachment.content_type, LONGEST_NAME)
+            lines.append(f"[attached: {path} ({kind}, {len(attachment.data)} bytes)]")
+        return "\n".join(lines)
+
+    async def _keep(self, agent: str, incoming: Incoming, attachment: Attachment) -> str:
+        """Put a file into the agent's workspace; the path it has there. The same message has the same paths."""
+        day = datetime.fromtimestamp(self._clock() / 1000, UTC).strftime("%Y-%m-%d")
+        name = _UNSAFE.sub("_", attachment.name.rpartition("/")[2]).lstrip(".")[-80:] or "file"
+        mark = hashlib.sha256(f"{incoming.peer}\0{incoming.id}\0{attachment.name}".encode()).hexdigest()[:10]
+        path = f"media/{day}/{mark}-{name}"
+        await self._workspace.objects.put(
+            self._workspace.key(agent, path), attachment.data, content_type=attachment.content_type
+        )
+        return path
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    async def _answer(self, run: Run, awaited: AwaitedReply) -> None:
+        typing = asyncio.get_running_loop().create_task(self._type(awaited.place))
+        try:
+            outcome = await run.reply()
+        except ToolError:
+            return  # the gateway stops; the debt stands
+        finally:
+            typing.cancel()
+        joined = run.joined.id if run.joined is not None else run.record.joined_to
+        told = outcome.text.strip()
+        if told and outcome.state is not RunState.STOPPED and not await self._told_already(awaited, joined):
+            try:
+                await self._messages.accept(
+                    awaited.place,
+                    told,
+                    message_id=f"reply:{run.id}",
+                    origin=f"run:{run.id}",
+                    agent_id=awaited.agent_id,
+                    reply_to=awaited.reply_to,
+                )
+            except ToolError as error:
+                log.error("the reply of run %s has no way to %s: %s", run.id, awaited.place, error.message)
+        await self._database.write(lambda store: outbox.end_awaited(store, run.id, self._clock()))
+
+    async def _told_already(self, awaited: AwaitedReply, joined: str | None) -> bool:
+        """A message that joined another's run has the same answer; the same person hears it once."""
+        if joined is None:
+            return False
+        other = await self._database.read(lambda store: outbox.find_awaited(store, joined))
+        return other is not None and other.place == awaited.place
+
+    async def _type(self, place: Place) -> None:
+        channel = next(
+            (
+                one
+                for one in self._messages.channels.values()
+                if (one.settings.kind, one.settings.account) == (place.channel, place.account)
+            ),
+            None,
+        )
+        while channel is not None:
+            try:
+                await channel.typing(place)
+            except Exception as error:
+                log.debug("typing on %s: %s", place, error)
+                return
+            await asyncio.sleep(TYPING_SECONDS)
+
+    # -- who may talk -----------------------------------------------------------------------------------
+
+    async def _standing(self, channel: Channel, incoming: Incoming, place: Place) -> Standing | None:
+        """Whether a sender may talk: as one whom the owner named, or as a guest; None: not at all.
+
+        A sender for whom the service does not vouch is never taken for somebody who was named.
+        """
+        settings = channel.settings
+        sender = address(incoming.sender)
+        known = await self._database.read(
+            lambda store: pairings.find_pairing(store, place.channel, place.account, sender)
+        )
+        approved = known is not None and known.state is PairingState.APPROVED
+        if settings.policy != "open" and not approved and not allowed(settings.allow, incoming):
+            if settings.policy == "allowlist":
+                log.info("a message on %s from %s was not taken: not in the allow list", place.channel, incoming.sender)
+            elif known is None and incoming.peer_kind == "dm":
+                await self._ask(incoming, place, sender)
+            return None
+        if settings.policy == "allowlist" and not allowed(settings.allow, incoming):
+            return None  # an approval of earlier settings
+        listed = [one for one in settings.allow if one.strip() != "*"]
+        linked = session_keys.is_linked(place.channel, incoming.sender, self._links)
+        if incoming.peer_kind != "dm" and settings.policy == "open":
+            named = address(incoming.peer) in {address(one) for one in listed}  # all in the group hear the answers
+        else:
+            named = allowed(listed, incoming) or linked or (approved and settings.policy != "allowlist")
+        return "named" if named and incoming.trusted else "guest"
+
+    async def _ask(self, incoming: Incoming, place: Place, sender: str) -> None:
+        """Tell a stranger, once, how to be let in."""
+        everybody = await self._database.read(pairings.list_pairings)
+        pending = [
+            one
+            for one in everybody
+            if one.state is PairingState.PENDING and (one.channel, one.account) == (place.channel, place.account)
+        ]
+        if len(pending) >= MAX_PENDING:
+            log.warning("%d people wait to be paired on %s; %s was not noted", len(pending), place.channel, sender)
+            return
+        pairing = Pairing(
+            channel=place.channel,
+            account=place.account,
+            sender=sender,
+            name=one_line(incoming.sender_name, LONGEST_NAME),
+            code="".join(secrets.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(8)),
+            peer=place.peer,
+            first_text=one_line(incoming.text, 200),
+            requested_at=self._clock(),
+        )
+        await self._database.write(lambda store: pairings.save_pairing(store, pairing))
+        text = (
+            "I do not know you yet. Ask my owner to let you in:\n"
+            f"farhand channels pair approve {pairing.code}\nThen write again."
+        )
+        await self._messages.accept(place, text, message_id=f"pairing:{pairing.code}", origin="pairing")
+
+    async def pairings(self) -> list[Pairing]:
+        return await self._database.read(pairings.list_pairings)
+
+    async def decide(self, code_or_sender: str, approve: bool, channel: str | None = None) -> Pairing:
+        """Let somebody in, or not. Raises NotFound, InvalidArgs when several have that address."""
+        wanted = code_or_sender.strip()
+        found = [
+            one
+            for one in await self.pairings()
+            if (one.code == wanted.upper() or one.sender == address(wanted)) and channel in (None, one.channel)
+        ]
+        if not found:
+            raise NotFound(
+                f"nobody with the code or address {wanted!r} asked to be let in; `farhand channels pair` lists"
+            )
+        if len(found) > 1:
+            raise InvalidArgs(f"{wanted!r} wrote on {', '.join(one.channel for one in found)}; name the channel")
+        state = PairingState.APPROVED if approve else PairingState.REJECTED
+        decided = msgspec.structs.replace(found[0], state=state, decided_at=self._clock())
+        await self._database.write(lambda store: pairings.save_pairing(store, decided))
+        if approve:
+            self._approved.add(_identity(decided))
+        elif _identity(decided) in self._approved:
+            self._approved.discard(_identity(decided))
+            self._removed(peer_id(*_identity(decided)))
+        if approve and found[0].state is not PairingState.APPROVED:
+            with contextlib.suppress(ToolError):
+                await self._messages.accept(
+                    Place(decided.channel, decided.account, decided.peer),
+                    "You can talk to me now.",
+                    message_id=f"paired:{decided.code}",
+                    origin="pairing",
+                )
+        return decided
+
+    def scopes_of_channel(self, credential_id: str) -> frozenset[str] | None:
+        """Return the scopes that people on the accounts of a channel have now; None where no account is left."""
+        kind = credential_id.partition(":")[2]
+        found = [one.settings for one in self._messages.channels.values() if one.settings.kind == kind]
+        return frozenset[str]().union(*map(_channel_scopes, found)) if found else None
+
+    def scopes_of_peer(self, credential_id: str) -> frozenset[str] | None:
+        """Return the scopes that a person on a channel has now; None for one who may no longer talk there."""
+        _, kind, account, sender = credential_id.split(":", 3)
+        for channel in self._messages.channels.values():
+            settings = channel.settings
+            if (settings.kind, settings.account) != (kind, account):
+                continue
+            listed = {address(one) for one in settings.allow}
+            paired = settings.policy == "pairing" and (kind, account, sender) in self._approved
+            if settings.policy == "open" or paired or sender in listed or "*" in listed:
+                return _channel_scopes(settings)
+        return None
+
+    async def forget(self, code_or_sender: str, channel: str | None = None) -> Pairing:
+        """Take back what was decided: whoever it is has to ask again. Raises NotFound, InvalidArgs."""
+        decided = await self.decide(code_or_sender, False, channel)
+        await self._database.write(lambda store: pairings.forget_pairing(store, decided))
+        return decided
+
+
+def credential_of(channel: Channel, incoming: Incoming) -> Credential:
+    """What the agent may do for whoever wrote: rights of the channel's settings, never those of the owner by chance.
+
+    In a direct conversation it names the person too, so that it ends when the owner takes their pairing back.
+    """
+    settings = channel.settings
+    scopes = _channel_scopes(settings) if incoming.trusted else frozenset()
+    person = peer_id(settings.kind, settings.account, address(incoming.sender)) if incoming.peer_kind == "dm" else ""
+    return Credential(f"channel:{settings.kind}", scopes, issuer=person)
+
+
+def _channel_scopes(settings: ChannelSettings) -> frozenset[str]:
+    tools: Tools = settings.tools or ("none" if settings.policy == "open" else "all")
+    return _PEER_SCOPES[tools]
+
+
+def peer_id(channel: str, account: str, sender: str) -> str:
+    """Return the credential id of a person on an account of a channel."""
+    return f"peer:{channel}:{account}:{sender}"
+
+
+def _identity(pairing: Pairing) -> tuple[str, str, str]:
+    return pairing.channel, pairing.account, pairing.sender
+
+
+def tool_scopes(tools: Tools) -> frozenset[str]:
+    return _SCOPES[tools]
+
+
+def allowed(allow: Sequence[str], incoming: Incoming) -> bool:
+    """By the sender's address, or the group's."""
+    known = {address(one) for one in allow}
+    return (
+        "*" in known
+        or address(incoming.sender) in known
+        or (incoming.peer_kind != "dm" and address(incoming.peer) in known)
+    )
+
+
+def address(text: str) -> str:
+    """One form of an address that is written in several: `+49 170 …`, `0049…` and case do not matter."""
+    plain = text.strip().lower()
+    if re.fullmatch(r"\+?[\d\s()./-]{10,}", plain) and not plain.startswith("-"):
+        digits = re.sub(r"\D", "", plain)
+        return "+" + (digits.removeprefix("00") if plain.startswith("00") else digits)
+    return plain
+
+
+def _message_key(place: Place, incoming: Incoming) -> str:
+    """Names a message of a service within the bounds of an idempotency key."""
+    whole = "\0".join((place.channel, place.account, place.peer, incoming.id))
+    return f"in:{hashlib.sha256(whole.encode()).hexdigest()}"

@@ -1,0 +1,472 @@
+"""The outbox: what was accepted is on disk, and is delivered once the service takes it, in order, and never twice.
+
+A message is written down before its sender hears of it. Each peer has a lane of its own: a message waits for those
+before it, and for its service as long as that takes. Of any number of gateways on one store, the one that claims a
+message sends it, and shows meanwhile that it lives. What was being handed over when its gateway died is handed over
+again only where the service can tell a repetition; elsewhere it ends as `unknown`, which is what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.messaging.channel import Attachment, Channel, DeliveryError, Outgoing, Refused, TryLater, Unsure
+from farhand.gateway.messaging.splitting import split
+from farhand.gateway.sessions.keys import MAIN
+from farhand.gateway.sessions.keys import agent_id as normal_id
+from farhand.gateway.workspace.workspace import Workspace
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.tables import outbox
+from farhand.store.tables.outbox import MessageState, OutboxRecord, Place
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT: Final = 0.5
+LONGEST_WAIT: Final = 30.0
+GIVE_UP_MS: Final = 3 * 24 * 3600 * 1000
+SEND_SECONDS: Final = 120.0
+# A gateway that showed no life for so long is taken for dead.
+LEASE_SECONDS: Final = 20.0
+# How often what other gateways accepted and sent is looked at.
+POLL_SECONDS: Final = 5.0
+CLOSING_SECONDS: Final = 3.0
+WRITE_AGAIN_SECONDS: Final = 2.0
+MAX_TEXT: Final = 200_000
+MAX_MEDIA_BYTES: Final = 25 * 1024 * 1024
+
+Key = tuple[str, str]
+LaneKey = tuple[str, str, str]
+
+
+class _Lane:
+    """One peer's messages being sent."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Messages:
+    """`start` comes before the first delivery; whoever made it calls `close`."""
+
+    def __init__(
+        self,
+        database: Database,
+        workspace: Workspace,
+        *,
+        clock: Callable[[], int],
+        alone: bool = False,
+        lease_seconds: float = LEASE_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+        hide: Callable[[str], str] = str,
+    ) -> None:
+        """`alone`: no other gateway works on this store, so what was being sent before `start` has lost its sender.
+        `hide` takes the gateway's secrets out of what is sent."""
+        self._hide = hide
+        self._database = database
+        self._workspace = workspace
+        self._clock = clock
+        self._alone = alone
+        self._lease = lease_seconds
+        self._poll = poll_seconds
+        self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._channels: dict[Key, Channel] = {}
+        self._names: dict[str, Key] = {}
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._watched: dict[int, asyncio.Future[OutboxRecord]] = {}
+        # Of messages that others send: their last sign of life, and when it was seen.
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    # -- channels ---------------------------------------------------------------------------------------
+
+    def connect(self, name: str, channel: Channel) -> None:
+        """Make a channel known, by its service and account, and by the name of its table. Before `start`."""
+        key = (channel.settings.kind, channel.settings.account)
+        assert key not in self._channels, f"the channel {key} is connected twice"
+        self._channels[key] = channel
+        self._names[name] = key
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """By the names of their tables."""
+        return {name: self._channels[key] for name, key in self._names.items()}
+
+    def resolve(self, channel: str, account: str | None = None) -> Key:
+        """Service and account that a name means. Raises NotFound for one that is not set up."""
+        wanted = channel.strip().lower()
+        if account is None:
+            if wanted in self._names:
+                return self._names[wanted]
+            accounts = sorted(one for kind, one in self._channels if kind == wanted)
+            chosen = accounts[0] if len(accounts) == 1 else "default"
+        else:
+            chosen = normal_id(account, "default")
+        if (wanted, chosen) not in self._channels:
+            known = ", ".join(sorted(self._names)) or "none"
+            raise NotFound(
+                f'Channel "{channel}" (account: {chosen}) is not connected. '
+                f"Channels here: {known}; add one to farhand.toml as [channels.{wanted or 'NAME'}]"
+            )
+        return wanted, chosen
+
+    # -- accepting --------------------------------------------------------------------------------------
+
+    async def accept(
+        self,
+        place: Place,
+        text: str,
+        *,
+        message_id: str,
+        origin: str,
+        agent_id: str = MAIN,
+        reply_to: str | None = None,
+        media: Sequence[str] = (),
+    ) -> OutboxRecord:
+        """Take a message for delivery; once for each id and peer. Returns when it is on disk.
+
+        `media` are paths of the agent's workspace. Raises InvalidArgs, NotFound for a channel or file that is not
+        there, StoreError.
+        """
+        channel = self._channels.get((place.channel, place.account))
+        if channel is None:
+            self.resolve(place.channel, place.account)
+            raise AssertionError("resolve has told")
+        text = self._hide(text)
+        if not text.strip() and not media:
+            raise InvalidArgs("text is required")
+        if len(text) > MAX_TEXT:
+            raise InvalidArgs(f"a message has at most {MAX_TEXT} characters, this one has {len(text)}; send a file")
+        if not place.peer.strip():
+            raise InvalidArgs("to (peer ID) is required (no current peer context available)")
+        keys = [await self._media_key(agent_id, path) for path in media]
+        now = self._clock()
+        record = OutboxRecord(
+            id=message_id,
+            channel=place.channel,
+            account=place.account,
+            peer=place.peer,
+            peer_kind=place.peer_kind,
+            parts=split(text, channel.longest_text) if text.strip() or not channel.files_apart else (),
+            media=tuple(keys),
+            reply_to=reply_to,
+            agent_id=agent_id,
+            origin=origin,
+            created_at=now,
+        )
+        kept, new = await self._database.write(lambda store: outbox.add_message(store, record))
+        if new:
+            self._serve_lane(kept.place.lane)
+        return kept
+
+    async def _media_key(self, agent_id: str, path: str) -> str:
+        found = await self._workspace.find(agent_id, path)
+        if found is None:
+            raise NotFound(f"there is no file {path!r} in the workspace to send")
+        if found.info.size > MAX_MEDIA_BYTES:
+            raise InvalidArgs(f"{path!r} has {found.info.size} bytes; files of up to {MAX_MEDIA_BYTES} bytes are sent")
+        return found.info.key
+
+    async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
+        """Accept a message for sending, once for each `key`; the place it goes to.
+
+        Without `channel` and `to`: to whoever last talked to the agent; None when nobody has. Raises ToolError.
+        """
+        last = await self.last_active(agent_id)
+        kind, account = self.resolve(channel) if channel else (None, None)
+        if last is None or (kind is not None and (last.channel, last.account) != (kind, account)):
+            if channel is None and to is None:
+                return None
+            if kind is None or account is None:
+                raise InvalidArgs("channel is required (no current channel context available)")
+            if to is None:
+                raise InvalidArgs("to (peer ID) is required (no current peer context available)")
+            place = Place(kind, account, to)
+        elif to is None or to == last.peer:
+            place = last
+        else:
+            place = Place(last.channel, last.account, to)
+        kept = await self.accept(place, text, message_id=key, origin=key.partition(":")[0], agent_id=agent_id)
+        return str(kept.place)
+
+    async def last_active(self, agent_id: str) -> Place | None:
+        """Who talked to an agent last."""
+        return await self._database.read(lambda store: outbox.last_active(store, agent_id))
+
+    async def outcome(self, record: OutboxRecord, seconds: float) -> OutboxRecord:
+        """The message once it has ended, or as it was when that takes longer."""
+        found = await self.find(record.seq, record.id)
+        if found.ended_at is not None or seconds <= 0:
+            return found
+        future = self._watched.setdefault(record.seq, asyncio.get_running_loop().create_future())
+        found = await self.find(record.seq, record.id)  # it may have ended between the two
+        if found.ended_at is not None:
+            self._watched.pop(record.seq, None)
+            return found
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), seconds)
+        except TimeoutError:
+            return await self.find(record.seq, record.id)
+
+    async def find(self, seq: int, message_id: str) -> OutboxRecord:
+        """Raises NotFound."""
+        for record in await self._database.read(lambda store: outbox.find_messages(store, message_id)):
+            if seq in (0, record.seq):
+                return record
+        raise NotFound(f"there is no message {message_id!r}")
+
+    async def listed(self, limit: int, **filters: Any) -> list[OutboxRecord]:
+        return await self._database.read(lambda store: outbox.list_messages(store, limit=limit, **filters))
+
+    async def waiting(self) -> dict[Key, int]:
+        """How many messages wait, by channel and account."""
+        return await self._database.read(outbox.count_open)
+
+    async def retry(self, message_id: str) -> OutboxRecord:
+        """Send a message again that failed, or of which nobody knows. Raises NotFound, InvalidArgs."""
+        record = await self.find(0, message_id)
+        if not await self._database.write(lambda store: outbox.reopen_message(store, record.seq, self._clock())):
+            raise InvalidArgs(
+                f"message {message_id!r} is {record.state.value}; only failed and unknown ones can be retried"
+            )
+        self._serve_lane(record.place.lane)
+        return await self.find(record.seq, message_id)
+
+    # -- delivering -------------------------------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Take up what was open when the gateway stopped; how many messages that is."""
+        found = await self._database.read(outbox.open_messages)
+        for record in found:
+            if (record.channel, record.account) not in self._channels:
+                log.warning("a message to %s waits for a channel that is not set up", record.place)
+                continue
+            if record.state is MessageState.SENDING and self._alone:
+                await self._take_from(record, "the gateway stopped while the service was taking it")
+            self._serve_lane(record.place.lane)
+        if not self._alone:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return len(found)
+
+    async def close(self) -> None:
+        """Let deliveries that are under way finish for a moment; the rest is taken up after the next start."""
+        self._closing.set()
+        for lane in self._lanes.values():
+            lane.changed.set()
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
+        tasks += [self._watching] if self._watching is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _serve_lane(self, key: LaneKey) -> None:
+        """There is something to send to a peer."""
+        if self._closing.is_set() or key[:2] not in self._channels:
+            return
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+            lane.task = asyncio.get_running_loop().create_task(self._serve(key, lane))
+        lane.changed.set()
+
+    async def _serve(self, key: LaneKey, lane: _Lane) -> None:
+        channel = self._channels[key[:2]]
+        while not self._closing.is_set():
+            lane.changed.clear()
+            try:
+                record, ours = await self._database.write(
+                    lambda store: outbox.claim_next(store, key, self._holder, self._clock()), at_once=True
+                )
+                if ours and record is not None:
+                    await self._attempt(channel, record)
+                    continue
+            except Exception:  # the store does not answer: the message is on disk as it was
+                log.exception("messages to %s wait for the store", key[2])
+                await self._rest(lane, LONGEST_WAIT)
+                continue
+            if record is not None:
+                others = record.state is MessageState.SENDING
+                await self._rest(lane, self._poll if others else (record.next_at - self._clock()) / 1000)
+            elif not lane.changed.is_set():
+                del self._lanes[key]
+                return
+
+    async def _rest(self, lane: _Lane, seconds: float) -> None:
+        """Until there is news of the lane, or some time has passed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(lane.changed.wait(), max(seconds, 0.0))
+
+    async def _attempt(self, channel: Channel, record: OutboxRecord) -> None:
+        """Try a message that is ours once, part by part."""
+        try:
+            steps = _steps(channel, record)
+            while record.parts_sent < steps:
+                part = await self._part(channel, record)
+                async with asyncio.timeout(SEND_SECONDS):
+                    remote_id = await channel.send(part)
+                record = msgspec.structs.replace(record, parts_sent=record.parts_sent + 1, remote_id=remote_id)
+                if record.parts_sent < steps and not await self._save(record):
+                    return  # others took us for dead: what is left is not ours to send
+            await self._end(record, MessageState.SENT, None)
+        except Refused as error:
+            await self._end(record, MessageState.FAILED, str(error))
+        except ToolError as error:  # a file to be sent is gone
+            await self._end(record, MessageState.FAILED, error.message)
+        except TryLater as error:
+            await self._later(record, str(error), error.after)
+        except TimeoutError:
+            await self._doubtful(channel, record, f"no answer within {SEND_SECONDS:g} s")
+        except (Unsure, DeliveryError) as error:
+            await self._doubtful(channel, record, str(error))
+        except Exception as error:
+            log.exception("channel %s failed with message %s", channel.settings.kind, record.id)
+            await self._doubtful(channel, record, f"{type(error).__name__}: {error}")
+
+    async def _part(self, channel: Channel, record: OutboxRecord) -> Outgoing:
+        number = record.parts_sent
+        texts = len(record.parts)
+        keys: Sequence[str] = ()
+        if channel.files_apart:
+            keys = record.media[number - texts :][:1] if number >= texts else ()
+        elif number == texts - 1:
+            keys = record.media
+        files = [await self._attachment(key) for key in keys]
+        return Outgoing(
+            id=record.id if _steps(channel, record) == 1 else f"{record.id}/{number + 1}",
+            place=record.place,
+            text=record.parts[number] if number < texts else "",
+            reply_to=record.reply_to if number == 0 else None,
+            attachments=tuple(files),
+        )
+
+    async def _attachment(self, key: str) -> Attachment:
+        info, data = await self._workspace.objects.get(key)
+        return Attachment(key.rpartition("/")[2], info.content_type or "application/octet-stream", data)
+
+    async def _doubtful(self, channel: Channel, record: OutboxRecord, reason: str) -> None:
+        if channel.repeatable:
+            await self._later(record, reason, None)
+        else:
+            await self._end(record, MessageState.UNKNOWN, f"it may have been delivered or not: {reason}")
+
+    async def _later(self, record: OutboxRecord, reason: str, after: float | None) -> None:
+        now = self._clock()
+        if now - record.created_at > GIVE_UP_MS:
+            await self._end(record, MessageState.FAILED, f"not taken for three days: {reason}")
+            return
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(record.attempts - 1, 10)) * random.uniform(0.8, 1.2)  # noqa: S311
+        waited = max(wait, after or 0.0)
+        await self._save(
+            msgspec.structs.replace(
+                record, state=MessageState.WAITING, next_at=now + int(waited * 1000), error=reason[:1000]
+            )
+        )
+
+    async def _end(self, record: OutboxRecord, state: MessageState, error: str | None) -> None:
+        ended = msgspec.structs.replace(
+            record, state=state, error=error[:1000] if error else None, ended_at=self._clock()
+        )
+        if error:
+            log.warning("message %s to %s: %s (%s)", record.id, record.place, state.value, error[:300])
+        if await self._save(ended):
+            self._tell_watchers(ended)
+
+    async def _save(self, record: OutboxRecord) -> bool:
+        """Write down how far a message has come, however long the store takes: what was sent is not sent again for
+        want of a note. False when the message is not ours any more."""
+        while True:
+            try:
+                return await self._database.write(
+                    lambda store: outbox.save_message(store, record, self._clock()), at_once=True
+                )
+            except StoreError as error:
+                if self._closing.is_set():
+                    raise
+                log.error("message %s is %s, which cannot be written down: %s", record.id, record.state.value, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), WRITE_AGAIN_SECONDS)
+
+    def _tell_watchers(self, ended: OutboxRecord) -> None:
+        future = self._watched.pop(ended.seq, None)
+        if future is not None and not future.done():
+            future.set_result(ended)
+
+    # -- other gateways ---------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Show that this gateway lives, and look after what others accepted, sent, or left when they died."""
+        while True:
+            try:
+                await self._look_around()
+            except StoreError as error:
+                log.error("the outbox cannot be looked at: %s", error)
+            await asyncio.sleep(min(self._poll, self._lease / 4))
+
+    async def _look_around(self) -> None:
+        if self._lanes:
+            await self._database.write(lambda store: outbox.beat(store, self._holder), durable=False)
+        steady = time.monotonic()  # not the wall's: a clock that jumps kills nobody
+        beats: dict[int, tuple[int, float]] = {}
+        for record in await self._database.read(outbox.open_messages):
+            if record.state is MessageState.SENDING and record.holder != self._holder:
+                seen, since = self._beats.get(record.seq, (record.beat, steady))
+                beats[record.seq] = (record.beat, steady if record.beat != seen else since)
+                if steady - beats[record.seq][1] > self._lease:
+                    await self._take_from(record, "the gateway that sent it vanished while the service was taking it")
+            self._serve_lane(record.place.lane)
+        self._beats = beats
+        for seq in list(self._watched):
+            known = await self._database.read(partial(outbox.find_message, seq=seq))
+            if known is not None and known.ended_at is not None:
+                self._tell_watchers(known)
+
+    async def _take_from(self, record: OutboxRecord, reason: str) -> None:
+        """Decide on a message whose sender is gone."""
+        channel = self._channels.get((record.channel, record.account))
+        if channel is None:
+            return
+        repeat, now = channel.repeatable, self._clock()
+        if await self._database.write(lambda store: outbox.take_from(store, record, repeat, reason, now)):
+            log.warning("message %s to %s: %s", record.id, record.place, reason)
+
+
+def _steps(channel: Channel, record: OutboxRecord) -> int:
+    """How many messages of the service one of ours is."""
+    return len(record.parts) + (len(record.media) if channel.files_apart else 0)
+
+
+def sent(record: OutboxRecord) -> dict[str, Any]:
+    """What a caller is told of a message. Raises Failed when the service refused it or nobody can tell."""
+    if record.state is MessageState.FAILED:
+        raise Failed(f"Channel send failed: {record.error}")
+    if record.state is MessageState.UNKNOWN:
+        raise Failed(f"outcome unknown: {record.error}; `farhand message retry {record.id}` sends it again")
+    answer: dict[str, Any] = {
+        "sent": record.state is MessageState.SENT,
+        "channel": record.channel,
+        "to": record.peer,
+        "peerKind": record.peer_kind,
+        "accountId": record.account,
+        "messageId": record.remote_id or record.id,
+        "id": record.id,
+    }
+    if record.state is not MessageState.SENT:
+        answer["queued"] = True
+        reason = f" ({record.error})" if record.error else ""
+        answer["note"] = f"accepted; it is delivered as soon as the service takes it{reason}. Do not send it again."
+    return answer

@@ -1,0 +1,1 @@
+"""Which nodes there are, how they join, and queries to them."""

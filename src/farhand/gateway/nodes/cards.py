@@ -1,0 +1,97 @@
+"""What a node says of itself, made safe to show: names, tags, system, workspace and the descriptions of its tools.
+
+None of it is believed: it decides nothing, and every place that shows it (prompts, the command line, the console,
+messages) shows one printable line of bounded length.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.names import acceptable_name
+from farhand.protocol.untrusted import one_line, plain_value
+from farhand.store.tables.nodes import NodeCard
+
+LONGEST_NAME: Final = 128
+LONGEST_TAG: Final = 64
+MOST_TAGS: Final = 32
+LONGEST_DESCRIPTION: Final = 2000
+LARGEST_SCHEMA: Final = 64 * 1024
+LARGEST_RUNTIME: Final = 64 * 1024
+OTHER: Final = "other"
+SYSTEMS: Final = frozenset(
+    {"linux", "darwin", "macos", "windows", "freebsd", "openbsd", "netbsd", "android", "ios", "aix", "sunos", "cygwin"}
+)
+_NAMES: Final = {"win32": "windows", "osx": "darwin", "mac os x": "darwin", "mac": "darwin"}
+
+
+def cleaned(card: NodeCard) -> NodeCard:
+    """Return a card with nothing in it but what may be shown."""
+    return msgspec.structs.replace(
+        card,
+        name=one_line(card.name, LONGEST_NAME) or card.node_id,
+        node_type=one_line(card.node_type, LONGEST_NAME),
+        version=one_line(card.version, LONGEST_NAME),
+        tags=_tags(card.tags),
+        tools=[_tool(spec) for spec in card.tools],
+        runtime=cleaned_runtime(card.runtime),
+    )
+
+
+def cleaned_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = plain_value(runtime)
+    if len(msgspec.json.encode(found)) > LARGEST_RUNTIME:
+        found = {name: found[name] for name in ("hostOs", "workspace") if isinstance(found.get(name), str)}
+    if "hostOs" in found:
+        found["hostOs"] = system_name(found["hostOs"])
+    return found
+
+
+def system_name(said: Any) -> str:
+    """Return the name of an operating system from a fixed set; `other` for what is not in it."""
+    name = said.strip().lower() if isinstance(said, str) else ""
+    name = _NAMES.get(name, name)
+    return name if name in SYSTEMS else OTHER
+
+
+def _tags(tags: list[str]) -> list[str]:
+    found = (one_line(tag, LONGEST_TAG) for tag in tags)
+    return list(dict.fromkeys(tag for tag in found if tag))[:MOST_TAGS]
+
+
+def _tool(spec: ToolSpec) -> ToolSpec:
+    return msgspec.structs.replace(
+        spec,
+        description=one_line(spec.description, LONGEST_DESCRIPTION),
+        parameters=_schema(spec.parameters),
+        capability=spec.capability if spec.capability is not None and acceptable_name(spec.capability) else None,
+    )
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose descriptions are plain lines; its other values mean something and stay as they are."""
+    try:
+        if len(msgspec.json.encode(schema)) > LARGEST_SCHEMA:
+            return {}
+        found = _described(schema, 0)
+    except RecursionError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _described(value: Any, depth: int) -> Any:
+    if depth > 64:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {
+            name: one_line(item, LONGEST_DESCRIPTION)
+            if name in ("description", "title", "$comment") and isinstance(item, str)
+            else _described(item, depth + 1)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_described(item, depth + 1) for item in value]
+    return value

@@ -1,0 +1,94 @@
+"""Orders to end what calls have left running on nodes, kept across restarts until each node has obeyed.
+
+A node that is away, or whose program is dead, is told when it connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.protocol.errors import ErrorKind
+from farhand.protocol.messages import ToolCancel, ToolResponse, encode
+from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.tables.end_orders import add_end_orders, drop_end_order, end_orders_of
+
+log = logging.getLogger(__name__)
+
+CONFIRM_SECONDS = 30.0
+
+
+class EndOrders:
+    """Gives the orders, and drops each one that its node has confirmed. Its owner calls `close`."""
+
+    def __init__(self, database: Database, roster: Roster, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._roster = roster
+        self._clock = clock
+        self._given: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def end(self, node_id: str, call_ids: Collection[str], reason: str) -> None:
+        """Have a node end everything that these calls started.
+
+        Returns once the node has confirmed, at once while it is away, and after half a minute in any case; the orders
+        stand until the node confirms. Raises StoreError when they cannot be kept.
+        """
+        await self._database.write(lambda store: add_end_orders(store, node_id, call_ids, reason, self._clock()))
+        node = self._roster.nodes.get(node_id)
+        if node is not None and node.connection is not None:
+            given = self._give(node.connection, dict.fromkeys(call_ids, reason))
+            if given:
+                await asyncio.wait(given, timeout=CONFIRM_SECONDS)
+
+    def node_joined(self, connection: Connection) -> None:
+        task = asyncio.get_running_loop().create_task(self._repeat(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def node_left(self, connection: Connection) -> None:
+        for node_id, call_id in [key for key in self._given if key[0] == connection.node_id]:
+            self._given.pop((node_id, call_id)).cancel()
+
+    def answered(self, connection: Connection, response: ToolResponse) -> None:
+        """Drop the order that a node confirms by a cancelled call."""
+        given = self._given.get((connection.node_id, response.request_id))
+        if given is None or response.ok or not response.error or response.error.kind != ErrorKind.CANCELLED:
+            return
+        del self._given[connection.node_id, response.request_id]
+        if not given.done():
+            given.set_result(None)
+
+        def dropped(_: object, error: Exception | None) -> None:
+            if error is not None:  # the node is told again when it connects next, and has nothing left to end
+                log.warning("failed to drop an order of node %s: %s", connection.node_id, error)
+
+        self._database.write_then(
+            lambda store: drop_end_order(store, connection.node_id, response.request_id), dropped, durable=False
+        )
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _repeat(self, connection: Connection) -> None:
+        try:
+            orders = await self._database.read(lambda store: end_orders_of(store, connection.node_id))
+        except StoreError as error:
+            log.warning("failed to read the orders of node %s: %s", connection.node_id, error)
+            return
+        self._give(connection, orders)
+
+    def _give(self, connection: Connection, orders: dict[str, str]) -> list[asyncio.Future[None]]:
+        if not connection.can_cancel or connection.resume is None:
+            return []
+        given = []
+        for call_id, reason in orders.items():
+            key = connection.node_id, call_id
+            if key not in self._given:
+                self._given[key] = asyncio.get_running_loop().create_future()
+            given.append(self._given[key])
+            connection.link.send(encode(ToolCancel(call_id, reason, all=True)))
+        return given

@@ -1,0 +1,48 @@
+"""What a source or destination of a transfer means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from farhand.gateway.nodes.registry import Roster
+from farhand.protocol.errors import InvalidArgs, NotFound
+
+WORKSPACE = "gsv"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A path on a node, or of the workspace when `node_id` is `gsv`."""
+
+    node_id: str
+    path: str
+
+    @property
+    def in_workspace(self) -> bool:
+        return self.node_id == WORKSPACE
+
+
+def longest_id(raw: str, known: Iterable[str]) -> str:
+    """The id that an endpoint begins with: the longest known one, or `gsv`; empty where it begins with none."""
+    return max((one for one in (*known, WORKSPACE) if raw.startswith(f"{one}:")), key=len, default="")
+
+
+def read_endpoint(raw: str, role: str, roster: Roster) -> Endpoint:
+    """Read `nodeId:/path` or `gsv:path`. The id is the longest known one followed by `:`: ids may contain colons.
+
+    Raises InvalidArgs for text that is not an endpoint, NotFound for an unknown node.
+    """
+    shown = raw[:300]
+    node_id = longest_id(raw, roster.nodes)
+    if not node_id:
+        claimed, colon, _ = raw.partition(":")
+        if not colon or not claimed or "/" in claimed or claimed.isspace():
+            raise InvalidArgs(f'Invalid transfer endpoint "{shown}": expected format nodeId:/path or gsv:path')
+        raise NotFound(f"{role} node not connected: {claimed[:300]}; {roster.unknown(claimed)}")
+    path = raw[len(node_id) + 1 :]
+    if not path.strip():
+        raise InvalidArgs(f'Invalid transfer endpoint "{shown}": path cannot be empty')
+    if "\0" in path:
+        raise InvalidArgs(f'Invalid transfer endpoint "{shown!r}": the path holds a NUL character')
+    return Endpoint(node_id, path)

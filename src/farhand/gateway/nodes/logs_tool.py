@@ -1,0 +1,84 @@
+"""`gsv__LogsGet`: the newest lines of a node's log."""
+
+# The names of parameters are the reference's, and the schema is read from these signatures.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import Roster
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
+from farhand.protocol.masking import masked_text
+from farhand.tools.tool import Tool, tool
+
+DEFAULT_LINES: Final = 100
+MOST_LINES: Final = 5000
+ANSWER_SECONDS: Final = 20.0
+
+NodeId = Annotated[
+    str | None,
+    Meta(description="Node to fetch logs from. Required when multiple nodes are connected."),
+]
+Lines = Annotated[int | float | None, Meta(description="Number of lines to return. Default 100, maximum 5000.")]
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """What a node says of its log."""
+
+    lines: list[str]
+    truncated: bool = False
+
+
+class NodeLogs:
+    """Asks connected nodes for their logs."""
+
+    def __init__(self, roster: Roster, queries: Queries) -> None:
+        self._roster = roster
+        self._queries = queries
+
+    def tools(self) -> list[Tool]:
+        timeout_ms = int(ANSWER_SECONDS * 1000) + 5000
+        return [tool(self.logs_get, name="gsv__LogsGet", read_only=True, timeout_ms=timeout_ms)]
+
+    async def logs_get(self, nodeId: NodeId = None, lines: Lines = None) -> dict[str, Any]:
+        """Fetch recent log lines from a connected node, oldest first."""
+        asked = DEFAULT_LINES if lines is None else lines
+        if not math.isfinite(asked) or asked < 1:
+            raise InvalidArgs(f"lines must be a positive number, not {lines}")
+        return await self.fetch(nodeId or None, min(int(asked), MOST_LINES))
+
+    async def fetch(self, node_id: str | None, lines: int) -> dict[str, Any]:
+        """Raises NotFound, InvalidArgs (which of several nodes?), Failed, Timeout."""
+        chosen = self._choose(node_id)
+        if "logs" not in self._roster.queries(chosen):
+            raise NotFound(f"node {chosen!r} keeps no log that can be fetched; `farhand node` programs do")
+        try:
+            answer = await self._queries.ask(chosen, "logs", {"lines": lines}, ANSWER_SECONDS)
+        except Timeout:
+            raise Timeout(f"logs.get timed out for node {chosen} after {ANSWER_SECONDS * 1000:.0f}ms") from None
+        try:
+            page = msgspec.json.decode(answer, type=LogPage)
+        except msgspec.MsgspecError as error:
+            raise Failed(f"node {chosen!r} gave an answer that cannot be read: {error}") from None
+        shown = [masked_text(line) for line in page.lines[-lines:]]
+        truncated = page.truncated or len(page.lines) > lines
+        return {"nodeId": chosen, "lines": shown, "count": len(shown), "truncated": truncated}
+
+    def _choose(self, node_id: str | None) -> str:
+        connected = sorted(name for name, node in self._roster.nodes.items() if node.online)
+        if node_id is not None:
+            if node_id not in connected:
+                node = self._roster.nodes.get(node_id)
+                raise NotFound(f"Node not connected: {node.absence if node else self._roster.unknown(node_id)}")
+            return node_id
+        if not connected:
+            raise NotFound("No nodes connected")
+        if len(connected) > 1:
+            raise InvalidArgs(f"nodeId required when multiple nodes are connected: {', '.join(connected)}")
+        return connected[0]

@@ -1,0 +1,84 @@
+"""Questions to a node beside the tool calls: what a command has printed, which jobs run, which programs are there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.protocol.errors import Failed, NotFound, Timeout, ToolError
+from farhand.protocol.messages import NodeAnswer, NodeQuery, encode
+from farhand.protocol.names import NATIVE
+from farhand.protocol.version import MIB
+
+MAX_OPEN = 1024
+LARGEST_ANSWER = 16 * MIB
+
+Query = Callable[[msgspec.Raw], Awaitable[Any]]
+
+
+class Queries:
+    """Asks connected nodes. Nothing is recorded, nothing survives: a question can be asked again."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._numbers = itertools.count(1)
+        self._open: dict[int, tuple[Connection, asyncio.Future[msgspec.Raw]]] = {}
+        self._own: Mapping[str, Query] = {}
+
+    def answer_own(self, handlers: Mapping[str, Query]) -> None:
+        """Who answers for the gateway's own machine, which is asked under the name no node can have."""
+        self._own = handlers
+
+    def answered_by(self, node_id: str) -> Collection[str]:
+        """The questions that can be asked there now."""
+        return self._own if node_id == NATIVE else self._roster.queries(node_id)
+
+    async def ask(self, node_id: str, kind: str, params: Any, seconds: float) -> msgspec.Raw:
+        """Raises NotFound for a node that is not there or does not answer such questions, Failed, Timeout."""
+        if node_id == NATIVE and kind in self._own:
+            answer = await self._own[kind](msgspec.Raw(msgspec.json.encode(params)))
+            return msgspec.Raw(msgspec.json.encode(answer))
+        node = self._roster.nodes.get(node_id)
+        connection = node.connection if node else None
+        if connection is None:
+            raise NotFound(node.absence if node else self._roster.unknown(node_id))
+        if kind not in connection.queries:
+            raise NotFound(f"node {node_id!r} does not answer questions about {kind}")
+        if len(self._open) >= MAX_OPEN:
+            raise Failed("busy: too many questions are open; try again later")
+        number = next(self._numbers)
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._open[number] = (connection, future)
+        connection.link.send(encode(NodeQuery(number, kind, msgspec.Raw(msgspec.json.encode(params)))))
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            raise Timeout(f"node {node_id!r} did not answer within {seconds:g} s") from None
+        finally:
+            del self._open[number]
+
+    def answered(self, connection: Connection, answer: NodeAnswer) -> None:
+        asked, future = self._open.get(answer.query_id, (None, None))
+        if asked is not connection or future is None or future.done():
+            return
+        if answer.error is not UNSET:
+            future.set_exception(ToolError.of(answer.error.kind, answer.error.message))
+        elif answer.result is UNSET:
+            future.set_result(msgspec.Raw(b"null"))
+        elif (size := memoryview(answer.result).nbytes) > LARGEST_ANSWER:
+            said = f"the answer of node {connection.node_id!r} has {size} bytes; at most {LARGEST_ANSWER} are read"
+            future.set_exception(Failed(said))
+        else:
+            future.set_result(answer.result)
+
+    def left(self, connection: Connection) -> None:
+        for asked, future in self._open.values():
+            if asked is connection and not future.done():
+                future.set_exception(Failed(f"node {connection.node_id!r} disconnected"))

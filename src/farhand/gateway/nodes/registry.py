@@ -1,0 +1,504 @@
+"""The roster: which nodes there are, which are connected, and which of them serves a tool.
+
+Each connection has a generation. A node's newest connection is the node; an older one is closed, and whatever it
+still says, its goodbye included, no longer touches the node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from farhand.gateway.nodes.cards import cleaned
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.messages import (
+    FEATURE_CANCEL,
+    FEATURE_FILES,
+    FEATURE_FREEZE,
+    FEATURE_QUERY,
+    FEATURE_RESUME,
+    FEATURE_TRANSFER,
+    FEATURE_UNLISTED,
+    NodeExtras,
+    NodeHello,
+    Resume,
+    ToolsUpdate,
+)
+from farhand.protocol.names import (
+    LONGEST_TOOL_NAME,
+    NATIVE,
+    acceptable_name,
+    covers,
+    same_letters,
+    spellings,
+    split_tool,
+    validate_node_id,
+)
+from farhand.protocol.version import (
+    CLOSE_BAD_HELLO,
+    CLOSE_NOT_ALLOWED,
+    CLOSE_UNAUTHORIZED,
+    CLOSE_VERSION,
+    KIB,
+    MAX_CAPABILITIES,
+    MAX_NODE_ID_LENGTH,
+    MAX_REQUEST_BYTES,
+    MAX_TOOLS,
+    MIB,
+    PROTOCOL_VERSION,
+)
+from farhand.store.tables.nodes import NodeCard
+
+log = logging.getLogger(__name__)
+
+EXECUTION = "execution"
+SPECIALIZED = "specialized"
+MOST_LEARNED = 64
+MOST_RESUMED = 16_384
+# Bytes of all known nodes' cards, and what the smallest counts for: a shared token lets anyone who has it name nodes.
+MOST_CARDS = 64 * MIB
+LEAST_CARD = 16 * KIB
+# What every machine's own tools are labelled with: their names carry the machine, so nobody takes another's calls.
+COMMON = frozenset(
+    {"filesystem.list", "filesystem.read", "filesystem.write", "filesystem.edit", "text.search", "shell.exec"}
+)
+
+
+class HelloRefused(FarhandError):
+    """A hello that does not make a node; carries the code to close the socket with."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Link(Protocol):
+    """What the hub needs of a socket. No method raises: a socket that is gone is reported once, by its reader."""
+
+    # From where the node connected.
+    address: str
+
+    def send(self, frame: bytes) -> None: ...
+
+    def send_frame(self, frame: bytes | memoryview) -> None:
+        """Queue a binary frame; it gives way to text frames, so that calls do not wait behind a file.
+
+        A memoryview is the caller's again when this returns.
+        """
+        ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+    @property
+    def congested(self) -> bool:
+        """The peer does not read what it was sent."""
+        ...
+
+
+class Connection:
+    """One socket of one node, from its hello to its end."""
+
+    def __init__(
+        self, link: Link, node_id: str, generation: int, extras: NodeExtras | None, token_id: str | None = None
+    ) -> None:
+        self.link = link
+        self.node_id = node_id
+        self.generation = generation
+        self.token_id = token_id
+        features = extras.features if extras else []
+        # It knows the plug-in guide's messages alone, and reads them with that project's parser.
+        self.plain = not features
+        self.can_cancel = FEATURE_CANCEL in features
+        self.can_transfer = FEATURE_TRANSFER in features
+        # It can open another connection, for the bytes of a transfer.
+        self.has_files = FEATURE_FILES in features
+        self.can_freeze = FEATURE_FREEZE in features
+        # By whose order the node takes no call, as it says itself.
+        self.frozen = extras.frozen if extras else None
+        self.queries = {
+            feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
+        }
+        self.unlisted = {
+            feature.removeprefix(FEATURE_UNLISTED) for feature in features if feature.startswith(FEATURE_UNLISTED)
+        }
+        self.resume: Resume | None = _bounded(extras.resume) if extras and FEATURE_RESUME in features else None
+        self.max_request_bytes = (extras.max_request_bytes if extras else None) or MAX_REQUEST_BYTES
+        self.current = True
+
+    @property
+    def boot(self) -> str | None:
+        """Which life of the node program this is; None for a node that cannot resume."""
+        return self.resume.boot if self.resume else None
+
+
+def _bounded(resume: Resume | None) -> Resume | None:
+    """Each call once, and no more of them than a node can have; it lists the others when it connects again."""
+    if resume is None:
+        return None
+    running, finished, earlier = (
+        list(dict.fromkeys(ids))[:MOST_RESUMED] for ids in (resume.running, resume.finished, resume.earlier)
+    )
+    return Resume(resume.boot, running, finished, earlier)
+
+
+def card_size(card: NodeCard) -> int:
+    """Return how many bytes a node counts for among those the gateway remembers."""
+    return max(LEAST_CARD, len(msgspec.json.encode(card)))
+
+
+class Node:
+    """A machine that has joined at least once."""
+
+    def __init__(self, card: NodeCard, connected_at: int, last_seen: int) -> None:
+        self.card = card
+        self.connected_at = connected_at
+        self.last_seen = last_seen
+        self.connection: Connection | None = None
+        self.running = 0
+        self.specs: dict[str, ToolSpec] = {}
+        self.size = 0
+        self.spellings = spellings(card.node_id)
+        self.update(card)
+
+    def update(self, card: NodeCard) -> None:
+        self.card = card
+        self.size = card_size(card)
+        self.specs = {spec.name.casefold(): spec for spec in card.tools}
+
+    @property
+    def online(self) -> bool:
+        return self.connection is not None
+
+    @property
+    def seen(self) -> str:
+        """When the node was last heard of, as people and models read it."""
+        return datetime.fromtimestamp(self.last_seen / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @property
+    def absence(self) -> str:
+        """What to tell a caller who needs this node while it is offline."""
+        return f"node {self.card.node_id!r} is offline, last seen {self.seen}"
+
+
+class Roster:
+    """Every known node. `allowed` narrows what a node may announce; nodes absent from it are not narrowed."""
+
+    def __init__(
+        self,
+        known: Iterable[tuple[NodeCard, int, int]] = (),
+        allowed: Mapping[str, list[str]] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = now
+        self._allowed = allowed or {}
+        self._generations = itertools.count(1)
+        # Counts every change of who serves what.
+        self.version = 0
+        # Called after each of these changes.
+        self.listeners: set[Callable[[], None]] = set()
+        # Capability -> the connected nodes that announced it.
+        self._serving: dict[str, dict[str, Node]] = {}
+        self.nodes: dict[str, Node] = {card.node_id: Node(cleaned(card), at, seen) for card, at, seen in known}
+
+    # -- joining and leaving ----------------------------------------------------------------------------
+
+    def examine(
+        self,
+        hello: NodeHello,
+        bound_id: str | None,
+        *,
+        own_credential: bool = False,
+        named: Collection[str] = (),
+    ) -> NodeCard:
+        """The card of a node that may join; raises HelloRefused saying why it may not.
+
+        `own_credential`: it came with a token or key that the owner made for this node. `named`: the nodes for which
+        there are such tokens.
+        """
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise HelloRefused(
+                CLOSE_VERSION,
+                f"protocol version {hello.protocol_version} is not spoken here, only {PROTOCOL_VERSION}",
+            )
+        info = hello.node
+        try:
+            validate_node_id(info.id)
+        except ValueError as error:
+            raise HelloRefused(CLOSE_BAD_HELLO, str(error)) from None
+        if bound_id is not None and bound_id != info.id:
+            raise HelloRefused(CLOSE_UNAUTHORIZED, f"this token belongs to node {bound_id!r}, not {info.id!r}")
+        self._refuse_look_alike(info.id, named)
+        extras = None if hello.farhand is UNSET else hello.farhand
+        card = NodeCard(
+            node_id=info.id,
+            name=info.name,
+            node_type=info.node_type,
+            version=info.version,
+            tags=info.tags,
+            capabilities=self._permitted(info.id, hello.capabilities),
+            tools=self._permitted_tools(info.id, extras.tools if extras else []),
+            runtime=extras.runtime if extras else {},
+            role=EXECUTION if extras and extras.role == EXECUTION else SPECIALIZED,
+        )
+        card = self._bound(card, own_credential)
+        # An empty list is accepted, as by the original: there is nothing to call. One of which nothing is left is not.
+        announced = bool(hello.capabilities or (extras and extras.tools))
+        if announced and not card.capabilities and not card.tools and not card.refused:
+            raise HelloRefused(CLOSE_BAD_HELLO, f"node {info.id!r} announces no capability it may serve and no tools")
+        card = cleaned(card)
+        if not own_credential:
+            self._refuse_crowd(card)
+        return card
+
+    def _refuse_crowd(self, card: NodeCard) -> None:
+        """Raise HelloRefused for a node that the owner did not admit by name, when the known ones leave it no room."""
+        if self._has_room(card):
+            return
+        raise HelloRefused(
+            CLOSE_NOT_ALLOWED,
+            f"{len(self.nodes)} nodes are known, which is as much as the gateway remembers; `farhand nodes forget ID` "
+            "makes room, and `farhand token create --node ID` admits a node all the same",
+        )
+
+    def _has_room(self, card: NodeCard) -> bool:
+        known, size = self.nodes.get(card.node_id), card_size(card)
+        if known is not None and size <= known.size:
+            return True
+        others = sum(node.size for node in self.nodes.values() if node is not known)
+        return others + size <= MOST_CARDS
+
+    def _refuse_look_alike(self, node_id: str, named: Collection[str]) -> None:
+        """Raise HelloRefused for a new id that a reader could take for that of a known node."""
+        if node_id in self.nodes:
+            return
+        said = spellings(node_id)
+        rivals = {known: node.spellings for known, node in self.nodes.items()}
+        rivals |= {known: spellings(known) for known in (NATIVE, *named) if known not in rivals}
+        if node_id in named:  # the owner chose this id, and whoever came without being named does not keep it out
+            rivals = {known: rivals[known] for known in (NATIVE, *named) if known != node_id}
+        known = next((known for known, spelled in rivals.items() if not said.isdisjoint(spelled)), None)
+        if known is not None:
+            raise HelloRefused(
+                CLOSE_BAD_HELLO,
+                f"node id {node_id!r} looks like {known!r}, which is known; use another id, or "
+                f"`farhand nodes forget {known}` first",
+            )
+
+    def join(
+        self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None
+    ) -> tuple[Connection, Connection | None]:
+        """Make `link` the node's connection. Returns it, and the one it replaces, which the caller closes."""
+        now = self.clock()
+        node = self.nodes.get(card.node_id)
+        if node is None:
+            node = self.nodes[card.node_id] = Node(card, now, now)
+        self._offer(node, card)
+        node.connected_at = node.last_seen = now
+        replaced = node.connection
+        if replaced is not None:
+            replaced.current = False
+        extras = None if hello.farhand is UNSET else hello.farhand
+        node.connection = Connection(link, card.node_id, next(self._generations), extras, token_id)
+        return node.connection, replaced
+
+    def leave(self, connection: Connection) -> bool:
+        """The socket is gone; False when a newer one had already taken its place."""
+        connection.current = False
+        node = self.nodes.get(connection.node_id)
+        if node is None or node.connection is not connection:
+            return False
+        node.connection = None
+        self._withdraw(node)
+        self._changed()
+        return True
+
+    def seen(self, connection: Connection) -> None:
+        node = self.nodes.get(connection.node_id)
+        if node is not None and node.connection is connection:
+            node.last_seen = self.clock()
+
+    def changed(self, connection: Connection, update: ToolsUpdate) -> NodeCard | None:
+        """A connected node offers other tools now; None when the update is not from its current socket, or too long."""
+        node = self.nodes.get(connection.node_id)
+        if node is None or node.connection is not connection:
+            return None
+        old = node.card
+        card = msgspec.structs.replace(
+            old,
+            capabilities=self._permitted(old.node_id, update.capabilities),
+            tools=self._permitted_tools(old.node_id, update.tools),
+        )
+        card = self._bound(cleaned(card), connection.token_id is not None)
+        if connection.token_id is None and not self._has_room(card):
+            log.warning("node %s: its list of tools was not taken over, for lack of room", old.node_id)
+            return None
+        self._offer(node, card)
+        return card
+
+    def _offer(self, node: Node, card: NodeCard) -> None:
+        self._withdraw(node)
+        node.update(card)
+        for capability in card.capabilities:
+            self._serving.setdefault(capability.casefold(), {})[card.node_id] = node
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        for listener in list(self.listeners):
+            listener()
+
+    def _withdraw(self, node: Node) -> None:
+        self.version += 1
+        for capability in node.card.capabilities:
+            nodes = self._serving.get(capability.casefold())
+            if nodes is not None:
+                nodes.pop(node.card.node_id, None)
+                if not nodes:
+                    del self._serving[capability.casefold()]
+
+    def queries(self, node_id: str) -> set[str]:
+        """The questions a connected node answers."""
+        node = self.nodes.get(node_id)
+        return node.connection.queries if node and node.connection else set()
+
+    def clock(self) -> int:
+        return int(self._now() * 1000)
+
+    # -- finding ----------------------------------------------------------------------------------------
+
+    def serving(self, tool: str) -> tuple[Node, str, bool] | None:
+        """The connected node for a dotted tool, the capability that matched, and whether it alone serves that.
+
+        Longest capability first, then the fewest running calls, then the smallest id.
+        """
+        prefix = tool.casefold() if len(tool) <= LONGEST_TOOL_NAME else ""
+        while prefix:
+            nodes = self._serving.get(prefix)
+            if nodes:
+                node = min(nodes.values(), key=lambda node: (node.running, node.card.node_id))
+                return node, prefix, len(nodes) == 1
+            prefix = prefix.rpartition(".")[0]
+        return None
+
+    def unknown(self, node_id: str) -> str:
+        """Say that no node has this id; another spelling of a known one is named with its state, no other node is."""
+        near = next((node for known, node in sorted(self.nodes.items()) if same_letters(known, node_id)), None)
+        if near is None:
+            return f"there is no node {node_id[:MAX_NODE_ID_LENGTH]!r}; `farhand nodes` lists the known ones"
+        state = "" if near.online else f", which is offline, last seen {near.seen}"
+        return f"there is no node {node_id[:MAX_NODE_ID_LENGTH]!r}; did you mean {near.card.node_id!r}{state}?"
+
+    def away_serving(self, tool: str) -> list[Node]:
+        """The nodes that are offline and serve a dotted tool, by id."""
+        return [
+            node
+            for _, node in sorted(self.nodes.items())
+            if not node.online and self.serving_on(node, tool) is not None
+        ]
+
+    def primary(self) -> Node | None:
+        """The execution host to work on when nothing else is said: of those connected, the one that joined first.
+
+        A specialized host is never chosen. Nothing is ever sent there by itself: a tool still carries its node's name.
+        """
+        hosts = [node for node in self.nodes.values() if node.online and node.card.role == EXECUTION]
+        return min(hosts, key=lambda node: (node.connected_at, node.card.node_id), default=None)
+
+    @staticmethod
+    def serving_on(node: Node, tool: str) -> str | None:
+        """The longest capability of this node that covers `tool`."""
+        matching = [capability for capability in node.card.capabilities if covers(capability, tool)]
+        return max(matching, key=len, default=None)
+
+    def learn(self, node_id: str, tool: str) -> None:
+        """Remember the name of a tool that a node without a list of tools has carried out."""
+        node = self.nodes.get(node_id)
+        if node is None or node.card.tools:
+            return
+        named = split_tool(tool)
+        name = named[1] if named else tool
+        known = node.card.learned
+        if len(known) >= MOST_LEARNED or name in known or name in node.card.capabilities or not acceptable_name(name):
+            return
+        if split_tool(name) is None and self.serving_on(node, name) is not None:
+            node.update(msgspec.structs.replace(node.card, learned=[*known, name]))
+            self._changed()
+
+    def _bound(self, card: NodeCard, own_credential: bool) -> NodeCard:
+        """Take out capabilities whose calls belong to another node: see `docs/decisions/0030`.
+
+        What a node with a credential of its own is the first to announce is bound to it. A node that comes later serves
+        nothing at or below that unless SA_NODE_CAPS names it.
+        """
+        granted = self._allowed.get(card.node_id, [])
+        kept, refused = [], []
+        before = self.nodes.get(card.node_id)
+        served = frozenset(before.card.capabilities) if before is not None else frozenset()
+        owners = self._owners(card.node_id)
+        for capability in card.capabilities:
+            free = capability in COMMON or capability in served or any(covers(prefix, capability) for prefix in granted)
+            holder = None if free else _holder(owners, capability)
+            if holder is None:
+                kept.append(capability)
+            else:
+                refused.append(capability)
+                log.warning(
+                    "node %s: the capability %r belongs to node %s and was refused; SA_NODE_CAPS=%s:%s would allow it",
+                    card.node_id,
+                    capability,
+                    holder,
+                    card.node_id,
+                    capability,
+                )
+        owned = [one for one in kept if own_credential and one not in COMMON]
+        learned = [] if before is None or card.tools else before.card.learned
+        learned = [name for name in learned if any(covers(one, name) for one in kept)]
+        return msgspec.structs.replace(card, capabilities=kept, refused=refused, owned=owned, learned=learned)
+
+    def _owners(self, node_id: str) -> dict[str, str]:
+        """Each capability that is bound to another node, and to which; of several nodes the smallest id."""
+        owners: dict[str, str] = {}
+        for known, node in self.nodes.items():
+            for capability in node.card.owned if known != node_id else ():
+                owners[capability.casefold()] = min(known, owners.get(capability.casefold(), known))
+        return owners
+
+    def _permitted(self, node_id: str, capabilities: list[str]) -> list[str]:
+        permitted = []
+        for capability in capabilities[:MAX_CAPABILITIES]:
+            if not acceptable_name(capability):
+                log.warning("node %s: ignored the capability %.100r", node_id, capability)
+            elif self._may_serve(node_id, capability):
+                permitted.append(capability)
+            else:
+                log.warning("node %s: may not serve %r (SA_NODE_CAPS)", node_id, capability)
+        return sorted(set(permitted))
+
+    def _permitted_tools(self, node_id: str, tools: list[ToolSpec]) -> list[ToolSpec]:
+        return [
+            spec
+            for spec in tools[:MAX_TOOLS]
+            if acceptable_name(spec.name) and self._may_serve(node_id, spec.capability or spec.name)
+        ]
+
+    def _may_serve(self, node_id: str, name: str) -> bool:
+        prefixes = self._allowed.get(node_id)
+        return prefixes is None or any(covers(prefix, name) for prefix in prefixes)
+
+
+def _holder(owners: Mapping[str, str], capability: str) -> str | None:
+    """The node to which a capability, or the nearest one above it, is bound."""
+    prefix = capability.casefold()
+    while prefix:
+        if prefix in owners:
+            return owners[prefix]
+        prefix = prefix.rpartition(".")[0]
+    return None

@@ -1,0 +1,66 @@
+"""The nodes that were connected when the gateway last stopped: work that was open waits for them, for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import apsw
+
+from farhand.gateway.nodes.registry import Roster
+from farhand.store.tables.nodes import NodeCard
+
+RETURN_SECONDS: Final = 15.0
+# A connected node is heard at least this often, so its last sign of life is not older when the gateway stops.
+HEARD_MS: Final = 60_000
+# After a kill it is not known who was connected: those seen within a day of it may have been.
+LIKELY_MS: Final = 24 * 60 * 60 * 1000
+LAST_EVENT: Final = "SELECT at, kind FROM events ORDER BY id DESC LIMIT 1"
+
+
+class ReturningNodes:
+    """Made at the start; `wait` ends once all expected nodes are connected, or their time is over."""
+
+    def __init__(self, roster: Roster, expected: Iterable[str], seconds: float = RETURN_SECONDS) -> None:
+        self._roster = roster
+        self._expected = frozenset(expected)
+        self._deadline = time.monotonic() + seconds
+        self.started_at = roster.clock()
+
+    @property
+    def missing(self) -> list[str]:
+        """The expected nodes that are not connected; empty once their time is over."""
+        if time.monotonic() >= self._deadline:
+            return []
+        nodes = self._roster.nodes
+        return sorted(one for one in self._expected if (node := nodes.get(one)) is not None and not node.online)
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Return when nothing is missing, or `stop` is set."""
+        while self.missing and not stop.is_set():
+            changed = asyncio.Event()
+            self._roster.listeners.add(changed.set)
+            waits = [asyncio.ensure_future(event.wait()) for event in (changed, stop)]
+            try:
+                left = max(0.0, self._deadline - time.monotonic())
+                await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._roster.listeners.discard(changed.set)
+                for one in waits:
+                    one.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def connected_at_the_end(store: apsw.Connection, nodes: Iterable[tuple[NodeCard, int, int]]) -> list[str]:
+    """Return the nodes that were connected when the last gateway on this store stopped or was killed."""
+    found = list(store.execute(LAST_EVENT))
+    if not found:
+        return []
+    at, kind = int(found[0][0]), found[0][1]
+    if kind == "gateway.stopped":
+        return [card.node_id for card, _, seen in nodes if seen >= at - HEARD_MS]
+    return [card.node_id for card, joined, seen in nodes if seen <= joined or seen >= at - LIKELY_MS]

@@ -1,0 +1,1 @@
+"""Jobs, their slots, the scheduler and heartbeats."""

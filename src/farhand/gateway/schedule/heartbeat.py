@@ -1,0 +1,169 @@
+"""Heartbeats: now and then, in its active hours, an agent looks into its HEARTBEAT.md and says what needs saying.
+
+Whatever it says beside HEARTBEAT_OK is delivered, however short.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import time
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import apsw
+import msgspec
+
+from farhand.gateway.schedule.job_runs import SUMMARY_CHARACTERS, Courier
+from farhand.gateway.schedule.job_turns import AgentTurns
+from farhand.gateway.schedule.scheduler import Ended, clock
+from farhand.gateway.schedule.time_parsing import in_words, local, next_slot, read_duration
+from farhand.protocol.errors import ToolError
+from farhand.store.tables import cron
+from farhand.store.tables.cron import Every, Heartbeat, Job, Slot, SlotStatus
+
+FILE: Final = "HEARTBEAT.md"
+ALL_WELL: Final = "HEARTBEAT_OK"
+PROMPT: Final = (
+    "This is a heartbeat. What stands in your HEARTBEAT.md follows: do what it asks for now, and take up no old tasks. "
+    f"If nothing needs attention, answer {ALL_WELL} and nothing else."
+)
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
+_NOTHING: Final = re.compile(r"(#+|[-*_]+(\s*\[[ x]?\])?)?", re.ASCII)
+
+
+class HeartbeatSettings(msgspec.Struct, frozen=True):
+    # 0: no heartbeats.
+    every_ms: int
+    zone: ZoneInfo
+    start: time
+    end: time
+    agents: tuple[str, ...] = ("main",)
+    prompt: str = PROMPT
+    # `last`: where the agent was last talked to; `none`: nowhere; else the name of a channel.
+    target: str = "last"
+
+    def active(self, moment: int) -> bool:
+        """Whether a moment lies in the active hours, which may go over midnight; equal ends mean all day."""
+        now = local(moment, self.zone).time()
+        if self.start == self.end:
+            return True
+        if self.start < self.end:
+            return self.start <= now < self.end
+        return now >= self.start or now < self.end
+
+
+def read_interval(text: str) -> int:
+    """Milliseconds of `30m` or `2h30m`; 0 turns heartbeats off. Raises InvalidArgs."""
+    return 0 if re.fullmatch(r"\s*0+\s*[a-z]*\s*", text) or text.strip() in ("", "off") else read_duration(text)
+
+
+def read_clock(text: str) -> time:
+    """`08:00`; `24:00` is midnight. Raises ValueError."""
+    found = _CLOCK.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no time of day such as 08:00")
+    hour, minute = int(found[1]), int(found[2])
+    return time(0 if (hour, minute) == (24, 0) else hour, minute)
+
+
+class Heartbeats:
+    """Performs the slots of heartbeats."""
+
+    def __init__(
+        self,
+        current: Callable[[], HeartbeatSettings],
+        read_file: Callable[[str, str], Awaitable[str | None]],
+        turns: AgentTurns,
+        courier: Courier | None = None,
+    ) -> None:
+        """`current`: the settings as they are now. `read_file`: the text of an agent's file, None without one."""
+        self._current = current
+        self._read_file = read_file
+        self._turns = turns
+        self._courier = courier
+
+    @property
+    def _settings(self) -> HeartbeatSettings:
+        return self._current()
+
+    async def perform(self, job: Job, slot: Slot) -> Ended:
+        if slot.cause == "schedule" and not self._settings.active(clock()):
+            return Ended(SlotStatus.SKIPPED, "outside_active_hours")
+        text = await self._read_file(job.agent_id, FILE)
+        if text is None:
+            return Ended(SlotStatus.SKIPPED, "no_heartbeat_file")
+        if nothing_in(text):
+            return Ended(SlotStatus.SKIPPED, "empty_heartbeat_file")
+        session = f"agent:{job.agent_id}:heartbeat"
+        message = f"[heartbeat · {in_words(clock(), self._settings.zone)}] {self._settings.prompt}\n\n{text}"
+        turn = await self._turns.take(job, slot, session, message, fresh=True)
+        if turn.status is not SlotStatus.OK:
+            return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
+        said = worth_saying(turn.reply)
+        if not said:
+            return Ended(SlotStatus.OK, None, "nothing needs attention", session)
+        return await self._deliver(job, slot, said, session)
+
+    async def _deliver(self, job: Job, slot: Slot, said: str, session: str) -> Ended:
+        summary = said[:SUMMARY_CHARACTERS]
+        target = self._settings.target
+        if self._courier is None or target == "none":
+            return Ended(SlotStatus.OK, None, summary, session)
+        channel = None if target == "last" else target
+        key = f"heartbeat:{job.agent_id}:{slot.slot}:{slot.attempts}"
+        try:
+            where = await self._courier.deliver(job.agent_id, said, channel=channel, to=None, key=key)
+        except ToolError as error:
+            return Ended(SlotStatus.ERROR, f"it was not delivered: {error.message}", summary, session)
+        return Ended(SlotStatus.OK, None, f"{summary}\n(delivered to {where})" if where else summary, session)
+
+
+def worth_saying(reply: str) -> str:
+    """A reply without the word that all is well at its ends. Empty only when nothing else was said."""
+    said = reply.strip()
+    while True:
+        bare = said.removeprefix(ALL_WELL).removesuffix(ALL_WELL).strip()
+        if bare == said:
+            break
+        said = bare
+    return "" if re.fullmatch(r"[\s.!*_`]*", said.replace(ALL_WELL, "")) else said
+
+
+def nothing_in(text: str) -> bool:
+    """Whether only blank lines, comments, and marks without words remain."""
+    without_comments = re.sub(r"<!--.*?(-->|\Z)", "", text, flags=re.DOTALL)
+    return all(_NOTHING.fullmatch(line.strip()) for line in without_comments.splitlines())
+
+
+def heartbeat_id(agent_id: str) -> str:
+    return f"heartbeat:{agent_id}"
+
+
+def settle_jobs(store: apsw.Connection, settings: HeartbeatSettings) -> None:
+    """Make the stored heartbeats those of the settings. One whose interval stayed keeps its place."""
+    now = clock()
+    wanted = settings.agents if settings.every_ms else ()
+    known = {job.id: job for job in cron.hidden_jobs(store)}
+    for job_id in known.keys() - {heartbeat_id(agent) for agent in wanted}:
+        cron.remove_job(store, job_id, history=True)
+    for job in _jobs(wanted, settings.every_ms, now):
+        before = known.get(job.id)
+        if before is None or not isinstance(before.schedule, Every) or before.schedule.every_ms != settings.every_ms:
+            next_at = next_slot(job.schedule, now, settings.zone)
+            cron.save_job(store, msgspec.structs.replace(job, next_at=next_at))
+
+
+def _jobs(agents: Iterable[str], every_ms: int, now: int) -> Iterable[Job]:
+    for agent in agents:
+        yield Job(
+            id=heartbeat_id(agent),
+            agent_id=agent,
+            name="heartbeat",
+            schedule=Every(every_ms, now),
+            spec=Heartbeat(),
+            missed="skip",
+            created_at=now,
+            updated_at=now,
+            cursor=now,
+        )

@@ -1,0 +1,116 @@
+"""What a slot is for: a turn of the agent, and its reply on the way to whoever is to read it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from farhand.gateway.schedule.job_turns import AgentTurns, maker_of
+from farhand.gateway.schedule.scheduler import Ended, clock
+from farhand.gateway.schedule.time_parsing import in_words
+from farhand.gateway.sessions.keys import cron_key, main_key
+from farhand.protocol.errors import ToolError
+from farhand.store.tables.cron import Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
+
+log = logging.getLogger(__name__)
+
+SUMMARY_CHARACTERS = 500
+
+
+class Courier(Protocol):
+    """Who brings replies to people."""
+
+    async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
+        """Accept a message for sending, once for each `key`; the place it goes to.
+
+        Without `channel` and `to`: to whoever last talked to the agent; None when nobody has. Raises ToolError.
+        """
+        ...
+
+
+class CronRuns:
+    """Performs slots: a run is `ok` only when the agent's turn was, and its reply is on its way."""
+
+    def __init__(
+        self,
+        zone: Callable[[], ZoneInfo],
+        turns: AgentTurns,
+        heartbeat: Callable[[Job, Slot], Awaitable[Ended]],
+        courier: Courier | None = None,
+    ) -> None:
+        """`zone`: the user's, as it is now."""
+        self._zone = zone
+        self._turns = turns
+        self._courier = courier
+        self._heartbeat = heartbeat
+
+    async def perform(self, job: Job, slot: Slot) -> Ended:
+        if isinstance(job.spec, Heartbeat):
+            return await self._heartbeat(job, slot)
+        spec = job.spec if isinstance(job.spec, Task) else None
+        if isinstance(job.spec, SystemEvent):
+            session = main_key(job.agent_id)
+            turn = await self._turns.take(job, slot, session, self._message(job, slot, job.spec.text))
+        else:
+            session = cron_key(job.agent_id, job.id)
+            text = self._message(job, slot, job.spec.message)
+            turn = await self._turns.take(
+                job, slot, session, text, model=job.spec.model, thinking=job.spec.thinking, fresh=True
+            )
+        if turn.status is not SlotStatus.OK:
+            return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
+        # What a token for some tools or nodes started reaches people only through a tool that it is for.
+        wanted = (spec is None or spec.deliver is not False) and not maker_of(job).narrowed
+        error, where = await self._deliver(job, slot, spec, turn.reply) if wanted else (None, None)
+        summary = turn.reply.strip()[:SUMMARY_CHARACTERS]
+        if where:
+            summary = f"{summary}\n(delivered to {where})".strip()
+        if error is not None and not (spec is not None and spec.best_effort_deliver):
+            return Ended(SlotStatus.ERROR, error, summary or None, session)
+        note = f"{summary}\n({error})".strip() if error else summary
+        return Ended(SlotStatus.OK, None, note or None, session)
+
+    async def report(self, job: Job, slot: Slot, ended: Ended) -> None:
+        """Tell people that a job began to fail: where its replies go, else where the agent was last talked to."""
+        if self._courier is None or job.hidden:
+            return
+        text = f"Scheduled job “{job.name}” failed ({ended.status.value}): {ended.error or 'no reason given'}"
+        key = f"cron:{job.id}:{slot.slot}:failed"
+        named = (job.spec.channel, job.spec.to) if isinstance(job.spec, Task) else (None, None)
+        for channel, to in dict.fromkeys((named, (None, None))):
+            try:
+                await self._courier.deliver(job.agent_id, text, channel=channel, to=to, key=key)
+            except ToolError as error:
+                log.warning("the failure of job %s (%s) was not told: %s", job.id, job.name, error.message)
+            else:
+                return
+
+    async def _deliver(self, job: Job, slot: Slot, spec: Task | None, reply: str) -> tuple[str | None, str | None]:
+        """What went wrong, and where the reply goes."""
+        if not reply.strip():
+            return None, None
+        channel, to = (spec.channel, spec.to) if spec else (None, None)
+        demanded = spec is not None and (spec.deliver is True or channel is not None or to is not None)
+        if self._courier is None:
+            return ("the reply was not delivered: this gateway has no channels" if demanded else None), None
+        key = f"cron:{job.id}:{slot.slot}:{slot.attempts}"
+        try:
+            where = await self._courier.deliver(job.agent_id, reply, channel=channel, to=to, key=key)
+        except ToolError as error:
+            return f"the reply was not delivered: {error.message}", None
+        if where is None and demanded:
+            return "the reply was not delivered: nobody has talked to the agent on a channel yet", None
+        return None, where
+
+    def _message(self, job: Job, slot: Slot, text: str) -> str:
+        lines = [f"[cron · {in_words(clock(), self._zone())}] {text}"]
+        if slot.late:
+            lines.append(f"(This was due on {in_words(slot.slot, self._zone())} and is late.)")
+        if job.node or job.tag:
+            place = f"the node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"
+            lines.append(f"(Do this on {place}.)")
+        if self._courier is not None and not (isinstance(job.spec, Task) and job.spec.deliver is False):
+            lines.append("(Your reply is delivered by itself; do not send it as a message as well.)")
+        return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Turns of the agent for scheduled work: each one is a run of its session, found again by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.principal import decode_credential
+from farhand.gateway.calls.pinning import Pin
+from farhand.gateway.sessions.runs import Run, RunOptions
+from farhand.gateway.sessions.sessions import Sessions
+from farhand.llm.model import Thinking
+from farhand.protocol.errors import Failed, NotFound, ToolError
+from farhand.store.tables.cron import Job, Slot, SlotStatus
+from farhand.store.tables.sessions import RunState
+
+_RUNS = uuid.UUID("6f0a3a3e-2b5c-4a58-9a39-4d3e6b8f7c10")
+
+
+def maker_of(job: Job) -> Credential:
+    """The credential on whose behalf a job runs."""
+    return decode_credential(job.made_by) if job.made_by else OWNER
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """How a turn of the agent ended."""
+
+    status: SlotStatus
+    reply: str = ""
+    error: str = ""
+
+
+class AgentTurns:
+    """Puts messages into sessions and sees the agent's turns through."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        hide: Callable[[str], str] = str,
+        reduced: Callable[[Credential], Credential] = lambda credential: credential,
+    ) -> None:
+        """`hide` takes the gateway's secrets out of a reply, which is told elsewhere in short. `reduced` returns a
+        stored credential with those of its rights that it still has.
+        """
+        self._sessions = sessions
+        self._reduced = reduced
+        self._hide = hide
+
+    async def take(
+        self,
+        job: Job,
+        slot: Slot,
+        session_key: str,
+        text: str,
+        *,
+        model: str | None = None,
+        thinking: str | None = None,
+        fresh: bool = False,
+    ) -> Turn:
+        """The turn of one attempt at a slot. Asked for again after a restart, it is the same turn.
+
+        Cancelling it stops the turn with every process it started, and it returns only after that; unless the gateway
+        stops, for then the turn goes on after its next start. `fresh`: the session begins anew.
+        """
+        run_id = str(uuid.uuid5(_RUNS, f"{job.id} {slot.slot} {slot.attempts}"))
+        run: Run | None = None
+        try:
+            try:
+                run = await self._sessions.run(run_id)
+            except NotFound:
+                run = await self._sessions.send(
+                    session_key,
+                    text,
+                    origin=f"cron:{job.id}",
+                    credential=self._reduced(maker_of(job)),
+                    options=RunOptions(
+                        model=model,
+                        thinking=cast(Thinking | None, thinking),
+                        fresh=fresh,
+                        pin=Pin.of(job.node, job.tag),
+                        origins=job.origins,
+                    ),
+                    kind="cron" if fresh else "chat",
+                    title=job.name if fresh else "",
+                    run_id=run_id,
+                    commands_too=False,
+                )
+            outcome = await run.reply()
+        except asyncio.CancelledError:
+            if run is not None and not self._sessions.paused:
+                await self._stop(run)
+            raise
+        except ToolError as error:
+            if self._sessions.paused:
+                await asyncio.Event().wait()  # until whoever asked is cancelled: this turn is not over
+            return Turn(SlotStatus.ERROR, error=error.message)
+        if outcome.ok:
+            return Turn(SlotStatus.OK, self._hide(outcome.reply))
+        status = SlotStatus.TIMEOUT if outcome.state is RunState.TIMEOUT else SlotStatus.ERROR
+        return Turn(status, error=outcome.text or f"the agent's turn ended {outcome.state.value}")
+
+    async def _stop(self, run: Run) -> None:
+        if run.joined is not None:
+            return  # it is part of somebody else's run by now, which is not ours to end
+        self._sessions.ask_to_stop(run, RunState.STOPPED, "its scheduled job ended it")
+        with contextlib.suppress(Failed):
+            await run.reply()

@@ -1,0 +1,416 @@
+"""The book of jobs: everything a tool, a route or a command can do with schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import apsw
+import msgspec
+
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.principal import covers
+from farhand.gateway.schedule.job_input import patch_job, read_job, read_schedule, read_schedule_text
+from farhand.gateway.schedule.job_turns import maker_of
+from farhand.gateway.schedule.scheduler import Run, Scheduler, clock
+from farhand.gateway.schedule.time_parsing import in_words, schedule_in_words, slots_after, zone_named
+from farhand.gateway.sessions import keys as session_keys
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
+from farhand.store.journal.events import append_event
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import cron
+from farhand.store.tables.cron import At, Cron, Job, Schedule, Slot, SlotStatus, SystemEvent
+
+MAX_LISTED: Final = 500
+MAX_RUNS: Final = 2000
+DEFAULT_PAGE: Final = 200
+MAX_PREVIEW: Final = 100
+WAIT_SECONDS: Final = 60.0
+MAX_WAIT_SECONDS: Final = 240.0
+# More than there can be.
+EVERY: Final = 100_000
+RESUME: Final = "enable it with another credential to take it over, or remove it"
+
+
+class CronBook:
+    """Jobs and their runs, as callers see them."""
+
+    def __init__(
+        self, database: Database, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
+    ) -> None:
+        """`paused` returns why a job does not run: the credential on whose behalf it would is no longer valid."""
+        self._paused = paused
+        self._database = database
+        self._scheduler = scheduler
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    async def status(self, agent_id: str | None = None) -> dict[str, Any]:
+        now = clock()
+        agent = _agent(agent_id)
+
+        def read(store: apsw.Connection) -> dict[str, Any]:
+            count, due, next_at = cron.count_jobs(store, agent, True, now)
+            running = [
+                slot
+                for slot in cron.open_slots(store)
+                if slot.status is SlotStatus.RUNNING and agent in (None, slot.agent_id)
+            ]
+            return {"count": count, "dueCount": due, "runningCount": len(running)} | self._at("nextRun", next_at)
+
+        settings = self._scheduler.settings
+        return {
+            "enabled": settings.enabled,
+            **await self._database.read(read),
+            "maxJobs": settings.max_jobs,
+            "maxConcurrentRuns": settings.max_concurrent,
+            **self._time(now),
+        }
+
+    async def list(
+        self,
+        agent_id: str | None = None,
+        *,
+        include_disabled: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        own_to: str | None = None,
+    ) -> dict[str, Any]:
+        """Jobs by their next slot; `count` is how many there are, whatever part of them is shown.
+
+        `own_to`: only those that run on behalf of this credential.
+        """
+        now = clock()
+        agent = _agent(agent_id)
+        most = _page(limit, MAX_LISTED)
+        start = max(0, offset)
+
+        def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+            if own_to is not None:
+                every = cron.list_jobs(store, agent, include_disabled, EVERY, 0)
+                own = [job for job in every if maker_of(job).id == own_to]
+                return [self._job_view(store, job) for job in own[start : start + most]], len(own)
+            jobs = cron.list_jobs(store, agent, include_disabled, most, start)
+            return [self._job_view(store, job) for job in jobs], cron.count_jobs(store, agent, include_disabled, now)[0]
+
+        jobs, count = await self._database.read(read)
+        return {"jobs": jobs, "count": count, "offset": start, "limit": most, **self._time(now)}
+
+    async def get(self, job_id: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        return await self._database.read(lambda store: self._job_view(store, _known(store, job_id)))
+
+    async def runs(
+        self, job_id: str | None = None, *, limit: int | None = None, offset: int = 0, own_to: str | None = None
+    ) -> dict[str, Any]:
+        """What became of slots, newest first; with `own_to`, of jobs that run on behalf of this credential.
+
+        Raises NotFound for a job that never was.
+        """
+        most = _page(limit, MAX_RUNS)
+        start = max(0, offset)
+
+        def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+            if own_to is not None:
+                own = [slot for slot in cron.list_runs(store, job_id, EVERY, 0) if _is_own(store, slot.job, own_to)]
+                return [self._run_view(slot) for slot in own[start : start + most]], len(own)
+            count = cron.count_runs(store, job_id)
+            if job_id is not None and not count:
+                _known(store, job_id)
+            return [self._run_view(slot) for slot in cron.list_runs(store, job_id, most, start)], count
+
+        runs, count = await self._database.read(read)
+        return {"runs": runs, "count": count, "offset": start, "limit": most, **self._time(clock())}
+
+    async def preview(self, of: str | Mapping[str, Any], count: int = 5) -> dict[str, Any]:
+        """The next slots of a job, by its id, or of a schedule that is none's yet. Raises NotFound, InvalidArgs."""
+        now = clock()
+        if isinstance(of, str):
+            job = await self._database.read(lambda store: _known(store, of))
+            schedule: Schedule = job.schedule
+        else:
+            schedule = self.read_schedule(of)
+        after = min(now, schedule.at_ms - 1) if isinstance(schedule, At) and schedule.at_ms > now - 1000 else now
+        slots = itertools.islice(slots_after(schedule, after, self._zone), max(1, min(count, MAX_PREVIEW)))
+        return {
+            "schedule": schedule,
+            "scheduleHuman": schedule_in_words(schedule, self._zone),
+            "slots": [{"atMs": slot, "human": in_words(slot, self._zone_of(schedule))} for slot in slots],
+            **self._time(now),
+        }
+
+    def read_schedule(self, value: Any) -> Schedule:
+        """A schedule object, or one line of text: as it is, or as `text` beside a `tz`. Raises InvalidArgs."""
+        if isinstance(value, str):
+            return read_schedule_text(value, clock(), self._zone)
+        if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+            return read_schedule_text(value["text"], clock(), self._zone, value.get("tz"))
+        return read_schedule(value, clock(), self._zone)
+
+    # -- changing ---------------------------------------------------------------------------------------
+
+    def planned(self, payload: Mapping[str, Any], now: int, agent_id: str | None = None) -> Job:
+        """Return the job that `add` would make. Raises InvalidArgs."""
+        given = dict(payload)
+        if isinstance(given.get("schedule"), str):
+            given["schedule"] = msgspec.to_builtins(self.read_schedule(given["schedule"]))
+        return read_job(given, now, self._zone, agent_id or "main")
+
+    async def add(
+        self,
+        payload: Mapping[str, Any],
+        maker: Credential,
+        agent_id: str | None = None,
+        *,
+        origins: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """Add a job that runs on behalf of `maker`; `origins`: where it comes from, as `RunOptions.origins`.
+
+        Raises InvalidArgs, Failed when there are too many.
+        """
+        now = clock()
+        job = _made_by(self.planned(payload, now, agent_id), maker, origins)
+
+        def write(store: apsw.Connection) -> dict[str, Any]:
+            most = self._scheduler.settings.max_jobs
+            if cron.count_jobs(store, None, True, now)[0] >= most:
+                raise Failed(f"Cron job limit reached ({most})")
+            cron.save_job(store, job)
+            facts = {"name": job.name, "agent_id": job.agent_id, "made_by": maker.id}
+            append_event(store, now, "cron.added", job.id, facts)
+            return self._job_view(store, job)
+
+        view = await self._database.write(write)
+        self._scheduler.wake()
+        return {"ok": True, "job": view}
+
+    async def update(
+        self, job_id: str, patch: Mapping[str, Any], by: Credential, *, origins: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Change a job.
+
+        Where `by` is not its maker, it has to cover the maker's rights. The job runs on behalf of `by` from then on
+        if what the agent is told changes, or if a paused job is enabled. Raises NotFound, InvalidArgs, NotAllowed.
+        """
+        await self._scheduler.record()  # what was due by the old schedule stays due
+        now = clock()
+
+        def write(store: apsw.Connection) -> dict[str, Any]:
+            before = _own(store, job_id)
+            _check(before, by)
+            job = patch_job(before, patch, now, self._zone)
+            resumed = patch.get("enabled") is True and self._paused(before) is not None
+            if job.spec != before.spec or job.agent_id != before.agent_id or resumed:
+                job = _made_by(job, by, origins)
+            cron.save_job(store, job)
+            facts = {"name": job.name, "fields": sorted(patch), "made_by": maker_of(job).id}
+            append_event(store, now, "cron.updated", job.id, facts)
+            return self._job_view(store, job)
+
+        view = await self._database.write(write)
+        self._scheduler.wake()
+        return {"ok": True, "job": view}
+
+    async def remove(self, job_id: str, by: Credential) -> dict[str, Any]:
+        """Remove a job and its history; a run of it is stopped. Raises NotFound, NotAllowed."""
+        now = clock()
+
+        def write(store: apsw.Connection) -> None:
+            job = _own(store, job_id)
+            _check(job, by)
+            cron.remove_job(store, job_id, history=True)
+            append_event(store, now, "cron.removed", job_id, {"name": job.name})
+
+        await self._database.write(write)
+        self._scheduler.stop_runs(job_id)
+        self._scheduler.wake()
+        return {"ok": True, "removed": True, "id": job_id}
+
+    async def run(
+        self,
+        job_id: str | None = None,
+        mode: str | None = None,
+        *,
+        by: Credential,
+        wait: float | None = None,
+        session: str | None = None,
+        own_to: str | None = None,
+    ) -> dict[str, Any]:
+        """Start what is due, or one job whatever its schedule, and wait a while for the end.
+
+        `own_to`: the results are told only of jobs that run on behalf of this credential.
+
+        `session`: that of whoever asks. A message into it runs after the turn that asks, so it is not waited for.
+        Raises NotFound, InvalidArgs, NotAllowed.
+        """
+        mode = mode or "due"
+        if mode not in ("due", "force"):
+            raise InvalidArgs(f"mode must be due or force, not {mode!r}")
+        if mode == "force" and job_id is None:
+            raise InvalidArgs("cron.run with mode=force requires id")
+        job = None if job_id is None else await self._database.read(lambda store: _known(store, job_id))
+        if mode == "force" and job is not None:
+            _check(job, by)
+            if (reason := self._paused(job)) is not None:
+                raise NotAllowed(f"job {job.id} is paused: {reason}; {RESUME}")
+            begun = await self._scheduler.run_now(job.id)
+            if begun is None:
+                skipped = {"jobId": job.id, "status": "skipped", "error": "a run of it is under way", "durationMs": 0}
+                return {"ok": True, "ran": 0, "results": [skipped]}
+            runs = [begun]
+        else:
+            runs = await self._scheduler.advance(job_id)
+        patience = WAIT_SECONDS if wait is None else max(0.0, min(wait, MAX_WAIT_SECONDS))
+        if any(
+            isinstance(run.job.spec, SystemEvent) and session == session_keys.main_key(run.job.agent_id) for run in runs
+        ):
+            patience = 0.0
+        if runs:
+            await asyncio.wait([run.task for run in runs], timeout=patience)
+        told = [run for run in runs if own_to is None or maker_of(run.job).id == own_to]
+        results = [await self._database.read(lambda store, run=run: self._result(store, run)) for run in told]  # type: ignore[misc]
+        return {"ok": True, "ran": len(results), "results": results}
+
+    def _result(self, store: apsw.Connection, run: Run) -> dict[str, Any]:
+        slot = cron.find_slot(store, run.slot.job, run.slot.slot) or run.slot
+        job = cron.find_job(store, run.slot.job)
+        return {"durationMs": 0, **self._run_view(slot), **self._at("nextRun", job.next_at if job else None)}
+
+    # -- views ------------------------------------------------------------------------------------------
+
+    def _job_view(self, store: apsw.Connection, job: Job) -> dict[str, Any]:
+        zone = self._zone_of(job.schedule)
+        pause = self._paused(job)
+        view: dict[str, Any] = {
+            "id": job.id,
+            "agentId": job.agent_id,
+            "name": job.name,
+            "description": job.description,
+            "enabled": job.enabled,
+            "deleteAfterRun": job.delete_after_run,
+            "schedule": job.schedule,
+            "scheduleHuman": schedule_in_words(job.schedule, self._zone),
+            "spec": job.spec,
+            "missed": job.missed,
+            "windowSeconds": job.window_seconds,
+            "retries": job.retries,
+            "retryDelaySeconds": job.retry_delay_seconds if job.retries else None,
+            "node": job.node,
+            "tag": job.tag,
+            "madeBy": maker_of(job).id,
+            "pausedReason": pause,
+            "createdAtMs": job.created_at,
+            "updatedAtMs": job.updated_at,
+        }
+        latest = next(iter(cron.latest_slots(store, job.id, 1)), None)
+        ran = cron.latest_run(store, job.id)
+        running = next((s for s in cron.open_slots(store) if s.job == job.id and s.status is SlotStatus.RUNNING), None)
+        state: dict[str, Any] = {
+            "nextRunAtMs": job.next_at if pause is None else None,
+            "runningAtMs": running.started_at if running else None,
+            "lastRunAtMs": ran.started_at if ran else None,
+            "lastStatus": latest.status.value if latest else None,
+            "lastError": latest.error if latest else None,
+            "lastDurationMs": _took(ran) if ran else None,
+        }
+        view["state"] = _without_none(state)
+        if job.next_at is not None and pause is None:
+            view["nextRunHuman"] = in_words(job.next_at, zone)
+        if ran is not None and ran.started_at is not None:
+            view["lastRunHuman"] = in_words(ran.started_at, zone)
+        return _without_none(view)
+
+    def _run_view(self, slot: Slot) -> dict[str, Any]:
+        ts = slot.ended_at or slot.started_at or slot.recorded_at
+        return _without_none(
+            {
+                "id": f"{slot.job}:{slot.slot}",
+                "jobId": slot.job,
+                "jobName": slot.name,
+                "agentId": slot.agent_id,
+                "ts": ts,
+                "tsHuman": in_words(ts, self._zone),
+                "status": slot.status.value,
+                "error": slot.error,
+                "summary": slot.summary,
+                "durationMs": _took(slot),
+                "slotAtMs": slot.slot,
+                "slotHuman": in_words(slot.slot, self._zone),
+                "sinceMs": slot.since,
+                "startedAtMs": slot.started_at,
+                "endedAtMs": slot.ended_at,
+                "late": slot.late,
+                "attempts": slot.attempts,
+                "trigger": slot.cause,
+                "sessionKey": slot.session_key,
+            }
+        )
+
+    @property
+    def _zone(self) -> ZoneInfo:
+        return self._scheduler.zone
+
+    def _zone_of(self, schedule: Schedule) -> ZoneInfo:
+        return zone_named(schedule.tz) if isinstance(schedule, Cron) and schedule.tz else self._zone
+
+    def _time(self, now: int) -> dict[str, Any]:
+        return {"timezone": self._zone.key, "currentTime": in_words(now, self._zone), "currentTimeMs": now}
+
+    def _at(self, name: str, moment: int | None) -> dict[str, Any]:
+        if moment is None:
+            return {}
+        return {f"{name}AtMs": moment, f"{name}Human": in_words(moment, self._zone)}
+
+
+def _agent(agent_id: str | None) -> str | None:
+    return session_keys.agent_id(agent_id) if agent_id else None
+
+
+def _page(limit: int | None, most: int) -> int:
+    return max(1, min(DEFAULT_PAGE if limit is None else limit, most))
+
+
+def _known(store: apsw.Connection, job_id: str) -> Job:
+    job = cron.find_job(store, job_id)
+    if job is None:
+        raise NotFound(f"Unknown cron job id: {job_id[:100]}")
+    return job
+
+
+def _own(store: apsw.Connection, job_id: str) -> Job:
+    job = _known(store, job_id)
+    if job.hidden:
+        raise NotAllowed(f"job {job_id!r} comes from the settings; change [heartbeat] in farhand.toml")
+    return job
+
+
+def _made_by(job: Job, maker: Credential, origins: tuple[str, ...]) -> Job:
+    stored = {} if maker == OWNER else msgspec.to_builtins(maker)
+    return msgspec.structs.replace(job, made_by=stored, origins=origins)
+
+
+def _is_own(store: apsw.Connection, job_id: str, credential: str) -> bool:
+    job = cron.find_job(store, job_id)
+    return job is not None and maker_of(job).id == credential
+
+
+def _check(job: Job, by: Credential) -> None:
+    """Raises NotAllowed for a credential that could not have made the job."""
+    maker = maker_of(job)
+    if not covers(by, maker):
+        raise NotAllowed(
+            f"job {job.id} belongs to {maker.id}; changing or running it needs that credential or its rights"
+        )
+
+
+def _took(slot: Slot) -> int | None:
+    if slot.started_at is None or slot.ended_at is None:
+        return None
+    return max(0, slot.ended_at - slot.started_at)
+
+
+def _without_none(view: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in view.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Sessions and runs of agents, their tools, replay and forks."""

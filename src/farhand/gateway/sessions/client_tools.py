@@ -1,0 +1,40 @@
+"""Calls of tools that the client of a run carries out: their results come with a later message, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import apsw
+import msgspec
+
+from farhand.agent.tool_outcome import Outcome
+from farhand.agent.transcript import unanswered
+from farhand.llm.messages import Message, ToolUse
+from farhand.store.tables import sessions as transcript
+from farhand.store.tables.sessions import SessionRecord
+
+NO_RESULT: Final = "the client that was to carry this call out gave no result; nothing is known of what it did"
+
+
+def results(store: apsw.Connection, record: SessionRecord, answers: Collection[Message] | None) -> list[Message]:
+    """The entries that answer the calls a conversation has left to its client, in the order of the calls.
+
+    `answers` are the results that came with a new message; None: it says nothing about calls. One that answers no call
+    is left out; a call that is not answered now never is, and is told so: the conversation goes on without it.
+    """
+    if answers is None and not transcript.hands_over(store, record.key):
+        return []
+    given = {answer.tool_call_id: answer for answer in answers or ()}
+    return [
+        msgspec.structs.replace(given[use.id], name=use.name)
+        if use.id in given
+        else Outcome.failed("failed", NO_RESULT).message(use)
+        for use in open_calls(store, record)
+    ]
+
+
+def open_calls(store: apsw.Connection, record: SessionRecord) -> list[ToolUse]:
+    """The calls of a conversation that have no result."""
+    entries = transcript.conversation(store, record.key, record.id)
+    return unanswered([msgspec.json.decode(entry.message, type=Message) for entry in entries])

@@ -1,0 +1,190 @@
+"""Forking a session: a new one that begins with what was said in another, up to a moment. The other is not touched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from farhand.gateway.access.credentials import Credential
+from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.sessions import Sessions
+from farhand.llm.messages import Message
+from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.store.history.seal_coverage import checkpoint
+from farhand.store.journal.events import append_event
+from farhand.store.tables import idempotency as keys
+from farhand.store.tables import sessions
+from farhand.store.tables.sessions import Entry, SessionRecord
+
+
+class Forked(msgspec.Struct, frozen=True):
+    """A session that was made from another."""
+
+    key: str
+    session_key: str
+    # The key of the other session.
+    source: str
+    # How many it begins with.
+    messages: int
+    # The number of the last one of them, in the other session.
+    at: int
+    # Messages before the chosen moment that it does not have, since a call in them had no result by then.
+    left_out: int
+
+
+class Forks:
+    def __init__(self, chats: Sessions, clock: Callable[[], int]) -> None:
+        self._chats = chats
+        self._clock = clock
+
+    async def fork(
+        self,
+        key: str,
+        *,
+        event: int | None,
+        message: int | None,
+        to: str | None,
+        credential: Credential,
+        idempotency_key: str | None = None,
+    ) -> Forked:
+        """A session with what was said up to an event of the journal, or up to a message; to the end without either.
+
+        A call and its result stay together: where the moment lies between them, both are left out. Raises NotFound,
+        InvalidArgs, IdempotencyConflict, StoreError.
+        """
+        if event is not None and message is not None:
+            raise InvalidArgs("a session is forked at an event or at a message, not at both")
+        source = await self._chats.find(key)
+        target = self._target(source, to)
+        now, new_id = self._clock(), self._chats.new_id()
+        digest = hashlib.sha256(repr(("fork", source.key, event, message, to)).encode()).digest()
+
+        def write(store: apsw.Connection) -> Forked:
+            if idempotency_key is not None:
+                held = keys.claimed(store, credential.id, idempotency_key, digest, "", now)
+                if held[1] != digest:
+                    raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
+                if held[0]:
+                    return _made(store, held[0])
+            if sessions.find_session(store, target) is not None:
+                raise InvalidArgs(f"there is a session {session_keys.short(target)!r} already; name another")
+            last = _last_entry(store, source.key, event, message)
+            taken, left_out = whole(sessions.transcript(store, source.key, last.session_id, last.seq))
+            if not taken:
+                raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
+            if idempotency_key is not None:
+                keys.claim(store, credential.id, idempotency_key, digest, target, now)
+            return _write(store, source, target, new_id, taken, left_out, now)
+
+        forked: Forked = await self._chats.write(write)
+        return forked
+
+    def _target(self, source: SessionRecord, to: str | None) -> str:
+        if to is None:
+            mark = self._chats.new_id()[-8:]
+            if source.key.startswith("agent:"):
+                return f"agent:{source.agent_id}:fork:{mark}"
+            return f"{source.key[: session_keys.MAX_KEY - 14]}-fork-{mark}"
+        target = self._chats.canonical(to)
+        if session_keys.agent_of(target) != source.agent_id:
+            named = session_keys.agent_of(target)
+            raise InvalidArgs(f"{to!r} is a session of the agent {named!r}, and what was said is {source.agent_id!r}'s")
+        return target
+
+
+def whole(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """The entries without those at the end that leave a call without its result, and how many those are."""
+    open_uses: set[str] = set()
+    end = 0
+    for number, entry in enumerate(entries, 1):
+        if entry.keeps_from is None:
+            message = msgspec.json.decode(entry.message, type=Message)
+            if message.role == "assistant":
+                open_uses = {use.id for use in message.tool_calls}
+            elif message.role == "tool":
+                open_uses.discard(message.tool_call_id or "")
+        if not open_uses:
+            end = number
+    return list(entries[:end]), len(entries) - end
+
+
+def _last_entry(store: apsw.Connection, key: str, event: int | None, message: int | None) -> Entry:
+    if message is not None:
+        found = sessions.find_entry(store, message)
+        if found is None or found.session_key != key:
+            raise NotFound(f"there is no message {message} in {session_keys.short(key)!r}")
+        return found
+    if event is not None:
+        rows: list[Any] = store.execute("SELECT at FROM events WHERE id = ?", (event,)).fetchall()
+        if not rows:
+            cut = checkpoint(store)
+            if cut is not None and event <= cut.through:
+                raise NotFound(f"event {event} was pruned by retention, as were all up to {cut.through}")
+            raise NotFound(f"there is no event {event}; `farhand log` shows them")
+        found = sessions.entry_by(store, key, event, rows[0][0])
+        if found is None:
+            raise InvalidArgs(f"nothing had been said in {session_keys.short(key)!r} by event {event}")
+        return found
+    entries = sessions.history(store, key, limit=1)
+    if not entries:
+        raise InvalidArgs(f"nothing has been said in {session_keys.short(key)!r} yet")
+    return entries[0]
+
+
+def _write(
+    store: apsw.Connection,
+    source: SessionRecord,
+    key: str,
+    new_id: str,
+    taken: Sequence[Entry],
+    left_out: int,
+    now: int,
+) -> Forked:
+    record = SessionRecord(
+        key=key,
+        id=new_id,
+        agent_id=source.agent_id,
+        title=source.title,
+        model=source.model,
+        thinking=source.thinking,
+        created_at=now,
+        updated_at=now,
+    )
+    sessions.add_session(store, record)
+    places: dict[int, int] = {}
+    newest = 0
+    for entry in taken:
+        keeps_from = None
+        if entry.keeps_from is not None:
+            kept = [place for number, place in places.items() if number >= entry.keeps_from]
+            keeps_from = kept[0] if kept else newest + 1
+        copy = msgspec.structs.replace(
+            entry, session_key=key, session_id=new_id, run_id=None, keeps_from=keeps_from, at=entry.at
+        )
+        newest = sessions.copy_entry(store, copy, now)
+        if entry.keeps_from is None:
+            places[entry.seq] = newest
+    data = {"from": source.key, "at": taken[-1].seq, "messages": len(places), "left_out": left_out}
+    append_event(store, now, "session.forked", key, data)
+    return Forked(session_keys.short(key), key, source.key, len(places), taken[-1].seq, left_out)
+
+
+class _Told(msgspec.Struct):
+    at: int
+    messages: int
+    left_out: int
+    source: str = msgspec.field(name="from")
+
+
+def _made(store: apsw.Connection, key: str) -> Forked:
+    """What was answered when this session was made."""
+    rows: list[Any] = store.execute(
+        "SELECT data FROM events WHERE kind = 'session.forked' AND subject = ?", (key,)
+    ).fetchall()
+    told = msgspec.json.decode(rows[0][0], type=_Told)
+    return Forked(session_keys.short(key), key, told.source, told.messages, told.at, told.left_out)

@@ -1,0 +1,153 @@
+"""Writing down what a run asks its model, so that it can be repeated (`replaying.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import apsw
+import msgspec
+
+from farhand.agent.compaction import Compactor
+from farhand.agent.loop import Limits
+from farhand.agent.prompt import Prompted
+from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused, Unavailable
+from farhand.llm.messages import Finished, Message, StreamEvent
+from farhand.llm.model import Model, ModelRequest, Thinking
+from farhand.protocol.calls import ToolSpec
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import recordings as replays
+from farhand.store.tables.recordings import Asked, digest
+
+ERRORS: dict[str, type[ModelError]] = {
+    error.__name__: error for error in (ModelError, NotConfigured, Refused, ContextOverflow, Unavailable)
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RunSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a run was worked on."""
+
+    model: str
+    context_tokens: int
+    # With the digests of the files instead of their texts.
+    prompt: Prompted
+    limits: Limits
+    compactor: Compactor
+    thinking: Thinking | None = None
+    max_tokens: int | None = None
+    child: bool = False
+    # Tools that are always offered, where these are not the usual ones.
+    core: tuple[str, ...] | None = None
+    judges: bool = False
+
+
+class Replied(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of a request: a reply, or an error."""
+
+    finished: Finished | None = None
+    error: str | None = None
+    message: str = ""
+
+
+def plain_digest(messages: Sequence[Message]) -> bytes:
+    """Of a conversation without its system prompt."""
+    return digest(_encode([message for message in messages if message.role != "system"]))
+
+
+def spec_list(specs: Sequence[ToolSpec]) -> tuple[list[bytes], bytes]:
+    """The descriptions of tools, and the list of their digests."""
+    contents = [_encode(spec) for spec in specs]
+    return contents, b"".join(digest(content) for content in contents)
+
+
+class Asking:
+    """Keeps what one run asks. Nobody waits for it: it is written with what the run keeps anyway."""
+
+    def __init__(self, database: Database, run_id: str, specs: Callable[[], Sequence[ToolSpec]]) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._specs = specs
+        self._last: tuple[Sequence[ToolSpec], bytes] | None = None
+        self._kept: set[bytes] = set()
+
+    def begin(self, settings: RunSettings, now: int, last_entry: int) -> None:
+        files = {name: text.encode() for name, text in settings.prompt.parts.files.items()}
+        named = {name: digest(data).hex() for name, data in files.items()}
+        parts = msgspec.structs.replace(settings.prompt.parts, files=named)
+        prompt = msgspec.structs.replace(settings.prompt, parts=parts)
+        data = _encode(msgspec.structs.replace(settings, prompt=prompt))
+
+        def write(store: apsw.Connection) -> None:
+            replays.keep_contents(store, files.values())
+            replays.add_attempt(store, self._run_id, now, last_entry, data)
+
+        self._write(write)
+
+    def asked(self, request: ModelRequest, reply: Replied | None) -> None:
+        contents: list[bytes] = []
+        specs = self._specs()
+        if self._last is None or self._last[0] != specs:
+            described, listed = spec_list(specs)
+            contents += [*described, listed]
+            self._last = (specs, digest(listed))
+        offered, listed = spec_list(request.tools)
+        prompt = "".join(message.text for message in request.messages if message.role == "system").encode()
+        contents += [*offered, listed, prompt]
+        row = Asked(
+            self._run_id,
+            0,
+            0,
+            digest(prompt),
+            sum(message.role != "system" for message in request.messages),
+            plain_digest(request.messages),
+            digest(listed),
+            self._last[1],
+            None if reply is None else msgspec.Raw(_encode(reply)),
+        )
+        new = [data for data in contents if data not in self._kept]
+        self._kept.update(new)
+
+        def write(store: apsw.Connection) -> None:
+            replays.keep_contents(store, new)
+            replays.add_asked(store, row)
+
+        self._write(write)
+
+    def _write(self, operation: Callable[[apsw.Connection], None]) -> None:
+        self._database.write_behind(operation, lambda _value, _error: None)
+
+
+class AskedModel:
+    """A model of which everything is written down that it is asked and answers."""
+
+    def __init__(self, model: Model, asking: Asking) -> None:
+        self._model = model
+        self._asking = asking
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def context_tokens(self) -> int:
+        return self._model.context_tokens
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
+        reply: Replied | None = None
+        told = False
+        try:
+            async with contextlib.aclosing(self._model.stream(request)) as stream:
+                async for event in stream:
+                    if isinstance(event, Finished):
+                        reply = Replied(finished=event)
+                        self._asking.asked(request, reply)  # before anybody goes on with it
+                        told = True
+                    yield event
+        except ModelError as error:
+            reply = Replied(error=type(error).__name__, message=error.message)
+            raise
+        finally:
+            if not told:
+                self._asking.asked(request, reply)

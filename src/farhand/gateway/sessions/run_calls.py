@@ -1,0 +1,138 @@
+"""The tool calls of a run: each passes the gate as any other call, and is ended with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from farhand.agent.tool_outcome import Outcome
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.calls.open_call import OpenCall, new_call_id
+from farhand.gateway.calls.open_call import Outcome as Ended
+from farhand.gateway.calls.pinning import Pinned, of_a_machine
+from farhand.gateway.hub import Hub
+from farhand.llm.messages import ToolUse
+from farhand.protocol.calls import ToolCall, ToolResult
+from farhand.protocol.errors import ToolError
+from farhand.protocol.names import split_tool
+from farhand.store.sqlite.database import StoreError
+from farhand.store.tables.waiting_calls import Approval
+from farhand.tools.tool import Tool
+
+log = logging.getLogger(__name__)
+
+# Ends what commands of these calls still run on the gateway's own machine.
+EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
+
+NODE_COMMANDS = "Bash"
+
+
+class RunCalls:
+    """Calls tools for one run.
+
+    A call is written down under a key made of its place in the transcript. So the same call asked for again after a
+    restart is the same call: it does not start twice, and what came of it is found.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        session_key: str,
+        agent_id: str,
+        principal: Principal,
+        stopped: Callable[[], str | None],
+        origins: Sequence[str],
+        only: Mapping[str, Tool] | None = None,
+        pinned: Pinned | None = None,
+        end_jobs: EndJobs | None = None,
+        asked: Callable[[Approval], None] = lambda _: None,
+    ) -> None:
+        """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
+        tools of this run, by name; without it, those the hub serves. `pinned`: tools of some machines alone. `asked` is
+        called when a call waits to be approved.
+        """
+        self._hub = hub
+        self._session_key = session_key
+        self._agent_id = agent_id
+        self._principal = principal
+        self._only = only
+        self._pinned = pinned
+        self._end_jobs = end_jobs
+        self._asked = asked
+        self._made: dict[str, str] = {}
+        self._stopped = stopped
+        self._origins = origins
+
+    def made(self, calls: Mapping[str, str]) -> None:
+        """Calls of this run that an earlier life of the gateway made: what they left running is its own too."""
+        self._made.update(calls)
+
+    async def call(self, use: ToolUse, key: str) -> Outcome:
+        """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
+        own = None if self._only is None else self._only.get(use.name)
+        name, given, principal = use.name, use.arguments, self._principal
+        if self._pinned is not None:
+            name, principal = self._pinned.name(name), self._pinned.principal(principal)
+            own = None if own is not None and of_a_machine(use.name, own.spec) else own
+            try:
+                given = self._pinned.arguments(name, given)
+            except ToolError as error:
+                return Outcome.failed(error.kind, error.message)
+        elsewhere = self._pinned is not None and self._pinned.on_a_node(name)
+        if own is None and self._only is not None and not elsewhere:
+            return Outcome.failed("not_found", f"tool not found: {use.name}")
+        call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
+        gate = self._hub.gate
+        # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
+        opening = asyncio.ensure_future(
+            gate.begin(call, principal=principal, own=own, idempotency_key=key, origins=self._origins)
+        )
+        try:
+            opened = await asyncio.shield(opening)
+            self._made[opened.record.id] = name
+            if not isinstance(opened, OpenCall):
+                return self._outcome(opened.result)
+            opened.when_asked(self._asked)
+            return self._outcome((await gate.wait(opened)).result)
+        except (StoreError, IdempotencyConflict) as error:
+            return Outcome.failed("failed", f"the call was not run: {error}")
+        except asyncio.CancelledError:
+            reason = self._stopped()
+            if reason is None:
+                raise
+            self._made[call.id] = use.name
+            ended = await gate.cancel((await opening).record.id, reason)
+            assert ended is not None
+            return self._outcome(Ended(ended).result)
+
+    def _outcome(self, result: ToolResult) -> Outcome:
+        """What the model is told: nothing of the gateway's own secrets."""
+        secrets = self._hub.secrets
+        if result.error is not None:
+            return Outcome.failed(result.error.kind, secrets.hide_text(result.error.message))
+        return Outcome.of_result(
+            msgspec.structs.replace(result, result=msgspec.Raw(secrets.hide(bytes(result.result))))
+        )
+
+    async def end_processes(self) -> None:
+        """End every process that a call of this run started and left running."""
+        if self._hub.gate.frozen is not None:
+            return  # whoever froze everything ends them all
+        made = dict(self._made)
+        commands: dict[str, list[str]] = {}
+        for call_id, name in made.items():
+            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._hub.roster.nodes:
+                commands.setdefault(named[0], []).append(call_id)
+        reason = self._stopped() or "the run was stopped"
+        work = [self._hub.end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
+        if self._end_jobs is not None:
+            work.append(self._end_jobs(made))
+        for failure in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                log.warning("processes of a stopped run in %s may be left: %s", self._session_key, failure)

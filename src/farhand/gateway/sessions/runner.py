@@ -1,0 +1,569 @@
+"""Working on a run: what the model is asked, and every event of the loop kept before the next one is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, get_args
+
+import apsw
+import msgspec
+
+from farhand.agent import loop
+from farhand.agent import tool_recording as recording
+from farhand.agent.compaction import Compactor
+from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
+from farhand.agent.loop import Incoming, Limits
+from farhand.agent.prompt import Prompted, PromptParts
+from farhand.agent.tokens import text_tokens
+from farhand.agent.tool_outcome import Outcome, cancelled
+from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
+from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
+from farhand.agent.transcript import interrupted, mend, unanswered
+from farhand.gateway.access.credentials import OWNER
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import offered_to
+from farhand.gateway.calls.pinning import Pinned, of_a_machine
+from farhand.gateway.control.approvals import ApprovalRequested
+from farhand.gateway.hub import Hub
+from farhand.gateway.sessions import client_tools as client_calls
+from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.sessions.event_redaction import VeiledEvents
+from farhand.gateway.sessions.keys import main_key
+from farhand.gateway.sessions.recorder import AskedModel, Asking, RunSettings
+from farhand.gateway.sessions.run_calls import EndJobs, RunCalls
+from farhand.gateway.sessions.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
+from farhand.gateway.sessions.sessions import Sessions
+from farhand.gateway.sessions.summaries import counts, keep_summary
+from farhand.llm.errors import ModelError, NotConfigured
+from farhand.llm.messages import Message, ToolUse, Usage
+from farhand.llm.model import Model, Thinking
+from farhand.llm.recording import RecordingModel, ReplayModel
+from farhand.llm.registry import Models
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.names import split_tool
+from farhand.store.tables import sessions as transcript
+from farhand.store.tables.idempotency import claimed_below
+from farhand.store.tables.sessions import Entry, RunState, SessionRecord
+from farhand.tools.tool import Tool
+
+TITLE_LENGTH = 60
+MAX_ATTEMPTS = 10
+STOP_SECONDS = 0.9
+
+
+class Prompt(Protocol):
+    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
+        """Write the system prompt of a session whose agent may call these tools, for a guest without the owner's."""
+        ...
+
+
+# Tools that tell of the owner or act in the owner's name; not for a person whom the owner has not named.
+NOT_FOR_GUESTS = frozenset(
+    {"memory_search", "memory_get", "agents_list", "cron", "subagents"}
+    | {"sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "sessions_status"}
+    | {"gsv__ConfigGet", "gsv__Cron", "gsv__LogsGet", "gsv__SessionSend", "gsv__SessionsList"}
+)
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Tokens, estimated: of the prompt, and of each tool."""
+
+    prompt: int
+    tools: list[ToolCost]
+
+    @property
+    def total(self) -> int:
+        return self.prompt + sum(tool.tokens for tool in self.tools if tool.offered)
+
+
+class Turns:
+    """Calling it works on one run. Cancelled, it leaves the run as it is on disk, to be taken up again."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        models: Models,
+        agents: Agents,
+        prompt: Prompt,
+        sub_agent: Sequence[Tool],
+        *,
+        limits: Limits | None = None,
+        compactor: Compactor | None = None,
+        end_jobs: EndJobs | None = None,
+    ) -> None:
+        """`sub_agent`: the tools of a sub-agent; the main agent has all that the hub serves."""
+        self.hub = hub
+        self.models = models
+        self.agents = agents
+        self.prompt = prompt
+        self.sub_agent = {tool.name: tool for tool in sub_agent}
+        self.limits = limits or Limits()
+        self.compactor = compactor or Compactor()
+        self.end_jobs = end_jobs
+        # Of stopped runs, on their way to end what these left running.
+        self.endings: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
+        order = self.hub.gate.frozen
+        if order is not None:
+            failure = RunFailure(FROZEN, order.refusal().message)
+            return RunOutcome(run.id, run.session_key, RunState.FAILED, error=failure)
+        ended = self.hub.credentials.ended(Principal(run.asker).ids)
+        if ended is not None:
+            failure = RunFailure("cancelled", f"{ended}, and the run acted on its behalf")
+            return RunOutcome(run.id, run.session_key, RunState.STOPPED, error=failure)
+        returning = self.hub.returning
+        if run.record.created_at < returning.started_at or run.record.origin.startswith(("cron:", "heartbeat")):
+            await returning.wait(run.stop)
+        record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
+        return await _Turn(self, sessions, run, record).work()
+
+    # -- models -----------------------------------------------------------------------------------------
+
+    def model_name(self, record: SessionRecord) -> str:
+        """The model of a session, as people name it; empty when none is set up."""
+        return record.model or self.agents.of(record.agent_id).model or self.models.default
+
+    def agent_model(self, agent_id: str) -> str:
+        return self.agents.of(agent_id).model or self.models.default
+
+    def check_model(self, name: str) -> str:
+        """The model's full name. Raises InvalidArgs for one that cannot be used."""
+        try:
+            return self.models.chosen(name).name
+        except NotConfigured as error:
+            raise InvalidArgs(error.message) from None
+
+    # -- tools ------------------------------------------------------------------------------------------
+
+    def specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
+        """The tools that a principal may call, under the names that call them; those of machines that are offline are
+        marked so."""
+        reach = self.hub.catalog if pinned is None else pinned
+        nodes = self.hub.roster.nodes
+        listed = [
+            AgentTool.of(spec, name, machine=host if host in nodes else "")
+            for name, (spec, host) in reach.specs().items()
+            if offered_to(principal, name, spec, host)
+        ]
+        families = [
+            AgentTool.of(spec, machine=host)
+            for spec, host in reach.families()
+            if offered_to(principal, spec.name, spec, host)
+        ]
+        away = [
+            AgentTool.of(spec, name, machine=node.card.node_id, offline=f"last seen {node.seen}")
+            for name, spec, node in reach.absent()
+            if offered_to(principal, name, spec, node.card.node_id)
+        ]
+        return [_in_its_words(spec) for spec in (*listed, *families, *away)]
+
+    def sub_agent_specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
+        known = {name: tool.spec for name, tool in self.sub_agent.items()}
+        if pinned is not None:  # it reads there what others read here
+            known = {name: spec for name, spec in known.items() if not of_a_machine(name, spec)}
+            known |= {name: spec for name, (spec, _) in pinned.specs().items() if pinned.on_a_node(name)}
+        return [
+            spec if spec.name == name else msgspec.structs.replace(spec, name=name)
+            for name, spec in known.items()
+            if not self.hub.catalog.switched_off(name) and self._sub_agent_may(principal, name, spec)
+        ]
+
+    def _sub_agent_may(self, principal: Principal, name: str, spec: ToolSpec) -> bool:
+        node = split_tool(name)
+        return offered_to(principal, name, spec, "local" if node is None or name in self.sub_agent else node[0])
+
+    async def budget(self, agent_id: str) -> Budget:
+        """What a request to an agent's model carries before anybody has said a word."""
+
+        async def nothing(use: ToolUse) -> Outcome:
+            return Outcome.failed("not_found", f"tool not found: {use.name}")
+
+        record = SessionRecord(key=main_key(agent_id), id="", agent_id=agent_id, created_at=0, updated_at=0)
+        specs = self.specs(Principal.agent(agent_id, OWNER))
+        tools = ToolShelf(lambda: specs, nothing).costs()
+        return Budget(text_tokens((await self.prompt(record, specs)).text), tools)
+
+    # -- on request -------------------------------------------------------------------------------------
+
+    async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
+        """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs, Frozen."""
+        if self.hub.gate.frozen is not None:
+            raise self.hub.gate.frozen.refusal()
+        entries = await sessions.conversation(record)
+        try:
+            model = self.models.chosen(self.model_name(record))
+        except NotConfigured as error:
+            raise InvalidArgs(error.message) from None
+        compactor = msgspec.structs.replace(self.compactor, keep=0.0)
+        messages = [Message("system", ""), *mend([_message(entry) for entry in entries])]
+        compaction = await compactor.compact(model, messages)
+        if compaction is None:
+            return "There is nothing to compact yet."
+        await keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
+        return f"Compacted: a summary stands for {compaction.count} messages, which stay in the history."
+
+
+class _Turn:
+    """One run being worked on."""
+
+    def __init__(self, house: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
+        self._house = house
+        self._sessions = sessions
+        self._run = run
+        self._record = record
+        self._is_child = record.kind == "child"
+        agent = house.agents.of(record.agent_id)
+        self._agent = agent
+        self._principal = Principal.agent(record.agent_id, run.asker)
+        pin = run.options.pin
+        self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.roster)
+        self._calls = RunCalls(
+            house.hub,
+            session_key=record.key,
+            agent_id=record.agent_id,
+            principal=self._principal,
+            stopped=lambda: run.stopping and run.stopping[1],
+            origins=sessions.origins(run, record),
+            only=house.sub_agent if self._is_child else None,
+            pinned=self._pinned,
+            end_jobs=house.end_jobs,
+            asked=lambda approval: run.happened(ApprovalRequested.of(approval)),
+        )
+        self._clients = frozenset(spec.name for spec in run.options.client_tools)
+        self._stopped_at: float | None = None
+        # Numbers of the entries that the model is shown, in order.
+        self._positions: list[int] = []
+        # The last entry that asked for tools, and what it asked for.
+        self._asked: tuple[int, tuple[ToolUse, ...]] = (0, ())
+        self._incoming: dict[str, Run] = {}
+
+    async def work(self) -> RunOutcome:
+        run = self._run
+        if run.stopping is None and run.options.timeout_seconds is not None:
+            seconds = run.options.timeout_seconds
+            reason = f"the run did not end within {seconds:g} s"
+            stop = self._sessions.ask_to_stop
+            timer = asyncio.get_running_loop().call_later(seconds, stop, run, RunState.TIMEOUT, reason)
+            run.when_over(timer.cancel)
+        await self._begin()
+        if run.record.attempts >= MAX_ATTEMPTS:
+            return await self._give_up()
+        try:
+            model = self._model()
+        except ModelError as error:
+            return self._ended(RunState.FAILED, error=RunFailure("not_configured", error.message))
+        ending = asyncio.ensure_future(self._end_when_stopped())
+        try:
+            return await self._answer(model)
+        finally:
+            if run.stopping is None:
+                ending.cancel()
+            # A machine that does not answer holds nobody up: it is told to end things as soon as it can be.
+            self._house.endings.add(ending)
+            ending.add_done_callback(self._house.endings.discard)
+            since = 0.0 if self._stopped_at is None else asyncio.get_running_loop().time() - self._stopped_at
+            await asyncio.wait({ending}, timeout=max(0.0, STOP_SECONDS - since))
+
+    async def _answer(self, model: Model) -> RunOutcome:
+        prompt = asyncio.ensure_future(self._prompt())
+        try:
+            entries = await self._sessions.conversation(self._record)
+            if self._run.record.state is RunState.RUNNING or unanswered([_message(entry) for entry in entries]):
+                if (outcome := await self._take_up(model, entries)) is not None:
+                    return outcome
+                entries = await self._sessions.conversation(self._record)
+            await self._unless_stopped([prompt])
+        finally:
+            prompt.cancel()
+        self._positions = [entry.seq for entry in entries]
+        # Of a run that is stopped by now nobody asks, so it needs no prompt.
+        prompted = prompt.result() if prompt.done() and not prompt.cancelled() else Prompted(PromptParts())
+        messages = [Message("system", prompted.text), *mend([_message(entry) for entry in entries])]
+        return self._outcome(await self._think(model, messages, prompted))
+
+    # -- beginning --------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """The run is under way, and its message in the transcript: both or neither."""
+        run, now, secrets = self._run, self._sessions.now(), self._house.hub.secrets
+        again = run.record.state is RunState.RUNNING
+
+        def write(store: apsw.Connection) -> SessionRecord:
+            record = self._record
+            transcript.start_run(store, run.id, now)
+            if again:
+                self._calls.made(claimed_below(store, self._principal.id, self._key("")))
+                return record
+            if run.options.fresh and record.messages:
+                record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
+            if not record.title and (words := " ".join(run.message.text.split())):
+                transcript.change_session(store, record.key, title=secrets.cut(words, TITLE_LENGTH))
+            said = [run.message] if run.message.content else []
+            for message in (*client_calls.results(store, record, run.options.answers), *said):
+                transcript.append_entry(store, self._entry(message, now, record=record))
+            return record
+
+        self._record = await self._sessions.write(write)
+
+    async def _give_up(self) -> RunOutcome:
+        entries = await self._sessions.conversation(self._record)
+        for use in unanswered([_message(entry) for entry in entries]):
+            await self._keep(Appended(0, interrupted(use)))
+        times = self._run.record.attempts
+        reason = f"the gateway was ended {times} times while this run stood at the same place; it was given up"
+        return self._ended(RunState.FAILED, error=RunFailure("failed", reason))
+
+    async def _take_up(self, model: Model, entries: list[Entry]) -> RunOutcome | None:
+        """Answer the calls that a stop of the gateway left open; the outcome, where the reply was there already."""
+        messages = [_message(entry) for entry in entries]
+        last = next((index for index in range(len(entries) - 1, -1, -1) if messages[index].role == "assistant"), None)
+        if last is None:
+            return None
+        if messages[last] is messages[-1] and not messages[last].tool_calls and entries[last].run_id == self._run.id:
+            return self._ended(RunState.OK, messages[last].text)
+        own = entries[last].run_id == self._run.id  # of another run that broke down, they stay unanswered
+        open_uses = unanswered(messages)
+        handed = tuple(use for use in open_uses if own and use.name in self._clients)
+        if uses := [use for use in open_uses if use not in handed]:
+            if own:
+                self._asked = (entries[last].seq, messages[last].tool_calls)
+            call = self._caller(model)
+            tasks = [asyncio.ensure_future(self._again(call, use)) for use in uses]
+            await self._unless_stopped(tasks)
+            for use, task in zip(uses, tasks, strict=True):
+                known = task.done() and not task.cancelled()
+                outcome = task.result() if known else cancelled(began=True, ended=task.done())
+                await self._keep(Appended(0, outcome.message(use)))
+        if not handed:
+            return None
+        ended = self._ended(RunState.OK, messages[last].text)
+        return msgspec.structs.replace(ended, finish_reason="tool_calls", handed=handed)
+
+    async def _unless_stopped(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Waits for them. When the run is stopped they are cancelled, and waited for no longer than it takes."""
+        stopped = asyncio.ensure_future(self._run.stop.wait())
+        waiting = set(tasks)
+        try:
+            while waiting and not stopped.done():
+                done, _ = await asyncio.wait({stopped, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting -= done
+        finally:
+            for task in (stopped, *waiting):
+                task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._house.limits.stop_seconds)
+
+    async def _again(self, call: Call, use: ToolUse) -> Outcome:
+        if use not in self._asked[1]:
+            return Outcome.failed("failed", interrupted(use).text)
+        try:
+            if not isinstance(msgspec.json.decode(use.arguments), dict):
+                raise msgspec.DecodeError("they must be a JSON object")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            return Outcome.failed("invalid_args", f"the arguments of {use.name} are not valid JSON: {error}")
+        return await call(use)
+
+    def _model(self) -> Model:
+        """Raises NotConfigured."""
+        model = self._house.models.chosen(self._run.options.model or self._house.model_name(self._record))
+        return RecordingModel(model, self._recorded) if self._run.options.record else model
+
+    async def _prompt(self) -> Prompted:
+        prompt = await self._house.prompt(self._record, self._specs(), guest=self._run.options.guest)
+        return prompt.adding(self._run.options.instructions)
+
+    # -- under way --------------------------------------------------------------------------------------
+
+    async def _think(self, model: Model, messages: list[Message], prompt: Prompted) -> Event:
+        """Reads the loop to its end; its last event."""
+        run, house = self._run, self._house
+        tools = self._tools(model)
+        rounds = self._agent.max_rounds
+        settings = RunSettings(
+            model.name,
+            model.context_tokens,
+            prompt,
+            msgspec.structs.replace(house.limits, max_rounds=rounds) if rounds else house.limits,
+            house.compactor,
+            thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
+            max_tokens=run.options.max_tokens,
+            child=self._is_child,
+            core=None if self._pinned is None else tuple({*CORE, *self._pinned.names()}),
+            judges=self._pinned is not None,
+        )
+        asking = Asking(house.hub.database, run.id, self._specs)
+        asking.begin(settings, self._sessions.now(), max(self._positions, default=0))
+        steps = loop.run(
+            AskedModel(model, asking),
+            messages,
+            tools,
+            inbox=self._inbox,
+            stop=run.stop,
+            limits=settings.limits,
+            compactor=settings.compactor,
+            thinking=settings.thinking,
+            max_tokens=settings.max_tokens,
+            parameters=run.options.parameters,
+            handed=self._clients,
+        )
+        last: Event | None = None
+        veil = VeiledEvents(house.hub.secrets)
+        async with contextlib.aclosing(steps):
+            async for event in steps:
+                if isinstance(event, Appended):
+                    await self._keep(event)
+                elif isinstance(event, Compacted):
+                    self._positions = await keep_summary(
+                        self._sessions, self._record, run.id, self._positions, event.compaction, model.name
+                    )
+                if not isinstance(event, Appended):  # it repeats what was told before
+                    for shown in veil.shown(event):
+                        run.happened(shown)
+                last = event
+        assert last is not None
+        return last
+
+    def _specs(self) -> list[ToolSpec]:
+        specs = self._house.sub_agent_specs if self._is_child else self._house.specs
+        found = specs(self._principal, self._pinned)
+        return [spec for spec in found if spec.name not in NOT_FOR_GUESTS] if self._run.options.guest else found
+
+    def _tools(self, model: Model) -> Tools:
+        options = self._run.options
+        own = self._own_tools(self._caller(model), offered=options.own_tools)
+        return WithClients(own, options.client_tools) if options.client_tools else own
+
+    def _own_tools(self, call: Call, *, offered: bool) -> Tools:
+        if self._is_child or not offered:
+            return ToolList(self._specs() if offered else (), call)
+        if self._pinned is None:
+            return ToolShelf(self._specs, call)
+        return ToolShelf(self._specs, call, core={*CORE, *self._pinned.names()}, judges=True)
+
+    def _caller(self, model: Model) -> Call:
+        """Calls of a recording that is repeated are answered from it; all others pass the gate."""
+        if isinstance(model, ReplayModel):
+            return self._replayed(model)
+        return recording.recording(self._call, self._recorded) if self._run.options.record else self._call
+
+    def _replayed(self, model: ReplayModel) -> Call:
+        async def replayed(use: ToolUse) -> Outcome:
+            return await recording.replaying(await model.recording())(use)
+
+        return replayed
+
+    async def _call(self, use: ToolUse) -> Outcome:
+        if self._run.options.guest and use.name in NOT_FOR_GUESTS:
+            return Outcome.failed("not_allowed", f"{use.name} is not for people whom the owner has not named")
+        seq, uses = self._asked
+        # Its place in the transcript, so that the same call after a restart is known for the same.
+        place = uses.index(use) if use in uses else use.id
+        return await self._calls.call(use, self._key(f"{seq}:{place}"))
+
+    def _key(self, place: str) -> str:
+        return f"run:{self._run.id}:{place}"
+
+    def _recorded(self, line: bytes) -> None:
+        self._run.happened(Recorded(line.decode()))
+
+    def _inbox(self) -> list[Incoming]:
+        joining = self._sessions.joining(self._run)
+        self._incoming |= {one.id: one for one in joining}
+        return [Incoming(one.id, one.message) for one in joining]
+
+    async def _keep(self, event: Appended) -> None:
+        """Write an entry of the transcript down, with what it cost and whose message it was."""
+        now = self._sessions.now()
+        usage = event.usage or Usage()
+        joined = None if event.incoming is None else self._incoming.pop(event.incoming)
+        run_id = self._run.id if joined is None else joined.id
+        entry = self._entry(event.message, now, run_id=run_id, usage=usage, model=event.model)
+        context = None if event.usage is None else usage.total_tokens
+
+        def write(store: apsw.Connection) -> int:
+            if joined is not None:
+                transcript.join_run(store, joined.id, self._run.id, now)
+            if self._record.parent_key is not None and event.usage is not None:
+                transcript.count_usage(store, self._record.parent_key, now, **counts(usage))
+            transcript.got_on(store, self._run.id)
+            return transcript.append_entry(store, entry, context_tokens=context)
+
+        seq = await self._sessions.write(write)
+        self._positions.append(seq)
+        if event.message.tool_calls:
+            self._asked = (seq, event.message.tool_calls)
+        if joined is not None:
+            self._sessions.joined(joined, self._run)
+
+    def _entry(
+        self,
+        message: Message,
+        now: int,
+        *,
+        record: SessionRecord | None = None,
+        run_id: str | None = None,
+        usage: Usage = Usage(),  # noqa: B008
+        model: str | None = None,
+    ) -> Entry:
+        record = record or self._record
+        return Entry(
+            session_key=record.key,
+            session_id=record.id,
+            run_id=run_id or self._run.id,
+            at=now,
+            message=msgspec.Raw(msgspec.json.encode(message)),
+            model=model,
+            **counts(usage),
+        )
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    async def _end_when_stopped(self) -> None:
+        """A stopped run takes with it what its calls started and left running."""
+        await self._run.stop.wait()
+        self._stopped_at = asyncio.get_running_loop().time()
+        await self._calls.end_processes()
+
+    def _outcome(self, last: Event) -> RunOutcome:
+        match last:
+            case Completed():
+                ended = self._ended(RunState.OK, last.reply, usage=last.usage, steps=last.steps)
+                return msgspec.structs.replace(ended, finish_reason=last.finish_reason, handed=last.handed)
+            case Failed():
+                failure = RunFailure(last.kind, last.message)
+                return self._ended(RunState.FAILED, error=failure, usage=last.usage, steps=last.steps)
+            case Stopped():
+                state, reason = self._run.stopping or (RunState.STOPPED, last.reason)
+                kind = "timeout" if state is RunState.TIMEOUT else "cancelled"
+                return self._ended(state, error=RunFailure(kind, reason), usage=last.usage, steps=last.steps)
+        raise AssertionError(f"{type(last).__name__} does not end a run")
+
+    def _ended(
+        self,
+        state: RunState,
+        reply: str = "",
+        *,
+        error: RunFailure | None = None,
+        usage: Usage = Usage(),  # noqa: B008
+        steps: int = 0,
+    ) -> RunOutcome:
+        return RunOutcome(self._run.id, self._run.session_key, state, reply, error, usage, steps)
+
+
+def _in_its_words(spec: AgentTool) -> AgentTool:
+    """A machine's tool, with its description marked as what the machine says."""
+    if not spec.machine or not spec.description:
+        return spec
+    return msgspec.structs.replace(spec, description=f"{spec.machine} says: {spec.description}")
+
+
+def _thinking(level: str | None) -> Thinking | None:
+    return next((known for known in get_args(Thinking) if known == level), None)
+
+
+def _message(entry: Entry) -> Message:
+    return msgspec.json.decode(entry.message, type=Message)

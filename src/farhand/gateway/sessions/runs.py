@@ -1,0 +1,217 @@
+"""A run: what one message to a session sets going, from its acceptance to its one end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from farhand.agent.events import Event
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.principal import decode_credential
+from farhand.gateway.calls.pinning import Pin
+from farhand.gateway.control.approvals import ApprovalRequested
+from farhand.llm.messages import Message, ToolUse, Usage
+from farhand.llm.model import Thinking
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import Failed
+from farhand.store.tables.sessions import OPEN_STATES, RunRecord, RunState
+
+# The kind of failure of a run that came while nothing may run.
+FROZEN = "frozen"
+
+
+class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one message is to be worked on, where that differs from its session's ways."""
+
+    model: str | None = None
+    thinking: Thinking | None = None
+    # The run is ended after that long.
+    timeout_seconds: float | None = None
+    # Begin a new conversation first; the old one stays in the history.
+    fresh: bool = False
+    # More for the model to go by, after the agent's own prompt.
+    instructions: str = ""
+    max_tokens: int | None = None
+    # It may reach these nodes only, and what it sets going as well.
+    pin: Pin | None = None
+    # More for each request to the model, as `llm.model.ModelRequest` has them.
+    parameters: dict[str, Any] = {}
+    # Tools that whoever asks carries out: calls of them end the run, and are told with its outcome.
+    client_tools: tuple[ToolSpec, ...] = ()
+    # False: the model is offered the client's tools and no other.
+    own_tools: bool = True
+    # Results of calls that an earlier run left to the client; with these a message may be empty.
+    answers: tuple[Message, ...] | None = None
+    # The message is from a person whom the owner has not named: nothing of the owner's is told or may be looked up.
+    guest: bool = False
+    # Where the work came from that led to this message, the first origin first.
+    origins: tuple[str, ...] = ()
+    # Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording.
+    record: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Nothing special, so that a run under way can take the message up."""
+        return self == RunOptions(guest=self.guest, origins=self.origins)
+
+
+class RunFailure(msgspec.Struct, frozen=True):
+    """Why a run gave no reply. Its kinds are those of tool errors and those of models, as `not_configured`."""
+
+    kind: str
+    message: str
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """How a run ended: `ok` with a reply, or the reason why not."""
+
+    run_id: str
+    session_key: str
+    state: RunState
+    reply: str = ""
+    error: RunFailure | None = None
+    usage: Usage = Usage()
+    steps: int = 0
+    # Of a reply: why the model said no more (`stop`, `length`, `content_filter`, `tool_calls`), or `rounds`.
+    finish_reason: str | None = None
+    # Calls that are left to whoever asked.
+    handed: tuple[ToolUse, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.state is RunState.OK
+
+    @property
+    def text(self) -> str:
+        """What to tell a person who waits: the reply, or why there is none."""
+        return self.reply or (self.error.message if self.error else "")
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunOutcome:
+        failed = record.error_kind is not None
+        return cls(
+            record.id,
+            record.session_key,
+            record.state,
+            record.reply or "",
+            RunFailure(record.error_kind or "failed", record.error_message or "") if failed else None,
+            Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.cost),
+            record.steps,
+            record.finish_reason,
+            () if record.handed is None else msgspec.json.decode(record.handed, type=tuple[ToolUse, ...]),
+        )
+
+
+class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
+    """A line of a recording of this run, its end included."""
+
+    line: str
+
+
+# What followers of a run see.
+RunEvent = Event | Recorded | ApprovalRequested
+
+
+class Run:
+    """A run that this gateway works on, or is about to. Whoever sent its message may follow it, wait and stop it."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.id = record.id
+        self.session_key = record.session_key
+        self.record = record
+        self.message = msgspec.json.decode(record.message, type=Message)
+        self.options = msgspec.json.decode(record.options, type=RunOptions)
+        # The credential on whose behalf the run acts.
+        self.asker = _asker(record)
+        self.outcome: RunOutcome | None = None
+        self.stopping: tuple[RunState, str] | None = None
+        # Set when somebody wants it ended.
+        self.stop = asyncio.Event()
+        self.joined: Run | None = None
+        self._events: list[RunEvent] = []
+        self._began_at = 0
+        self._followers: set[asyncio.Event] = set()
+        self._end: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
+        self._end.add_done_callback(_retrieve)
+        if record.state not in OPEN_STATES:
+            self.settle(RunOutcome.of(record))
+
+    @property
+    def over(self) -> bool:
+        return self._end.done()
+
+    async def reply(self, seconds: float | None = None) -> RunOutcome:
+        """How the run ended. Raises TimeoutError when that takes longer (the run goes on), Failed when the gateway
+        stops before (the run goes on after its next start)."""
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(self._end)
+
+    async def follow(self) -> AsyncGenerator[RunEvent, None]:
+        """What happens in the run, from its beginning on, until it has ended."""
+        wake = asyncio.Event()
+        self._followers.add(wake)
+        position = 0
+        source = self
+        try:
+            while True:
+                wake.clear()
+                if self.joined is not None and source is self:
+                    source, position = self.joined, self._began_at
+                    source._followers.add(wake)
+                over = source.over or self.over
+                while position < len(source._events):
+                    position += 1
+                    yield source._events[position - 1]
+                if over:
+                    return
+                await wake.wait()
+        finally:
+            self._followers.discard(wake)
+            source._followers.discard(wake)
+
+    def when_over(self, act: Callable[[], object]) -> None:
+        self._end.add_done_callback(lambda _: act())
+
+    # -- told by whoever works on it ----------------------------------------------------------------------
+
+    def happened(self, event: RunEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def join(self, other: Run) -> None:
+        """Its message is part of another run now, and ends with that."""
+        self.joined = other
+        self._began_at = len(other._events)
+        self._wake()
+
+    def settle(self, outcome: RunOutcome) -> None:
+        if not self._end.done():
+            self.outcome = outcome
+            self._end.set_result(outcome)
+            self._wake()
+
+    def let_go(self) -> None:
+        """The gateway stops: nobody can wait here any longer."""
+        if not self._end.done():
+            self._end.set_exception(Failed(f"the gateway is stopping; run {self.id} goes on after its next start"))
+            self._wake()
+
+    def _wake(self) -> None:
+        for follower in self._followers:
+            follower.set()
+
+
+def _asker(record: RunRecord) -> Credential:
+    if record.asker is not None:
+        return decode_credential(record.asker)
+    if record.credential == OWNER.id:
+        return OWNER
+    return Credential(record.credential, frozenset(record.scopes))  # of an earlier version
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

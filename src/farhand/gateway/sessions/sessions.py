@@ -1,0 +1,528 @@
+"""Sessions: conversations with agents, each with one run at a time, written down as they go.
+
+A message is on disk before its sender hears of it. Its run then works on it (`turns.py`), alone in its session and
+beside the runs of all others. A message that comes during a run joins it between two rounds of tool calls where the
+run acts on behalf of the same credential; otherwise it waits for a run of its own. Whatever was open when
+the gateway stopped is taken up at its next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from farhand.gateway.access.credentials import Credential, Scope
+from farhand.gateway.access.daily_budget import message_budget
+from farhand.gateway.access.principal import Principal, encode_credential
+from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.calls.pinning import Pin
+from farhand.gateway.calls.policy import VIA
+from farhand.gateway.sessions import client_tools as client_calls
+from farhand.gateway.sessions import commands
+from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.keys import DmScope
+from farhand.gateway.sessions.runs import Run, RunFailure, RunOptions, RunOutcome
+from farhand.llm.messages import Message, ToolUse
+from farhand.protocol import canonical_json as sameness
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import idempotency as keys
+from farhand.store.tables import sessions
+from farhand.store.tables.sessions import Entry, RunRecord, RunState, SessionRecord
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_QUEUED = 100
+MAX_MESSAGE_BYTES = 15 * 1024 * 1024
+# Runs that ended lately and can still be followed from their beginning.
+KEPT_RUNS = 64
+
+
+class _Lane:
+    """A session that is at work: its run, and the messages that wait."""
+
+    def __init__(self) -> None:
+        self.current: Run | None = None
+        self.waiting: deque[Run] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+
+# Works on a run until it has an outcome. Cancelled when the gateway stops: the run is then taken up later.
+Work = Callable[["Sessions", Run], Awaitable[RunOutcome]]
+
+
+class Sessions:
+    """`start` comes before the first message; `pause` when the gateway stops."""
+
+    def __init__(
+        self,
+        database: Database,
+        work: Work,
+        *,
+        clock: Callable[[], int],
+        dm_scope: DmScope = "main",
+        compact: Callable[[Sessions, SessionRecord], Awaitable[str]] | None = None,
+        describe_model: Callable[[SessionRecord], str] = lambda record: record.model or "",
+        check_model: Callable[[str], str] = lambda name: name,
+        freeze: Callable[[str, str], Awaitable[str]] | None = None,
+    ) -> None:
+        """`check_model` gives a model's full name, or raises InvalidArgs for one that cannot be used. `freeze` stops
+        everything, by somebody and for a reason; what to tell them."""
+        self._database = database
+        self._work = work
+        self._clock = clock
+        self._dm_scope = dm_scope
+        self._compact = compact
+        self.describe_model = describe_model
+        self.check_model = check_model
+        self._freeze = freeze
+        self.budget = message_budget()
+        self._lanes: dict[str, _Lane] = {}
+        self._live: dict[str, Run] = {}
+        self._ended: OrderedDict[str, Run] = OrderedDict()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._started = asyncio.Event()
+        self._paused = False
+
+    # -- sending ----------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        key: str,
+        message: str | Message,
+        *,
+        origin: str,
+        credential: Credential,
+        options: RunOptions | None = None,
+        channel: Mapping[str, str] | None = None,
+        history: Collection[Message] = (),
+        kind: str = "chat",
+        parent_key: str | None = None,
+        title: str = "",
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
+        commands_too: bool = True,
+    ) -> Run:
+        """Give a session a message. Returns once it is on disk; the run's `reply()` tells what came of it.
+
+        `origin` says where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`:
+        it may do what that one may, and no more. `channel` is where answers to this session go from now on; `history`
+        is what a new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once. Raises
+        InvalidArgs for a key or message that is none, NotAllowed for a token without the scope `read` in a session that
+        is not its own, Failed when too many wait, IdempotencyConflict, StoreError.
+        """
+        key = self.canonical(key)
+        said = Message("user", message) if isinstance(message, str) else message
+        options = options or RunOptions()
+        if not said.images and not said.text.strip() and not options.answers:
+            raise InvalidArgs("message is required: it must not be blank")
+        if self._paused:
+            raise Failed("the gateway is stopping; the message was not taken")
+        command = commands.read(said.text) if commands_too and not said.images else None
+        body = msgspec.json.encode(said)
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise InvalidArgs(f"a message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(body)}")
+        if command is not None and command.name in commands.OF_THE_OWNER:
+            await self.check_owner(key, credential)
+        lane = self._lanes.get(key)
+        if lane is not None and len(lane.waiting) >= MAX_QUEUED:
+            raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
+        now = self._clock()
+        self.budget.take(credential, len(body) + sum(len(earlier.text) for earlier in history), now)
+        record = RunRecord(
+            id=run_id or self.new_id(),
+            session_key=key,
+            origin=origin,
+            credential=credential.id,
+            scopes=tuple(sorted(credential.scopes)),
+            asker=msgspec.Raw(encode_credential(credential)),
+            message=msgspec.Raw(body),
+            options=msgspec.Raw(msgspec.json.encode(options)),
+            created_at=now,
+        )
+        session = SessionRecord(
+            key=key,
+            id=self.new_id(),
+            agent_id=session_keys.agent_of(key),
+            kind=kind,
+            parent_key=parent_key,
+            title=" ".join(title.split()),
+            created_at=now,
+            updated_at=now,
+        )
+
+        # The model answers from the whole conversation, so talking in a session amounts to reading it.
+        own_only = credential.is_token and not credential.may(Scope.READ)
+
+        def write(store: apsw.Connection) -> str:
+            if own_only and not sessions.is_unused(store, key) and not sessions.is_own(store, key, credential.id):
+                raise NotAllowed(
+                    f"session {session_keys.short(key)!r} is not this credential's own; talking in it needs the scope "
+                    "'read'"
+                )
+            if idempotency_key is not None:
+                asked = body if options.plain else body + sameness.canonical(record.options)
+                digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
+                first, first_digest = keys.claim(store, credential.id, idempotency_key, digest, record.id, now)
+                if first_digest != digest:
+                    raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
+                if first != record.id:
+                    return first
+            known = sessions.add_session(store, session)
+            if channel is not None:
+                sessions.change_session(store, key, channel=msgspec.Raw(msgspec.json.encode(dict(channel))))
+            if known is session:
+                for earlier in history:
+                    sessions.append_entry(store, _entry(session, None, now, earlier))
+            sessions.add_run(store, record)
+            return record.id
+
+        first = await self._database.write(write)
+        if first != record.id:
+            return await self.run(first)
+        run = Run(record)
+        self._live[run.id] = run
+        if command is not None:
+            await self._obey(run, command)
+        else:
+            self._enqueue(run)
+        return run
+
+    async def check_owner(self, key: str, credential: Credential) -> None:
+        """A token may end or renew what it began, and no other's; who comes by a channel is in a session of the
+        channel's. Raises NotAllowed."""
+        if credential.may(Scope.ADMIN) or not credential.is_token:
+            return
+        key = self.canonical(key)
+        first = await self._database.read(lambda store: sessions.first_credential(store, key))
+        if first not in (None, credential.id):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} was begun with another credential; "
+                "stopping or changing it needs that one, or the scope 'admin'"
+            )
+
+    async def check_visible(self, key: str, principal: Principal) -> None:
+        """Raises NotAllowed for a session that is not the caller's own, where it lacks the scope `read`.
+
+        A session is a credential's own while all of its runs act on behalf of that credential.
+        """
+        if principal.may(Scope.READ):
+            return
+        key = self.canonical(key)
+        if not await self._database.read(lambda store: sessions.is_own(store, key, principal.asker.id)):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} is not this credential's own; reading it needs the scope 'read'"
+            )
+
+    async def stop(self, key: str, reason: str = "stopped on request") -> list[str]:
+        """End a session's run and every process it started, and what waits behind it; the ids of these runs."""
+        lane = self._lanes.get(self.canonical(key))
+        if lane is None:
+            return []
+        waiting = list(lane.waiting)
+        lane.waiting.clear()
+        for run in waiting:
+            await self.end(run, _stopped(run, reason))
+        ended = [run.id for run in waiting]
+        if lane.current is not None:
+            current = lane.current
+            self.ask_to_stop(current, RunState.STOPPED, reason)
+            ended.insert(0, current.id)
+            await current.reply()
+        return ended
+
+    async def stop_all(self, reason: str) -> int:
+        """End every run with every process it started, and what waits; how many runs that were."""
+        stopped = await asyncio.gather(*(self.stop(key, reason) for key in list(self._lanes)))
+        return sum(len(runs) for runs in stopped)
+
+    def credential_ended(self, token_id: str, reason: str) -> None:
+        """Stop the runs that act on behalf of a token which was revoked or has expired."""
+        for run in list(self._live.values()):
+            if token_id in Principal(run.asker).ids and run.joined is None:
+                self.ask_to_stop(run, RunState.STOPPED, f"{reason}, and the run acted on its behalf")
+
+    def ask_to_stop(self, run: Run, state: RunState, reason: str) -> None:
+        """End a run soon: one that is under way with all it started, one that still waits before it begins."""
+        if run.stopping is not None or run.over:
+            return
+        run.stopping = (state, reason)
+        run.stop.set()
+        lane = self._lanes.get(run.session_key)
+        if lane is not None and run in lane.waiting:
+            lane.waiting.remove(run)
+            ending = asyncio.get_running_loop().create_task(self.end(run, _stopped(run, reason, state)))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    # -- looking ----------------------------------------------------------------------------------------
+
+    def canonical(self, key: str) -> str:
+        """Raises InvalidArgs for a key that is none."""
+        return session_keys.canonical(key, self._dm_scope)
+
+    async def find(self, key: str) -> SessionRecord:
+        """A session; an agent's main one is there even before anything was said in it. Raises NotFound."""
+        wanted = self.canonical(key)
+        found = await self._database.read(lambda store: sessions.find_session(store, wanted))
+        if found is not None:
+            return found
+        agent = session_keys.agent_of(wanted)
+        if wanted != session_keys.main_key(agent):
+            raise NotFound(f"there is no session {session_keys.short(wanted)!r}; `farhand sessions` lists them")
+        now = self._clock()
+        return SessionRecord(key=wanted, id="", agent_id=agent, created_at=now, updated_at=now)
+
+    async def listed(self, limit: int, offset: int = 0, **options: Any) -> tuple[list[SessionRecord], int]:
+        """A page of sessions, those used last first, and how many there are; options as `store.sessions`."""
+        return await self._database.read(
+            lambda store: sessions.list_sessions(store, limit=limit, offset=offset, **options)
+        )
+
+    async def history(self, key: str, limit: int, **options: Any) -> list[Entry]:
+        """The newest entries of a transcript, oldest first; options as `store.sessions.history`. Raises NotFound."""
+        found = await self.find(key)
+        return await self._database.read(lambda store: sessions.history(store, found.key, limit=limit, **options))
+
+    async def conversation(self, record: SessionRecord) -> list[Entry]:
+        """What the model is shown of a session."""
+        return await self._database.read(lambda store: sessions.conversation(store, record.key, record.id))
+
+    async def open_calls(self, key: str) -> list[ToolUse]:
+        """Calls of the present conversation that wait for the client's results."""
+        found = await self.find(key)
+        return await self._database.read(lambda store: client_calls.open_calls(store, found))
+
+    async def run(self, run_id: str) -> Run:
+        """A run, under way or long over. Raises NotFound."""
+        await self._started.wait()  # a call taken up before may ask for a run that is about to be
+        run = self._live.get(run_id) or self._ended.get(run_id)
+        if run is None:
+            record = await self._database.read(lambda store: sessions.find_run(store, run_id))
+            if record is None:
+                raise NotFound(f"there is no run {run_id!r}")
+            run = Run(record)
+        return run
+
+    def current(self, key: str) -> Run | None:
+        """The run a session is at work on."""
+        lane = self._lanes.get(key)
+        return lane.current if lane else None
+
+    def pin_of(self, key: str | None) -> Pin | None:
+        """What the run is pinned to that a session is at work on."""
+        run = self.current(self.canonical(key)) if key else None
+        return run.options.pin if run is not None else None
+
+    def origins(self, run: Run, record: SessionRecord) -> tuple[str, ...]:
+        """Where a run comes from, and for a sub-agent where the run comes from that it works for."""
+        above = None if record.parent_key is None else self.current(record.parent_key)
+        runs = [run] if above is None else [run, above]
+        own = [one.record.origin for one in runs]
+        led = [f"{VIA}{origin}" for one in runs for origin in one.options.origins if origin not in own]
+        return tuple(dict.fromkeys([*own, *led]))
+
+    def waiting(self, key: str) -> int:
+        lane = self._lanes.get(key)
+        return len(lane.waiting) if lane else 0
+
+    @property
+    def busy(self) -> list[str]:
+        """Keys of the sessions that are at work."""
+        return [key for key, lane in self._lanes.items() if lane.current is not None]
+
+    # -- for whoever works on a run -----------------------------------------------------------------------
+
+    def write(self, operation: Callable[[apsw.Connection], Any]) -> asyncio.Future[Any]:
+        return self._database.write(operation, at_once=True)
+
+    async def read(self, query: Callable[[apsw.Connection], T]) -> T:
+        return await self._database.read(query)
+
+    def now(self) -> int:
+        return self._clock()
+
+    def new_id(self) -> str:
+        return str(uuid.uuid4())
+
+    def joining(self, run: Run) -> list[Run]:
+        """Messages that wait and may become part of a run: those on whose sender's behalf it acts already, and which
+        rules about origins see as they see the run."""
+        lane = self._lanes.get(run.session_key)
+        if lane is None or run.stopping is not None or run.options.pin is not None:
+            return []
+        return [one for one in lane.waiting if one.options.plain and one.asker == run.asker and _alike(one, run)]
+
+    def joined(self, one: Run, to: Run) -> None:
+        """A waiting message is in the transcript of another run."""
+        self._lanes[to.session_key].waiting.remove(one)
+        one.join(to)
+
+    async def begin_anew(self, key: str) -> SessionRecord:
+        """A new conversation under the same key; the old one stays in the history."""
+        found = await self.find(key)
+        fresh: SessionRecord = await self._database.write(
+            lambda store: sessions.begin_anew(store, found, self.new_id(), self._clock())
+        )
+        return fresh
+
+    async def change(self, key: str, **values: Any) -> None:
+        await self._database.write(lambda store: sessions.change_session(store, key, **values))
+
+    async def end(self, run: Run, outcome: RunOutcome) -> None:
+        """Write a run's end down, then tell it."""
+        usage = outcome.usage
+        ended = msgspec.structs.replace(
+            run.record,
+            state=outcome.state,
+            ended_at=self._clock(),
+            reply=outcome.reply if outcome.ok or outcome.reply else None,
+            error_kind=outcome.error.kind if outcome.error else None,
+            error_message=outcome.error.message if outcome.error else None,
+            steps=outcome.steps,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            cost=usage.cost,
+            finish_reason=outcome.finish_reason,
+            handed=msgspec.Raw(msgspec.json.encode(outcome.handed)) if outcome.handed else None,
+        )
+        await self._database.write(lambda store: sessions.end_run(store, ended), at_once=True)
+        shared = [one for one in self._live.values() if one.joined is run]
+        for one in [run, *shared]:
+            one.settle(msgspec.structs.replace(outcome, run_id=one.id))
+            self._live.pop(one.id, None)
+            self._ended[one.id] = one
+        while len(self._ended) > KEPT_RUNS:
+            self._ended.popitem(last=False)
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Take up the runs that were open when the gateway stopped; how many there are."""
+        found = await self._database.read(sessions.open_runs)
+        runs = {record.id: Run(record) for record in found}
+        for run in runs.values():
+            self._live[run.id] = run
+            if run.record.state is RunState.JOINED and run.record.joined_to in runs:
+                run.join(runs[run.record.joined_to])
+            elif run.record.state is RunState.QUEUED and (command := commands.read(run.message.text)) is not None:
+                await self._obey(run, command)
+            else:
+                self._enqueue(run)
+        self._started.set()
+        return len(runs)
+
+    async def pause(self) -> None:
+        """Stop working; what is open is taken up after the next start."""
+        if self._paused:
+            return
+        self._paused = True
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._database.write(sessions.forgive_attempts)
+        for run in self._live.values():
+            run.let_go()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def _enqueue(self, run: Run) -> None:
+        if self._paused:  # on disk, and taken up after the next start
+            run.let_go()
+            return
+        lane = self._lanes.setdefault(run.session_key, _Lane())
+        lane.waiting.append(run)
+        if lane.task is None:
+            lane.task = asyncio.get_running_loop().create_task(self._serve(run.session_key, lane))
+
+    async def _serve(self, key: str, lane: _Lane) -> None:
+        while lane.waiting:
+            run = lane.current = lane.waiting.popleft()
+            try:
+                outcome = await self._work(self, run)
+            except Exception as error:
+                log.exception("run %s in session %s failed", run.id, key)
+                outcome = _failed(run, f"the run failed: {type(error).__name__}: {error}")
+            try:
+                await self.end(run, outcome)
+            except Exception:
+                log.exception("the end of run %s could not be written down", run.id)
+                run.settle(outcome)
+            lane.current = None
+        del self._lanes[key]
+
+    async def _obey(self, run: Run, command: commands.Command) -> None:
+        try:
+            _check_channel_rights(run, command)
+            if command.name == commands.FREEZE:
+                reply = await self._stop_everything(run, command.argument)
+            else:
+                reply = await commands.obey(self, run.session_key, command, self._compact)
+            outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
+        except ToolError as error:
+            outcome = RunOutcome(
+                run.id, run.session_key, RunState.FAILED, error=RunFailure(error.kind.value, error.message)
+            )
+        await self.end(run, outcome)
+
+    async def _stop_everything(self, run: Run, reason: str) -> str:
+        """Those who may run commands on every machine may stop them all. Raises NotAllowed."""
+        if self._freeze is None or run.asker.narrowed or not run.asker.may(Scope.TOOLS_EXEC):
+            raise NotAllowed("you may not freeze everything from here; /stop ends what runs in this session")
+        return await self._freeze(run.record.credential, reason)
+
+
+def _alike(one: Run, other: Run) -> bool:
+    """Whether two messages come from the same place."""
+    return (one.record.origin, one.options.origins, one.options.guest) == (
+        other.record.origin,
+        other.options.origins,
+        other.options.guest,
+    )
+
+
+def _check_channel_rights(run: Run, command: commands.Command) -> None:
+    """Raise NotAllowed for a command that a person on a channel may not give in this session."""
+    key, record = run.session_key, run.record
+    if run.options.guest:
+        own = ":guest:" in key  # and not a group's
+        if command.name not in (commands.OF_GUESTS if own else commands.OF_ANYBODY):
+            raise NotAllowed(f"/{command.name} is for people whom the owner of this agent has named")
+        return
+    main = key == session_keys.main_key(session_keys.agent_of(key))
+    limited = record.credential.startswith("channel:") and not run.asker.may(Scope.TOOLS_EXEC)
+    if main and limited and command.name in commands.OF_THE_OWNER:
+        raise NotAllowed(f'/{command.name} in the main session needs a channel with tools = "all"')
+
+
+def _entry(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:
+    return Entry(
+        session_key=session.key,
+        session_id=session.id,
+        run_id=run_id,
+        at=at,
+        message=msgspec.Raw(msgspec.json.encode(message)),
+    )
+
+
+def _stopped(run: Run, reason: str, state: RunState = RunState.STOPPED) -> RunOutcome:
+    kind = "timeout" if state is RunState.TIMEOUT else "cancelled"
+    return RunOutcome(run.id, run.session_key, state, error=RunFailure(kind, reason))
+
+
+def _failed(run: Run, reason: str) -> RunOutcome:
+    return RunOutcome(run.id, run.session_key, RunState.FAILED, error=RunFailure("failed", reason))

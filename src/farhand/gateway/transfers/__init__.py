@@ -1,0 +1,1 @@
+"""File transfers between nodes and the workspace."""

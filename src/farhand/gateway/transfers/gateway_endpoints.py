@@ -1,0 +1,313 @@
+"""Ends of transfers that are not on a node: they speak the messages of one, without a socket in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from blake3 import blake3
+
+from farhand.gateway.transfers.relay import Stream
+from farhand.protocol.errors import Failed, ProtocolError, ToolError
+from farhand.protocol.frames import (
+    HEADER_BYTES,
+    BinaryFrame,
+    FrameKind,
+    encode_frame,
+    part_end,
+    read_header,
+    read_part_end,
+)
+from farhand.protocol.manifest import Entry, EntryKind, Manifest
+from farhand.protocol.messages import (
+    Message,
+    TransferCredit,
+    TransferDone,
+    TransferOffer,
+    TransferOpen,
+    TransferReady,
+    TransferStop,
+)
+from farhand.protocol.version import TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class _OwnEnd:
+    # Everything has come, and is in its place.
+    complete = False
+
+    def __init__(self) -> None:
+        self._stream: Stream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def attach(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    @property
+    def stream(self) -> Stream:
+        assert self._stream is not None, "the end is not attached"
+        return self._stream
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        before = self._task
+
+        async def run() -> None:
+            stream = self.stream
+            if before is not None:
+                before.cancel()
+                await asyncio.wait({before})
+            try:
+                await work
+            except ToolError as error:
+                stream.fail(error)
+            except ProtocolError as error:
+                stream.fail(Failed(str(error)))
+            except Exception as error:
+                log.exception("an end of a transfer failed")
+                stream.fail(Failed(f"{type(error).__name__}: {error}"))
+
+        self._task = asyncio.get_running_loop().create_task(run())
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+
+class OwnSender(_OwnEnd):
+    """Sends what `describe` and `content` give."""
+
+    # What is sent is for its owner alone, and is to stay so.
+    private = False
+    _begin: int | None = None
+    _written = 0
+    _until = 0
+
+    async def describe(self) -> tuple[str, list[Entry], str | None]:
+        """The name, the entries and the MIME type. Raises ToolError."""
+        raise NotImplementedError
+
+    def content(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+        """The bytes of a file from `offset` on. Raises ToolError."""
+        raise NotImplementedError
+
+    def tell(self, message: Message) -> None:
+        match message:
+            case TransferOpen():
+                self._begin, self._written, self._until = None, 0, 0
+                self._start(self._send(message.stream))
+            case TransferCredit():
+                if self._begin is None:
+                    self._begin = message.offset
+                self._written = max(self._written, message.offset)
+                self._until = max(self._until, message.until)
+                self._wake.set()
+            case TransferStop():
+                if self._task is not None:
+                    self._task.cancel()
+
+    def pass_on(self, _frame: bytes | memoryview) -> None:
+        raise AssertionError("a sender is sent no bytes")
+
+    async def _send(self, number: int) -> None:
+        name, entries, mime = await self.describe()
+        manifest = Manifest(entries)
+        offer = TransferOffer(
+            name=name,
+            folder=not manifest.single,
+            files=manifest.files,
+            size=manifest.size,
+            manifest_bytes=len(manifest.encoded),
+            manifest_digest=blake3(manifest.encoded).hexdigest(),
+            mime=mime,
+            private=self.private,
+        )
+        self.stream.heard("send", TransferReady(number, offer=offer))
+        while self._begin is None:
+            await self._woken()
+        begin, start = self._begin, 0
+        for part, end in enumerate(manifest.ends):
+            if end >= begin:
+                await self._send_part(number, manifest, part, start, begin)
+            start = end
+
+    async def _send_part(self, number: int, manifest: Manifest, part: int, start: int, begin: int) -> None:
+        digest = blake3()
+        offset = start
+        async for piece in self._pieces(manifest, part):
+            digest.update(piece)
+            view = memoryview(piece)
+            while view:
+                if offset < begin:  # the receiver has it; it only counts for the digest
+                    size = min(len(view), begin - offset)
+                else:
+                    size = min(len(view), TRANSFER_FRAME_BYTES - (offset - start) % TRANSFER_FRAME_BYTES)
+                    while offset + size > self._until:
+                        if self._written >= offset and self._until > offset:
+                            size = self._until - offset  # the receiver has everything: its window is less than a frame
+                        else:
+                            await self._woken()
+                    frame = encode_frame(BinaryFrame(FrameKind.DATA, number, offset, bytes(view[:size])))
+                    self.stream.relay(FrameKind.DATA, offset, frame)
+                view = view[size:]
+                offset += size
+                await asyncio.sleep(0)
+        if offset != manifest.ends[part]:
+            raise Failed(
+                f"the source has {offset - start} bytes, and not {manifest.ends[part] - start} as it had before"
+            )
+        self.stream.relay(FrameKind.END, offset, part_end(number, offset, part, digest.digest()))
+
+    async def _pieces(self, manifest: Manifest, part: int) -> AsyncIterator[bytes]:
+        if part == 0:
+            yield manifest.encoded
+        elif (entry := manifest.entries[part - 1]).kind is EntryKind.FILE:
+            async for piece in self.content(entry, 0):
+                yield piece
+
+
+class OwnReceiver(_OwnEnd):
+    """Takes in parts, checks their digests, and goes on where it was when the other end comes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frames: list[bytes] = []
+        self._offer: TransferOffer | None = None
+        self._arriving = bytearray()
+        self._manifest: Manifest | None = None
+        self._part = 0
+        self._left = 0
+        self._digest = blake3()
+        self._offset = 0
+        # What is not to be stopped half-way.
+        self._keeping: asyncio.Future[None] | None = None
+
+    async def accept(self, offer: TransferOffer) -> None:
+        """Look whether it can be taken. Raises ToolError."""
+        raise NotImplementedError
+
+    async def begin_entry(self, entry: Entry) -> None:
+        """The next bytes are of this entry."""
+        raise NotImplementedError
+
+    async def take(self, data: bytes) -> None:
+        """Bytes of the entry; returns once they need no more memory."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """Everything came, with the right digests: put it in its place."""
+        raise NotImplementedError
+
+    async def discard(self) -> None:
+        """Throw away what came."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Nobody takes what comes any more: `take` and `finish` are not to wait for that."""
+
+    def tell(self, message: Message) -> None:
+        match message:
+            case TransferOpen(offer=TransferOffer() as offer):
+                self._frames = []
+                self._start(self._receive(message.stream, offer))
+            case TransferStop():
+                if self._task is not None:
+                    self._task.cancel()
+
+    def pass_on(self, frame: bytes | memoryview) -> None:
+        self._frames.append(bytes(frame))
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Afterwards it is `complete`, or nothing of it is left."""
+        if not self.complete:
+            self.let_go()
+        await super().close()
+        await self._kept()
+        if not self.complete:
+            await self.discard()
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Not to be stopped between the bytes and the note of them, nor while they are put in their place."""
+        self._keeping = asyncio.ensure_future(work)
+        await asyncio.shield(self._keeping)
+
+    async def _kept(self) -> None:
+        if self._keeping is not None:
+            await asyncio.wait({self._keeping})
+            if not self._keeping.cancelled():
+                self._keeping.exception()
+
+    async def _receive(self, number: int, offer: TransferOffer) -> None:
+        await self._kept()
+        if self._offer is None or self._offer.manifest_digest != offer.manifest_digest:
+            if self._offer is not None:
+                await self.discard()
+            await self.accept(offer)
+            self._offer, self._manifest = offer, None
+            self._part, self._left, self._offset = 0, offer.manifest_bytes, 0
+            self._digest = blake3()
+            self._arriving.clear()
+        stream = self.stream
+        stream.heard("receive", TransferReady(number, offset=self._offset, complete=self.complete))
+        self._allow(stream, number)
+        while not self.complete:
+            await self._woken()
+            frames, self._frames = self._frames, []
+            for frame in frames:
+                await self._feed(frame)
+            self._allow(stream, number)
+        stream.heard("receive", TransferDone(number))
+
+    def _allow(self, stream: Stream, number: int) -> None:
+        stream.heard("receive", TransferCredit(number, self._offset, self._offset + TRANSFER_WINDOW_BYTES))
+
+    async def _feed(self, frame: bytes) -> None:
+        kind, _, offset = read_header(frame)
+        if kind is FrameKind.DATA:
+            data = frame[HEADER_BYTES:]
+            if offset != self._offset or len(data) > self._left:
+                raise Failed(f"bytes came for {offset} of the transfer, and {self._offset} was next")
+            await self._whole(self._keep(data))
+            return
+        part, digest = read_part_end(frame[HEADER_BYTES:])
+        if part < self._part:
+            return
+        if part != self._part or self._left:
+            raise Failed(f"part {part} of the transfer ended, and part {self._part} was not over")
+        if self._digest.digest() != digest:
+            raise Failed("the digest of what arrived is not the sender's; nothing of it is kept")
+        await self._whole(self._next_part())
+
+    async def _keep(self, data: bytes) -> None:
+        if self._part == 0:
+            self._arriving += data
+        else:
+            await self.take(data)
+        self._digest.update(data)
+        self._left -= len(data)
+        self._offset += len(data)
+
+    async def _next_part(self) -> None:
+        if self._part == 0:
+            self._manifest = await asyncio.to_thread(Manifest.decode, bytes(self._arriving))
+            self._arriving.clear()
+        manifest = self._manifest
+        assert manifest is not None
+        if self._part == len(manifest.entries):
+            await self.finish()
+            self.complete = True
+            return
+        self._part += 1
+        entry = manifest.entries[self._part - 1]
+        self._left = entry.size
+        self._digest = blake3()
+        await self.begin_entry(entry)

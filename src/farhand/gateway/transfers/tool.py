@@ -1,0 +1,77 @@
+"""`gsv__Transfer`: move a file or folder between nodes and the workspace, pending until it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from farhand.gateway.nodes.endpoints import Endpoint
+from farhand.gateway.transfers.transfers import AS_IT_WAS, Transfers
+from farhand.protocol.calls import LEAVING
+from farhand.protocol.errors import Cancelled, Failed, ToolError
+from farhand.protocol.names import MAIN_AGENT
+from farhand.store.tables.transfers import TransferRecord, TransferState
+from farhand.tools.preview import Preview
+from farhand.tools.tool import CallContext, Tool, tool
+
+# A transfer that moves is not cut off; one that stands still ends by itself.
+TIMEOUT_MS = 24 * 60 * 60 * 1000
+STOPPED = "its call was stopped"
+
+
+def transfer_tool(transfers: Transfers) -> Tool:
+    async def transfer(source: str, destination: str, context: CallContext) -> dict[str, Any]:
+        """Transfer a file or folder between connected nodes and the workspace; returns once it has arrived whole.
+
+        Endpoints are `{nodeId}:/path/to/file` for a path on a node (relative paths start at the node's workspace) or
+        `gsv:path` for the agent's workspace. Parent folders are made. A destination that is an existing folder, or ends
+        with `/`, receives the file under its own name.
+        """
+        try:
+            begun = await transfers.begin(
+                context.call_id, source, destination, credential=context.credential, agent_id=context.agent_id
+            )
+            return transferred(await transfers.wait(begun))
+        except asyncio.CancelledError as error:
+            if LEAVING in error.args:
+                raise  # the transfer stays open in the record, as the call does
+            record = await transfers.cancel(context.call_id, STOPPED)
+            if record is None:
+                raise Cancelled(AS_IT_WAS) from None
+            if record.state is TransferState.OK:
+                return transferred(record)
+            raise Cancelled((record.error_message or "").removeprefix(f"{STOPPED}; ")) from None
+
+    def preview(source: str, destination: str, context: CallContext) -> Preview:
+        copied, written = transfers.ends(source, destination)
+        agent = context.agent_id or MAIN_AGENT
+        return Preview(summary=f"copies {_where(copied, agent)} to {_where(written, agent)}")
+
+    return tool(
+        transfer,
+        name="gsv__Transfer",
+        timeout_ms=TIMEOUT_MS,
+        capability="filesystem.write",
+        continues=True,
+        preview=preview,
+    )
+
+
+def _where(end: Endpoint, agent: str) -> str:
+    return f"{end.path!r} in the workspace of agent {agent}" if end.in_workspace else f"{end.path!r} on {end.node_id}"
+
+
+def transferred(record: TransferRecord) -> dict[str, Any]:
+    """What the caller of a transfer is told. Raises ToolError for one that failed."""
+    if record.state is TransferState.RUNNING:
+        raise Failed("outcome unknown: the gateway stopped before the transfer ended; it goes on after the next start")
+    if record.state is not TransferState.OK:
+        raise ToolError.of(record.error_kind or "failed", record.error_message or "the transfer failed")
+    result: dict[str, Any] = {
+        "source": record.source,
+        "destination": record.destination,
+        "bytesTransferred": record.bytes_done,
+    }
+    if record.mime is not None:
+        result["mime"] = record.mime
+    return result

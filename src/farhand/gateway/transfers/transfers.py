@@ -1,0 +1,656 @@
+"""Transfers: files and folders moved between nodes and the workspace, each written down from its start to its end.
+
+A transfer outlives links and programs: when an end goes away it waits for its return, and what the receiver holds is
+not sent again. One that was open when the gateway stopped is taken up after the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import apsw
+import msgspec
+
+from farhand.gateway.calls.open_call import UNKNOWN
+from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.transfers.relay import Interrupted, NodeParty, Party, Role, StartAgain, Stream
+from farhand.gateway.transfers.splice_relay import CAN_CARRY, Carriage
+from farhand.protocol.errors import (
+    Cancelled,
+    ErrorKind,
+    Failed,
+    InvalidArgs,
+    NotFound,
+    ProtocolError,
+    Timeout,
+    ToolError,
+)
+from farhand.protocol.frames import read_header
+from farhand.protocol.freeze import FreezeOrder
+from farhand.protocol.messages import (
+    Message,
+    TransferCredit,
+    TransferDone,
+    TransferOpen,
+    TransferReady,
+    TransferStop,
+    encode,
+)
+from farhand.protocol.version import MIB
+from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.tables.transfers import (
+    TransferRecord,
+    TransferState,
+    begin_transfer,
+    find_transfer,
+    newest_transfers,
+    open_transfers,
+    save_transfer,
+)
+
+log = logging.getLogger(__name__)
+
+# Transfers that move at once; the others wait. Each may have a window of bytes in the gateway's memory.
+MAX_ACTIVE = 8
+# Of them with one node at either end.
+MAX_ACTIVE_OF_ONE = 5
+MAX_OPEN = 1000
+# How long an end may be away before the transfer fails.
+AWAY_SECONDS = 60.0
+# How long both ends may be there and silent.
+IDLE_SECONDS = 120.0
+# What a slow disk reads in a second: so much longer may be silent who has to read again what was sent before.
+REREAD_BYTES = 16 * MIB
+# How long one that breaks off again and again may bring nothing on.
+BROKEN_SECONDS = 300.0
+PROGRESS_SECONDS = 1.0
+STARTS_AGAIN = 3
+HELD_SECONDS = 10.0
+# Of the transfers that a node says it keeps something of; it is asked about the others when it connects again.
+MOST_HELD = 1000
+LARGEST_HELD = 1 * MIB
+TRUTH_SECONDS = 2.5
+AS_IT_WAS = "the destination is as it was"
+NOT_KNOWN = "whether the destination had been replaced before is not known: its node does not say"
+UPLOAD = "(upload)"
+# What stands in the record for an end that is a request.
+DOWNLOAD = "(download)"
+
+
+class OwnEnd(Protocol):
+    """An end of the gateway's own. `attach` is called for every try; `close` once, when the transfer is over."""
+
+    # Whether a receiver has put everything in its place; final once it is closed.
+    complete: bool
+
+    def attach(self, stream: Stream) -> None: ...
+
+    def tell(self, message: Message) -> None: ...
+
+    def pass_on(self, frame: bytes | memoryview) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Claim(Protocol):
+    """What makes a request that comes again stand for the transfer it began. Both may raise."""
+
+    def look(self, store: apsw.Connection) -> str:
+        """The transfer this request stands for: another one, where it was made before."""
+        ...
+
+    def take(self, store: apsw.Connection) -> str:
+        """The same, and from now on it is this one."""
+        ...
+
+
+# The workspace's end of a transfer: for an agent, at a path, in a role.
+MakeEnd = Callable[[str | None, str, Role], OwnEnd]
+
+
+class OpenTransfer:
+    """A transfer that has not ended."""
+
+    def __init__(self, record: TransferRecord, source: Endpoint, destination: Endpoint) -> None:
+        self.record = record
+        self.source = source
+        self.destination = destination
+        self.own: dict[Role, OwnEnd] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
+        self.cancelled: str | None = None
+        # The receiver may have had everything: it may have put it in its place.
+        self.whole = False
+        # It moves no more, and is about to be written down as over.
+        self.settling = False
+        self.manifest_bytes = 0
+        # The ends between which the files socket broke: they use the node sockets from then on.
+        self.uncarried: tuple[Connection, Connection] | None = None
+        self.noted_at = 0.0
+        self.offset = 0
+        # When it was last brought on: to this offset, in whichever try.
+        self.moved_at = time.monotonic()
+
+
+class Transfers:
+    """Runs transfers. `recover` comes before the first; `close` after the last."""
+
+    def __init__(self, database: Database, roster: Roster, queries: Queries) -> None:
+        self._database = database
+        self._roster = roster
+        self._queries = queries
+        self._workspace: MakeEnd | None = None
+        self._open: dict[str, OpenTransfer] = {}
+        self._streams: dict[int, Stream] = {}
+        # Of which try, for which end, and from where it may come.
+        self._tickets: dict[str, tuple[Carriage, Role, str]] = {}
+        self._numbers = itertools.count(1)
+        self._slots = asyncio.Semaphore(MAX_ACTIVE)
+        self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MAX_ACTIVE_OF_ONE))
+        self._arrivals = asyncio.Event()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._closing = False
+        # While there is an order, no transfer begins.
+        self.frozen: FreezeOrder | None = None
+        # Returns why one of some credentials is no longer valid.
+        self.invalid: Callable[[Iterable[str]], str | None] = lambda _: None
+
+    def serve_workspace(self, make: MakeEnd) -> None:
+        """Let `gsv:` endpoints be."""
+        self._workspace = make
+
+    # -- asking for transfers ---------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        transfer_id: str,
+        source: str,
+        destination: str,
+        *,
+        credential: str,
+        agent_id: str | None = None,
+        claim: Claim | None = None,
+        own: dict[Role, OwnEnd] | None = None,
+    ) -> OpenTransfer | TransferRecord:
+        """Write a transfer down and start it. One with this id that is known already is returned as it is.
+
+        `claim` may name an earlier transfer that stands for this one. An end in `own` is not looked for: its endpoint
+        is a mere name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
+        """
+        if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
+            return known
+        if claim is not None and (first := await self._database.read(claim.look)) != transfer_id:
+            return await self._earlier(first)  # wherever its nodes are by now
+        if self.frozen is not None:
+            raise self.frozen.refusal()
+        ends = self.ends(source, destination, own or {})
+        for role, end in zip(("Source", "Destination"), ends, strict=True):
+            if end.node_id and not end.in_workspace:
+                self._connection(role, end)
+        if self._closing:
+            raise Failed("the gateway is stopping; the transfer did not start")
+        if len(self._open) >= MAX_OPEN:
+            raise Failed(f"busy: {len(self._open)} transfers are open; try again later")
+        record = TransferRecord(
+            id=transfer_id,
+            source=source,
+            destination=destination,
+            agent_id=agent_id,
+            credential=credential,
+            created_at=self._roster.clock(),
+        )
+        opened = OpenTransfer(record, *ends)
+        opened.own.update(own or {})
+        self._make_own(opened)
+
+        def write(store: apsw.Connection) -> str:
+            first = claim.take(store) if claim is not None else transfer_id
+            if first == transfer_id:
+                begin_transfer(store, record)
+            return first
+
+        self._open[transfer_id] = opened
+        writing = self._database.write(write)
+        try:
+            first = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # It is being written down all the same; once it is, its end is too.
+            opened.cancelled = "cancelled before it began"
+            writing.add_done_callback(lambda written: self._begun(opened, written))
+            raise
+        except BaseException:
+            del self._open[transfer_id]
+            raise
+        if first != transfer_id:
+            del self._open[transfer_id]
+            return await self._earlier(first)
+        self._start(opened)
+        return opened
+
+    async def _earlier(self, transfer_id: str) -> OpenTransfer | TransferRecord:
+        earlier = self._open.get(transfer_id) or await self.find(transfer_id)
+        if earlier is None:
+            raise StoreError(f"transfer {transfer_id} is not in the record")
+        return earlier
+
+    def _begun(self, opened: OpenTransfer, written: asyncio.Future[str]) -> None:
+        if not written.cancelled() and written.exception() is None and written.result() == opened.record.id:
+            self._start(opened)
+        else:
+            del self._open[opened.record.id]
+            opened.ended.cancel()
+
+    async def wait(self, begun: OpenTransfer | TransferRecord) -> TransferRecord:
+        """How a transfer ended."""
+        return begun if isinstance(begun, TransferRecord) else await asyncio.shield(begun.ended)
+
+    async def find(self, transfer_id: str) -> TransferRecord | None:
+        opened = self._open.get(transfer_id)
+        if opened is not None:
+            return opened.record
+        return await self._database.read(lambda store: find_transfer(store, transfer_id))
+
+    async def newest(self, limit: int) -> list[TransferRecord]:
+        found = await self._database.read(lambda store: newest_transfers(store, limit))
+        return [self._open[each.id].record if each.id in self._open else each for each in found]
+
+    async def cancel(self, transfer_id: str, reason: str = "cancelled on request") -> TransferRecord | None:
+        """Stop a transfer and return its end; one that is over already is returned as it ended."""
+        opened = self._open.get(transfer_id)
+        if opened is None:
+            return await self.find(transfer_id)
+        self._stop(opened, reason)
+        return await asyncio.shield(opened.ended)
+
+    @staticmethod
+    def _stop(opened: OpenTransfer, reason: str) -> None:
+        if opened.cancelled is None:
+            opened.cancelled = reason
+            if opened.task is not None and not opened.settling:
+                opened.task.cancel()
+
+    def credential_ended(self, token_id: str) -> None:
+        """Cancel the transfers of a token that was revoked or has expired."""
+        for opened in self._open.values():
+            if opened.record.credential == token_id:
+                self._stop(opened, self.invalid([token_id]) or f"the token {token_id} was revoked")
+
+    async def stop_all(self, reason: str) -> int:
+        """Cancel every transfer; how many that were."""
+        return len(await asyncio.gather(*(self.cancel(transfer_id, reason) for transfer_id in list(self._open))))
+
+    async def recover(self) -> None:
+        """Take up what was open when the gateway last stopped."""
+        for record in await self._database.read(open_transfers):
+            try:
+                if self.frozen is not None:
+                    raise Cancelled(self.frozen.told)
+                if (reason := self.invalid([record.credential])) is not None:
+                    raise Cancelled(reason)
+                if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:
+                    raise Failed("the gateway stopped while the file passed through it; begin again")
+                opened = OpenTransfer(record, *self.ends(record.source, record.destination))
+                self._make_own(opened)
+                opened.whole = True  # for all that is known
+            except ToolError as error:
+                endpoint = Endpoint("", "")
+                lost = OpenTransfer(record, endpoint, endpoint)
+                self._open[record.id] = lost
+                await self._end(lost, error)
+                continue
+            self._open[record.id] = opened
+            self._start(opened)
+
+    async def close(self) -> None:
+        """Stop moving. What is open stays so in the record and is taken up after the next start."""
+        self._closing = True
+        tasks = {opened.task: opened.settling for opened in self._open.values() if opened.task is not None}
+        for task in (*(task for task, settling in tasks.items() if not settling), *self._asking):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+
+    # -- nodes ------------------------------------------------------------------------------------------
+
+    def node_joined(self, connection: Connection) -> None:
+        if not connection.can_transfer:
+            return
+        self._arrivals.set()
+        self._arrivals = asyncio.Event()
+        if "transfers" in connection.queries:
+            asking = asyncio.get_running_loop().create_task(self._tidy(connection))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+
+    def node_left(self, connection: Connection) -> None:
+        for stream in list(self._streams.values()):
+            for party in (stream.sender, stream.receiver):
+                if isinstance(party, NodeParty) and party.connection is connection:
+                    stream.fail(Interrupted(f"node {connection.node_id!r} disconnected"))
+
+    async def _tidy(self, connection: Connection) -> None:
+        """Have a node remove what it keeps of transfers that are over."""
+        try:
+            answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
+            held = _held(answer)
+        except (ToolError, msgspec.MsgspecError, KeyError) as error:
+            log.warning("node %s did not tell what it keeps of transfers: %s", connection.node_id, error)
+            return
+        for transfer_id in held[:MOST_HELD]:
+            if transfer_id not in self._open and connection.current:
+                connection.link.send(encode(TransferStop(transfer_id)))
+
+    def on_message(self, connection: Connection, message: TransferReady | TransferCredit | TransferDone) -> None:
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            return
+        sends = isinstance(stream.sender, NodeParty) and stream.sender.connection is connection
+        receives = isinstance(stream.receiver, NodeParty) and stream.receiver.connection is connection
+        if sends and receives:  # one node is both: the kind of message tells
+            sends = isinstance(message, TransferReady) and message.offer is not None
+        if sends or receives:
+            stream.heard("send" if sends else "receive", message)
+
+    def on_frame(self, connection: Connection, frame: memoryview) -> None:
+        try:
+            kind, number, offset = read_header(frame)
+        except ProtocolError as error:
+            log.debug("node %s: ignored a binary frame of %d bytes: %s", connection.node_id, len(frame), error)
+            return
+        stream = self._streams.get(number)
+        if stream is not None and isinstance(stream.sender, NodeParty) and stream.sender.connection is connection:
+            stream.relay(kind, offset, frame)
+
+    def redeem(self, ticket: str, address: str) -> Callable[[socket.socket | None], None] | None:
+        """Who is to be given the connection that came with a ticket; None for one that was not given out, was used, or
+        comes from where its node is not."""
+        found = self._tickets.get(ticket)
+        if found is None or found[2] != address:
+            return None
+        del self._tickets[ticket]
+        carriage, role, _ = found
+        return carriage.expect(role)
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    def _start(self, opened: OpenTransfer) -> None:
+        opened.task = asyncio.get_running_loop().create_task(self._run(opened))
+
+    async def _run(self, opened: OpenTransfer) -> None:
+        failure: ToolError | None = None
+        leaving = False
+        try:
+            if opened.cancelled is not None:
+                raise Cancelled(opened.cancelled)
+            async with self._slot(opened):
+                await self._move(opened)
+        except asyncio.CancelledError:
+            if opened.cancelled is None:
+                leaving = True
+            else:
+                failure = Cancelled(opened.cancelled)
+        except ToolError as error:
+            failure = error
+        except Exception as error:
+            log.exception("transfer %s failed", opened.record.id)
+            failure = Failed(f"{type(error).__name__}: {error}")
+        opened.settling = True
+        for end in opened.own.values():
+            await end.close()
+        if leaving:
+            return  # it stays open in the record
+        if failure is not None:
+            failure = await self._truth(opened, failure)
+        await self._end(opened, failure)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, opened: OpenTransfer) -> AsyncIterator[None]:
+        """A place among those that move, of which a single node has a share: one that does nothing holds up itself."""
+        nodes = {end.node_id for end in (opened.source, opened.destination) if end.node_id and not end.in_workspace}
+        async with contextlib.AsyncExitStack() as places:
+            for node_id in sorted(nodes):
+                await places.enter_async_context(self._shares[node_id])
+            await places.enter_async_context(self._slots)
+            yield
+
+    async def _truth(self, opened: OpenTransfer, failure: ToolError) -> ToolError | None:
+        """How a transfer that was stopped or broke off ended: None when everything had been put in its place before."""
+        reason = opened.cancelled
+        placed = await self._placed(opened)
+        if placed:
+            opened.record = msgspec.structs.replace(opened.record, bytes_done=opened.record.bytes_total or 0)
+            return None
+        if reason is not None:
+            if opened.record.destination == DOWNLOAD:
+                return Cancelled(reason)
+            return Cancelled(f"{reason}; {AS_IT_WAS if placed is False else NOT_KNOWN}")
+        if placed is None:
+            told = f"{failure.message}; {NOT_KNOWN}"
+            return ToolError.of(failure.kind, told) if failure.kind in _STATES else Failed(f"{UNKNOWN} {told}")
+        return failure
+
+    async def _placed(self, opened: OpenTransfer) -> bool | None:
+        """Whether the receiver has put everything in its place; None where it cannot be asked."""
+        if (own := opened.own.get("receive")) is not None:
+            return own.complete
+        if not opened.whole:
+            return False
+        question = {"transfer_id": opened.record.id}
+        try:
+            answer = await self._queries.ask(opened.destination.node_id, "transfers", question, TRUTH_SECONDS)
+            placed = msgspec.json.decode(answer, type=dict[str, Any]).get("placed")
+        except (ToolError, msgspec.MsgspecError) as error:
+            log.warning("transfer %s: its receiver did not tell what became of it: %s", opened.record.id, error)
+            return None
+        return placed if isinstance(placed, bool) else None
+
+    async def _move(self, opened: OpenTransfer) -> None:
+        again = 0
+        opened.moved_at = time.monotonic()
+        while True:
+            try:
+                sender, receiver = await self._parties(opened)
+                await self._try(opened, sender, receiver)
+                return
+            except Interrupted as interruption:
+                log.info("transfer %s: %s", opened.record.id, interruption)
+                if time.monotonic() - opened.moved_at > BROKEN_SECONDS:
+                    raise Timeout(
+                        f"Transfer timeout: it broke off again and again, and moved nothing for {BROKEN_SECONDS:.0f} s "
+                        f"({interruption})"
+                    ) from None
+            except StartAgain as error:
+                again += 1
+                if again > STARTS_AGAIN:
+                    raise Failed(str(error)) from None
+                log.warning("transfer %s starts again: %s", opened.record.id, error)
+
+    async def _parties(self, opened: OpenTransfer) -> tuple[Party, Party]:
+        """Both ends, once they are there. Raises Failed when one stays away."""
+        deadline = time.monotonic() + AWAY_SECONDS
+        while True:
+            arrivals = self._arrivals
+            try:
+                return self._party(opened, "send"), self._party(opened, "receive")
+            except NotFound as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Failed(f"{error.message}; it did not come back within {AWAY_SECONDS:.0f} s") from None
+                try:
+                    async with asyncio.timeout(left):
+                        await arrivals.wait()
+                except TimeoutError:
+                    continue
+
+    def _party(self, opened: OpenTransfer, role: Role) -> Party:
+        own = opened.own.get(role)
+        if own is not None:
+            return own
+        endpoint = opened.source if role == "send" else opened.destination
+        return NodeParty(self._connection("Source" if role == "send" else "Destination", endpoint))
+
+    async def _try(self, opened: OpenTransfer, sender: Party, receiver: Party) -> None:
+        record = opened.record
+        stream = Stream(next(self._numbers) % 2**32, sender, receiver, partial(self._moved, opened))
+        self._streams[stream.number] = stream
+        stream.held = record.bytes_done
+        for end in opened.own.values():
+            end.attach(stream)
+        over = False
+        carriage = self._carriage(opened, stream)
+        try:
+            ticket = self._ticket(carriage, "send", sender)
+            sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
+            offer = await self._patiently(stream, stream.offered)
+            opened.manifest_bytes = offer.manifest_bytes
+            opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
+            ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None
+            receiver.tell(
+                TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
+            )
+            accepted = await self._patiently(stream, stream.accepted)
+            if not accepted.complete:
+                if carriage is not None and await carriage.start():
+                    stream.carried(carriage.broke)
+                await self._patiently(stream, stream.done)
+            opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
+            over = True
+        except Timeout as error:
+            if carriage is None or not carriage.carrying:
+                raise
+            carriage.broke()
+            raise Interrupted(f"{error.message}, on a connection of its own") from None
+        finally:
+            del self._streams[stream.number]
+            opened.whole = opened.whole or stream.whole
+            stream.over()
+            if carriage is not None:
+                carriage.close()
+                for each in carriage.tickets.values():
+                    self._tickets.pop(each, None)
+            if not over:  # another try may follow; whether anything is kept is decided at the end
+                for party in (sender, receiver):
+                    party.tell(TransferStop(record.id, keep=True))
+
+    def _carriage(self, opened: OpenTransfer, stream: Stream) -> Carriage | None:
+        """Where both ends are nodes that can have a connection for the bytes."""
+        sender, receiver = stream.sender, stream.receiver
+        if not CAN_CARRY or not isinstance(sender, NodeParty) or not isinstance(receiver, NodeParty):
+            return None
+        ends = sender.connection, receiver.connection
+        if not all(each.has_files for each in ends) or opened.uncarried == ends:
+            return None
+
+        def broke() -> None:
+            opened.uncarried = ends
+            stream.fail(Interrupted("a connection for its bytes ended"))
+
+        return Carriage(broke)
+
+    def _ticket(self, carriage: Carriage | None, role: Role, party: Party) -> str | None:
+        if carriage is None or not isinstance(party, NodeParty):
+            return None
+        ticket = carriage.tickets[role]
+        self._tickets[ticket] = carriage, role, party.connection.link.address
+        return ticket
+
+    async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:
+        """What an end answers. Raises Timeout when nobody says anything for too long."""
+        while not future.done():
+            patience = IDLE_SECONDS + stream.held / REREAD_BYTES
+            left = stream.heard_at + patience - time.monotonic()
+            if left <= 0:
+                raise Timeout(f"Transfer timeout: neither end moved anything for {patience:.0f} s")
+            await asyncio.wait({future}, timeout=left)
+        return future.result()
+
+    def _moved(self, opened: OpenTransfer, offset: int) -> None:
+        done = max(0, offset - opened.manifest_bytes)
+        opened.record = msgspec.structs.replace(opened.record, bytes_done=done)
+        now = time.monotonic()
+        if offset != opened.offset:
+            opened.offset, opened.moved_at = offset, now
+        if now - opened.noted_at >= PROGRESS_SECONDS:
+            opened.noted_at = now
+            record, at = opened.record, self._roster.clock()
+            self._database.write(lambda store: save_transfer(store, record, at), durable=False)
+
+    async def _end(self, opened: OpenTransfer, failure: ToolError | None) -> None:
+        now = self._roster.clock()
+        state = TransferState.OK
+        if failure is not None:
+            state = _STATES.get(failure.kind, TransferState.ERROR)
+        record = msgspec.structs.replace(
+            opened.record,
+            state=state,
+            error_kind=failure.kind.value if failure else None,
+            error_message=failure.message.encode(errors="backslashreplace").decode() if failure else None,
+            ended_at=now,
+        )
+        try:
+            await self._database.write(lambda store: save_transfer(store, record, now))
+        except Exception as error:  # whatever it is, the caller must not wait forever
+            log.error("the end of transfer %s could not be written down: %s", record.id, error)
+        opened.record = record
+        del self._open[record.id]
+        for role in ("send", "receive"):
+            if role not in opened.own:
+                endpoint = opened.source if role == "send" else opened.destination
+                node = self._roster.nodes.get(endpoint.node_id)
+                if node is not None and node.connection is not None and node.connection.can_transfer:
+                    node.connection.link.send(encode(TransferStop(record.id)))
+        opened.ended.set_result(record)
+
+    # -- ends -------------------------------------------------------------------------------------------
+
+    def ends(
+        self, source: str, destination: str, own: Mapping[Role, OwnEnd] = MappingProxyType({})
+    ) -> tuple[Endpoint, Endpoint]:
+        """Read both endpoints of a transfer. Raises InvalidArgs, NotFound."""
+        ends = (
+            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", self._roster),
+            Endpoint("", destination) if "receive" in own else read_endpoint(destination, "Destination", self._roster),
+        )
+        if ends[0].in_workspace and ends[1].in_workspace:
+            raise InvalidArgs("Cannot transfer from gsv to gsv; use gsv__ReadFile and gsv__WriteFile")
+        return ends
+
+    def _make_own(self, opened: OpenTransfer) -> None:
+        roles: tuple[tuple[Role, Endpoint], ...] = (("send", opened.source), ("receive", opened.destination))
+        for role, endpoint in roles:
+            if endpoint.in_workspace:
+                if self._workspace is None:
+                    raise Failed("this gateway has no workspace to transfer from or to")
+                opened.own[role] = self._workspace(opened.record.agent_id, endpoint.path, role)
+
+    def _connection(self, role: str, endpoint: Endpoint) -> Connection:
+        node = self._roster.nodes.get(endpoint.node_id)
+        connection = node.connection if node else None
+        if connection is None:
+            seen = f" (offline, last seen {node.seen})" if node else ""
+            raise NotFound(f"{role} node not connected: {endpoint.node_id}{seen}")
+        if not connection.can_transfer:
+            raise Failed(f"node {endpoint.node_id!r} is a plug-in that cannot transfer files")
+        return connection
+
+
+_STATES = {ErrorKind.TIMEOUT: TransferState.TIMEOUT, ErrorKind.CANCELLED: TransferState.CANCELLED}
+
+
+def _held(answer: msgspec.Raw) -> list[str]:
+    """Read which transfers a node keeps something of. Raises Failed, MsgspecError, KeyError."""
+    if (size := memoryview(answer).nbytes) > LARGEST_HELD:
+        raise Failed(f"its answer has {size} bytes; at most {LARGEST_HELD} are read")
+    return msgspec.json.decode(answer, type=dict[str, list[str]])["held"]

@@ -1,0 +1,1 @@
+"""Periodic tasks: backups, retention and token use."""

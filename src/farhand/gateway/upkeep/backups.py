@@ -1,0 +1,65 @@
+"""Copies of the store, taken by themselves while the gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from farhand.gateway.hub import Hub
+from farhand.gateway.upkeep.periodic import Repeating
+from farhand.store.sqlite.database import StoreError
+from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots
+
+log = logging.getLogger(__name__)
+
+
+class BackupSettings(msgspec.Struct, frozen=True):
+    # 0: never.
+    every_seconds: float = 3600.0
+    keep: int = 24
+
+
+class Backups(Repeating):
+    """Takes a copy now and then; a store in which nothing changed is not copied again. Use as a context manager."""
+
+    def __init__(self, hub: Hub, home: Path, settings: BackupSettings) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._snapshots = Snapshots(home / BACKUPS_FOLDER)
+        self._copied_at = -1
+
+    async def __aenter__(self) -> Self:
+        self._hub.backup_at = next((snapshot.taken_at for snapshot in self._snapshots), None)
+        return await super().__aenter__()
+
+    async def _repeat(self) -> None:
+        every, newest = self._settings.every_seconds, self._hub.backup_at
+        if every <= 0:
+            return
+        since = every if newest is None else (self._hub.roster.clock() - newest) / 1000
+        await asyncio.sleep(min(max(every - since, 0.0), every))
+        while True:
+            await self.take()
+            await asyncio.sleep(every)
+
+    async def take(self) -> None:
+        """One copy, unless nothing has changed since the last. A failure is told, and tried again next time."""
+        commits = self._hub.database.commits
+        if commits == self._copied_at:
+            return
+        try:
+            taken = await asyncio.to_thread(self._snapshots.take, self._hub.database.path)
+        except StoreError as error:
+            # Older copies stay: should the store itself be damaged, they are what is left.
+            log.error("the hourly copy of the store failed: %s", error)
+            self._hub.backup_failure = str(error)
+            self._hub.note("backup.failed", "store", {"reason": str(error)})
+            return
+        self._snapshots.rotate(self._settings.keep)
+        self._copied_at = commits
+        self._hub.backup_at, self._hub.backup_failure = taken.taken_at, None
+        log.info("the store was copied to %s (%d bytes)", taken.path, taken.size)

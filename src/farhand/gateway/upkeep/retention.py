@@ -1,0 +1,176 @@
+"""Removes what is older than the settings keep: sent messages, handled hook posts, runs of deleted jobs, and history.
+
+Nothing that is still under way is ever removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import apsw
+import msgspec
+
+from farhand.gateway.upkeep.periodic import Repeating
+from farhand.store.history import pruning
+from farhand.store.journal.events import last_event
+from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.tables import cron, hooks, outbox
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS: Final = 3600.0
+# Between two looks at how much the store has grown.
+LOOK_SECONDS: Final = 5.0
+# Between two transactions that remove history, at least; and as long as the last one took.
+PAUSE_SECONDS: Final = 0.01
+DAY_MS: Final = 24 * 3600 * 1000
+# Rows that are dropped in one go: others write meanwhile.
+AT_ONCE: Final = 500
+
+# Drops rows that ended before a moment, at most so many; how many that were.
+Forget = Callable[[apsw.Connection, int, int], int]
+FORGETTING: Final[tuple[Forget, ...]] = (
+    outbox.forget_ended,
+    outbox.forget_answered,
+    hooks.forget_posts,
+    cron.forget_orphans,
+)
+
+
+class Retention(Repeating):
+    """Looks once in an hour what may be forgotten. Use as a context manager."""
+
+    def __init__(self, database: Database, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
+        """`keep_days`: how long what has ended is kept, as the settings have it now; 0: for ever."""
+        self._database = database
+        self._keep_days = keep_days
+        self._clock = clock
+
+    async def _repeat(self) -> None:
+        while True:
+            try:
+                await self.forget()
+            except StoreError as error:
+                log.warning("failed to remove expired rows: %s", error)
+            await asyncio.sleep(EVERY_SECONDS)
+
+    async def forget(self) -> int:
+        """Drop what ended long enough ago; how many rows that were."""
+        days = self._keep_days()
+        if days <= 0:
+            return 0
+        before = self._clock() - int(days * DAY_MS)
+        dropped = 0
+        for forget in FORGETTING:
+            while True:
+                gone = await self._database.write(_at_most(forget, before), durable=False)
+                dropped += gone
+                if gone < AT_ONCE:
+                    break
+        return dropped
+
+
+def _at_most(forget: Forget, before: int) -> Callable[[apsw.Connection], int]:
+    return lambda store: forget(store, before, AT_ONCE)
+
+
+class HistoryLimits(msgspec.Struct, frozen=True):
+    """How long the journal and the record of calls are kept, and how much they may take; 0: without a limit."""
+
+    days: float = 0.0
+    megabytes: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        return self.megabytes * 1024 * 1024
+
+
+class HistoryRetention(Repeating):
+    """Keeps the journal and the record of calls within their limits. Use as a context manager.
+
+    Looks once an hour, and whenever the store has grown by a twentieth of what it may take. It removes a little at a
+    time and pauses in between, so that calls go on meanwhile.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        limits: Callable[[], HistoryLimits],
+        *,
+        clock: Callable[[], int],
+        has_undo: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`has_undo`: whether the old content of files that a call changed is still there; such a call is kept."""
+        self._database = database
+        self._limits = limits
+        self._clock = clock
+        self._has_undo = has_undo
+
+    async def _repeat(self) -> None:
+        looked, used = -math.inf, 0
+        while True:
+            try:
+                limits = self._limits()
+                now_used = await self._database.read(pruning.used_bytes)
+                grown = limits.most_bytes and now_used - used > limits.most_bytes / 20
+                if grown or time.monotonic() - looked > EVERY_SECONDS:
+                    await self.prune()
+                    looked, used = time.monotonic(), await self._database.read(pruning.used_bytes)
+            except (StoreError, apsw.Error) as error:
+                log.warning("failed to prune the history: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def prune(self) -> int:
+        """Remove what exceeds the limits, oldest first; how many bytes that were."""
+        limits, now = self._limits(), self._clock()
+        if not limits.days and not limits.megabytes:
+            return 0
+        before = now - int(limits.days * DAY_MS) if limits.days else 0
+        to_free = await self._excess(limits) if limits.megabytes else 0
+        newest = await self._database.read(last_event)
+        freed = 0
+        while True:
+            began = time.monotonic()
+            batch = await self._database.read(
+                lambda store: pruning.plan(
+                    store,
+                    self._database.sealer,
+                    now=now,
+                    before=before,
+                    to_free=to_free - freed,  # noqa: B023 (it is called before the next turn)
+                    last=newest - pruning.TAIL,
+                    has_undo=self._has_undo,
+                )
+            )
+            if batch is None:
+                break
+            freed += await self._database.write(_applied(batch, now), durable=False)
+            await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - began))
+        if freed:
+            await self._database.write(lambda store: pruning.forget_fanouts(store, before), durable=False)
+            log.info("pruned %d bytes of history", freed)
+        return freed
+
+    async def _excess(self, limits: HistoryLimits) -> int:
+        """How much has to go for the history to take nine tenths of its limit; 0 while it is within the limit."""
+        path = self._database.path
+
+        def measure() -> int:
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                connection.set_busy_timeout(2000)
+                return pruning.usage(connection).total
+            finally:
+                connection.close()
+
+        used = await asyncio.to_thread(measure)
+        return used - limits.most_bytes * 9 // 10 if used > limits.most_bytes else 0
+
+
+def _applied(batch: pruning.Batch, now: int) -> Callable[[apsw.Connection], int]:
+    return lambda store: pruning.apply(store, batch, now)

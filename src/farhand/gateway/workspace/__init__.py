@@ -1,0 +1,1 @@
+"""Agents' files over the object store, native file tools and skills."""

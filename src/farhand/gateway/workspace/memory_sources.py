@@ -1,0 +1,74 @@
+"""Where an agent's memory lies: the local workspace, and the agent's own objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farhand.memory.memory import Sources
+from farhand.memory.sources import FOLDER, MAIN_FILE, FolderSource, Source, is_memory_path
+from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.names import MAIN_AGENT, validate_agent_id
+from farhand.store.objects.base import AGENTS, Objects
+from farhand.store.objects.folder import FolderObjects
+
+
+class ObjectsSource:
+    """The memory files among the objects of an agent, wherever the engine keeps them."""
+
+    def __init__(self, objects: Objects, agent: str, prefix: str) -> None:
+        self._objects = objects
+        self._root = f"{AGENTS}/{agent}/"
+        self.name = f"objects:{self._root}"
+        self.prefix = prefix
+
+    async def listing(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        main = await self._objects.head(self._root + MAIN_FILE)
+        if main is not None:
+            found[MAIN_FILE] = main.etag
+        after = None
+        while True:
+            page = await self._objects.list(f"{self._root}{FOLDER}/", delimiter=True, after=after)
+            for info in page.objects:
+                path = info.key.removeprefix(self._root)
+                if is_memory_path(path):
+                    found[path] = info.etag
+            after = page.after
+            if after is None:
+                return found
+
+    async def read(self, path: str) -> bytes:
+        _, data = await self._objects.get(self._root + path)
+        return data
+
+    def close(self) -> None:
+        """There is nothing that it holds open."""
+
+
+def memory_sources(home: Path, workspace: Path, objects: Objects) -> Sources:
+    """The places of each agent's memory.
+
+    The local workspace comes first and shows plain paths; the objects show their keys, unless they are all there is.
+    The default workspace is the main agent's own folder, and no place for another agent's memory.
+    """
+    folder = isinstance(objects, FolderObjects)
+    local = os.path.realpath(workspace)
+    mains = os.path.realpath(home / AGENTS / MAIN_AGENT)
+
+    def own(agent: str, prefix: str) -> Source:
+        return FolderSource(home / AGENTS / agent, prefix) if folder else ObjectsSource(objects, agent, prefix)
+
+    def sources(agent: str) -> Sequence[Source]:
+        try:
+            validate_agent_id(agent)
+        except ValueError as error:
+            raise InvalidArgs(str(error)) from None
+        if folder and local == os.path.realpath(home / AGENTS / agent):
+            return (FolderSource(workspace),)
+        if local == mains and agent != MAIN_AGENT:
+            return (own(agent, ""),)
+        return (FolderSource(workspace), own(agent, f"{AGENTS}/{agent}/"))
+
+    return sources

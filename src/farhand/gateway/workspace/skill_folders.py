@@ -1,0 +1,140 @@
+"""Skills as real folders: copies of their objects that the file and shell tools of the gateway's machine can open.
+
+`{folder}/all/{name}` is a skill for all agents, `{folder}/agents/{id}/{name}` one that an agent has a copy of its own
+of. The tools may only read them; the objects stay the original, and a copy that differs is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from farhand.protocol.errors import Failed, NotFound
+from farhand.store.objects.base import AGENTS, SKILLS, ObjectInfo, Objects
+
+SKILL_FOLDERS: Final = "skill-files"
+SKILL_FILE: Final = "SKILL.md"
+ALL: Final = "all"
+MOST_FILES: Final = 2000
+LARGEST: Final = 256 * 1024 * 1024
+# Objects have no mode: scripts and programs are known by how they begin.
+_RUNNABLE: Final = (b"#!", b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+
+# An object's etag, and size and modification time of its copy.
+Copied = tuple[str, int, int]
+
+
+class SkillFolders:
+    """Keeps the copies in `folder` up to date. One task at a time works on a skill."""
+
+    def __init__(self, objects: Objects, folder: Path) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._copied: dict[Path, dict[str, Copied]] = {}
+        self._locks: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def copy(self, name: str, agent: str | None = None) -> Path:
+        """Bring the folder of a skill up to date and return it: the one for all agents, or that with the agent's own
+        files in place of them. Raises ToolError when it cannot be copied, NotFound when there is no such skill.
+        """
+        target = self._folder / ALL / name if agent is None else self._folder / AGENTS / agent / name
+        async with self._locks[target]:
+            wanted = await self._listed(f"{SKILLS}/{name}/")
+            if agent is not None:
+                wanted |= await self._listed(f"{AGENTS}/{agent}/{SKILLS}/{name}/")
+            try:
+                await asyncio.to_thread(_clear, target, wanted.keys())
+                if not wanted:
+                    raise NotFound(f"there is no skill {name!r}")
+                known = self._copied.setdefault(target, {})
+                for inner in known.keys() - wanted.keys():
+                    del known[inner]
+                for inner, info in wanted.items():
+                    if not await asyncio.to_thread(_is_copied, target / inner, info, known.get(inner)):
+                        known[inner] = await self._fetch(info, target / inner)
+            except OSError as error:
+                raise Failed(f"the skill {name!r} could not be copied to {target}: {error.strerror or error}") from None
+        return target
+
+    async def prune(self, agent: str, names: Collection[str]) -> None:
+        """Remove the copies of skills that are gone; `names` are those that the agent can see."""
+        for folder in (self._folder / ALL, self._folder / AGENTS / agent):
+            for name in await asyncio.to_thread(_others, folder, names):
+                async with self._locks[folder / name]:
+                    await asyncio.to_thread(_clear, folder / name, ())
+
+    async def _listed(self, prefix: str) -> dict[str, ObjectInfo]:
+        found: dict[str, ObjectInfo] = {}
+        after: str | None = None
+        while True:
+            page = await self._objects.list(prefix, after=after)
+            found |= {info.key.removeprefix(prefix): info for info in page.objects}
+            after = page.after
+            if len(found) > MOST_FILES or sum(info.size for info in found.values()) > LARGEST:
+                raise Failed(f"a skill has at most {MOST_FILES} files and {LARGEST // 1024**2} MiB")
+            if after is None:
+                return found
+
+    async def _fetch(self, info: ObjectInfo, target: Path) -> Copied:
+        reader = await self._objects.open_read(info.key)
+        beside = target.parent / f".farhand-{secrets.token_hex(8)}.tmp"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            size, runnable = 0, False
+            with beside.open("xb") as file:
+                while piece := await reader.read():
+                    runnable = runnable or (size == 0 and piece.startswith(_RUNNABLE))
+                    size += len(piece)
+                    if size > LARGEST:
+                        raise Failed(f"{info.key} has more than {LARGEST // 1024**2} MiB")
+                    await asyncio.to_thread(file.write, piece)
+            return await asyncio.to_thread(_put_in_place, beside, target, reader.info.etag, runnable)
+        finally:
+            beside.unlink(missing_ok=True)
+            await reader.close()
+
+
+def _put_in_place(beside: Path, target: Path, etag: str, runnable: bool) -> Copied:
+    beside.chmod(0o555 if runnable else 0o444)
+    beside.replace(target)
+    status = target.stat()
+    return etag, status.st_size, status.st_mtime_ns
+
+
+def _others(folder: Path, names: Collection[str]) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(folder) if entry.name not in names]
+    except FileNotFoundError:
+        return []
+
+
+def _is_copied(path: Path, info: ObjectInfo, known: Copied | None) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return known == (info.etag, status.st_size, status.st_mtime_ns)
+
+
+def _clear(folder: Path, wanted: Collection[str]) -> None:
+    """Remove what is not part of the skill: files that are gone, links, and folders that are empty then."""
+    names = {str(folder / inner) for inner in wanted}
+    if folder.is_symlink():
+        folder.unlink()
+    for top, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            path = Path(top) / name
+            if path.is_symlink() or (name in files and str(path) not in names):
+                path.unlink()
+            elif name in folders:
+                with contextlib.suppress(OSError):  # it is not empty
+                    path.rmdir()
+    if not names:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,169 @@
+"""Messages and tools in the shapes of the OpenAI chat API, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from farhand.llm.messages import Block, Content, Image, Message, Role, Text, ToolUse
+from farhand.llm.tool_names import ToolNames, normal_schema
+from farhand.protocol.calls import ToolSpec
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def names_of(messages: Iterable[Message], tools: Iterable[ToolSpec]) -> ToolNames:
+    """The names that a request with these parts needs: of its tools, and of those its past calls used."""
+    used = (use.name for message in messages for use in message.tool_calls)
+    return ToolNames([*(tool.name for tool in tools), *used])
+
+
+def tool_to_wire(tool: ToolSpec, names: ToolNames) -> dict[str, Any]:
+    function = {
+        "name": names.sent(tool.name),
+        "description": tool.description,
+        "parameters": normal_schema(tool.parameters),
+    }
+    return {"type": "function", "function": function}
+
+
+def messages_to_wire(
+    messages: Sequence[Message], names: ToolNames, *, images: bool = True, thinking: bool = False
+) -> list[dict[str, Any]]:
+    """The conversation as the API takes it.
+
+    A tool's message holds only text there, so the images of a round's results follow them in a user's message. With
+    `images` false, a line of text stands for each.
+    """
+    sent: list[dict[str, Any]] = []
+    pictures: list[dict[str, Any]] = []
+    for message in messages:
+        if pictures and message.role != "tool":
+            sent.append({"role": "user", "content": pictures})
+            pictures = []
+        match message.role:
+            case "assistant":
+                if message.text or message.tool_calls:
+                    sent.append(_assistant(message, names, thinking=thinking))
+            case "tool":
+                text = message.text
+                if message.images and not images:
+                    text = "\n".join([text, *(_in_words(image) for image in message.images)])
+                sent.append({"role": "tool", "tool_call_id": message.tool_call_id, "content": text})
+                if message.images and images:
+                    source = f"Shown by the call {message.tool_call_id} of {message.name}:"
+                    pictures.append({"type": "text", "text": source})
+                    pictures += [_part(image, images=True) for image in message.images]
+            case _:
+                entry: dict[str, Any] = {"role": message.role, "content": _content(message.content, images=images)}
+                if message.name:
+                    entry["name"] = message.name
+                sent.append(entry)
+    if pictures:
+        sent.append({"role": "user", "content": pictures})
+    return sent
+
+
+def message_from_wire(entry: Any) -> Message:
+    """A message a client of the API sent, or a whole reply. Raises ValueError saying what is wrong with it."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"a message must be an object, not {type(entry).__name__}")
+    role = _ROLES.get(str(entry.get("role")))
+    if role is None:
+        raise ValueError(f"a message's role must be one of {', '.join(_ROLES)}, not {entry.get('role')!r}")
+    if role == "tool" and not isinstance(entry.get("tool_call_id"), str):
+        raise ValueError("a message of role tool needs the tool_call_id it answers")
+    return Message(
+        role,
+        content_from_wire(entry.get("content")),
+        tool_calls=tuple(_use(call) for call in entry.get("tool_calls") or ()),
+        tool_call_id=entry.get("tool_call_id") if role == "tool" else None,
+        name=entry.get("name") if isinstance(entry.get("name"), str) else None,
+    )
+
+
+def content_from_wire(content: Any) -> Content:
+    """Raises ValueError for a content that is neither text nor parts of text and images."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"a message's content must be text or a list of parts, not {type(content).__name__}")
+    blocks: list[Block] = []
+    for part in content:
+        match part:
+            case {"type": "text" | "input_text", "text": str(text)}:
+                blocks.append(Text(text))
+            case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
+                detail = rest.get("detail")
+                blocks.append(Image(url, detail if isinstance(detail, str) else None))
+            case {"type": "image_url", "image_url": str(url)}:
+                blocks.append(Image(url))
+            case _:
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise ValueError(f"a content part must be of type text or image_url, not {kind!r}")
+    return tuple(blocks)
+
+
+def _object_text(arguments: str) -> str:
+    """Arguments that a provider takes back: several refuse a whole conversation over one call that was no JSON."""
+    try:
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return arguments
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass
+    return msgspec.json.encode({"not_a_json_object": arguments}).decode()
+
+
+def _assistant(message: Message, names: ToolNames, *, thinking: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+    if thinking and message.thinking:
+        entry["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {
+                "id": use.id,
+                "type": "function",
+                "function": {"name": names.sent(use.name), "arguments": _object_text(use.arguments)},
+            }
+            for use in message.tool_calls
+        ]
+    return entry
+
+
+def _content(content: Content, *, images: bool) -> Any:
+    if isinstance(content, str):
+        return content
+    return [_part(block, images=images) for block in content]
+
+
+def _part(block: Block, *, images: bool) -> dict[str, Any]:
+    if isinstance(block, Text):
+        return {"type": "text", "text": block.text}
+    if not images:
+        return {"type": "text", "text": _in_words(block)}
+    url: dict[str, Any] = {"url": block.url}
+    if block.detail:
+        url["detail"] = block.detail
+    return {"type": "image_url", "image_url": url}
+
+
+def _in_words(image: Image) -> str:
+    kind = image.url.removeprefix("data:").partition(";")[0] if image.url.startswith("data:") else image.url
+    return f"[an image ({kind}) that this model cannot see]"
+
+
+def _use(call: Any) -> ToolUse:
+    match call:
+        case {"id": str(identity), "function": {"name": str(name), "arguments": str(arguments)}}:
+            return ToolUse(identity, name, arguments)
+    raise ValueError('a tool call must be {"id", "function": {"name", "arguments"}} with arguments as text')

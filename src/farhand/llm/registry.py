@@ -1,0 +1,173 @@
+"""Which model a name means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from farhand.llm.errors import NotConfigured
+from farhand.llm.fallback import FallbackModel
+from farhand.llm.model import Model
+from farhand.llm.openai import Connections, OpenAIModel
+from farhand.llm.recording import ReplayModel
+from farhand.llm.retry import RetryingModel, RetryPolicy
+from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
+
+DEFAULT_PROVIDER = "openai"
+REPLAY = "replay:"
+RETRIES_BEFORE_FALLBACK = 2
+UNSET = (
+    "No model is set up: set FARHAND_MODEL to a model's name, with OPENAI_API_KEY for OpenAI or OPENAI_BASE_URL for "
+    "any compatible server (LM Studio, Ollama, vLLM), or name one under [agent] model in farhand.toml."
+)
+
+
+class Models:
+    """The models of a gateway, by name. Each is built once, at its first use; `close` ends their connections."""
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, ProviderSettings] | None = None,
+        models: Mapping[str, ModelSettings] | None = None,
+        default: str = "",
+        others: Iterable[str] = (),
+        environ: Mapping[str, str] | None = None,
+        policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
+    ) -> None:
+        """`default` is used where `FARHAND_MODEL` is not in the environment; `others` are further names that the
+        settings use, such as those of agents."""
+        self._environ = environ or {}
+        self._providers = _with_defaults(providers or {}, self._environ)
+        self._settings = dict(models or {})
+        self._default = self._environ.get("FARHAND_MODEL", "").strip() or default
+        self._others = [name for name in others if name]
+        self._policy = policy or (lambda provider: RetryPolicy(retries=provider.retries))
+        self._connections = Connections()
+        self._built: dict[str, Model] = {}
+
+    @property
+    def default(self) -> str:
+        """The name of the model used when none is named; empty when none is set."""
+        return self._default
+
+    @property
+    def listed(self) -> list[str]:
+        """Names that were set up, the default first."""
+        fallbacks = [name for settings in self._settings.values() for name in settings.fallback]
+        default = [self._default] if self._default else []
+        return list(dict.fromkeys([*default, *self._settings, *self._others, *fallbacks]))
+
+    def chosen(self, name: str = "") -> Model:
+        """The model a caller asks for: one that was set up, or the default. Raises NotConfigured.
+
+        A name is only compared with those in the settings, never looked up: `replay:` names a file of the gateway's
+        host, and a provider charges for every model it has.
+        """
+        wanted = name.strip()
+        if wanted and wanted not in self.listed:
+            place = self._place_of(wanted)
+            known = [one for one in self.listed if not one.startswith(REPLAY)]
+            if wanted.startswith(REPLAY) or place not in map(self._place_of, known):
+                raise NotConfigured(_unknown(wanted, known))
+        return self.named(wanted)
+
+    def named(self, name: str = "") -> Model:
+        """The model of that name, or the default. Raises NotConfigured. For names from the settings: see `chosen`."""
+        wanted = name.strip() or self._default
+        if not wanted:
+            raise NotConfigured(UNSET)
+        if wanted not in self._built:
+            self._built[wanted] = self._build(wanted)
+        return self._built[wanted]
+
+    def server(self) -> tuple[str, str]:
+        """Address and key of the default model's provider, for what else is asked there; both may be empty."""
+        provider = self._providers.get(self._place_of(self._default)[0], ProviderSettings())
+        return provider.base_url, provider.api_key or self._environ.get(provider.api_key_env, "")
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    def _build(self, name: str) -> Model:
+        if name.startswith(REPLAY):
+            return ReplayModel(name, Path(name.removeprefix(REPLAY)).expanduser())
+        settings = self._settings_of(name)
+        names = list(dict.fromkeys([name, *settings.fallback]))
+        chain = [self._one(member, last=member == names[-1]) for member in names]
+        return FallbackModel(chain) if len(chain) > 1 else chain[0]
+
+    def _one(self, name: str, *, last: bool) -> Model:
+        if name.startswith(REPLAY):
+            return self._build(name)
+        provider_name, model = self._place_of(name)
+        provider = self._providers.get(provider_name)
+        if provider is None or not provider.base_url:
+            known = ", ".join(sorted(self._providers))
+            raise NotConfigured(
+                f"The model {name!r} names the provider {provider_name!r}, which has no base_url: add "
+                f"[providers.{provider_name}] to farhand.toml, or use one of {known}."
+            )
+        api_key = provider.api_key or self._environ.get(provider.api_key_env, "")
+        if not api_key and provider is PROVIDERS.get(provider_name) and provider.base_url.startswith("https:"):
+            raise NotConfigured(f"The model {name!r} needs a key: set {provider.api_key_env} in the environment.")
+        settings = self._settings_of(name)
+        full = name if name in self._settings and "/" not in name else f"{provider_name}/{model}"
+        asked = OpenAIModel(full, model, provider, settings, api_key, self._connections)
+        policy = self._policy(provider)
+        if not last:
+            policy = msgspec.structs.replace(policy, retries=min(policy.retries, RETRIES_BEFORE_FALLBACK))
+        return RetryingModel(asked, policy)
+
+    def _settings_of(self, name: str) -> ModelSettings:
+        provider, model = self._place_of(name)
+        for key in (name, f"{provider}/{model}", model):
+            if key in self._settings:
+                return self._settings[key]
+        return ModelSettings()
+
+    def _place_of(self, name: str) -> tuple[str, str]:
+        """Provider and model of a name: by its table under `[models]`, as `provider/model`, or at the default one."""
+        settings = self._settings.get(name)
+        if settings is not None and settings.provider:
+            return settings.provider, settings.model or name.removeprefix(f"{settings.provider}/")
+        chosen = settings.model if settings is not None and settings.model else name
+        provider, slash, model = chosen.partition("/")
+        if slash and model and provider in self._providers:
+            return provider, model
+        return DEFAULT_PROVIDER, chosen
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if not known:
+        return f"There is no model {name[:100]!r} here, and no other is set up: leave the model out."
+    near = difflib.get_close_matches(name[:100], known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    choices = ", ".join(known[:20])
+    return (
+        f"There is no model {name[:100]!r} here.{hint} Choose one of: {choices}; [models] in farhand.toml adds others."
+    )
+
+
+def _with_defaults(given: Mapping[str, ProviderSettings], environ: Mapping[str, str]) -> dict[str, ProviderSettings]:
+    providers = {**PROVIDERS, **{name: _over(PROVIDERS.get(name), settings) for name, settings in given.items()}}
+    # The standard variable moves the standard provider, unless the file places it.
+    base_url = environ.get("OPENAI_BASE_URL", "").strip()
+    if base_url and not (DEFAULT_PROVIDER in given and given[DEFAULT_PROVIDER].base_url):
+        providers[DEFAULT_PROVIDER] = msgspec.structs.replace(providers[DEFAULT_PROVIDER], base_url=base_url)
+    return providers
+
+
+def _over(below: ProviderSettings | None, above: ProviderSettings) -> ProviderSettings:
+    if below is None:
+        return above
+    return ProviderSettings(
+        base_url=above.base_url or below.base_url,
+        api_key=above.api_key or ("" if above.api_key_env else below.api_key),
+        api_key_env=above.api_key_env or below.api_key_env,
+        headers={**below.headers, **above.headers},
+        retries=above.retries,
+    )

@@ -1,0 +1,1 @@
+"""Files confined to allowed roots: reading, listing, atomic changes and undo."""

@@ -1,0 +1,273 @@
+"""The path check: which files tools may use, decided by the real file and never by how its path is spelled.
+
+The direct door, the agent's tools, a node with `--root`, the workspace, transfers and undo all ask `AllowedPaths`:
+
+1. `normalise` makes a path absolute and removes what spells the same file in another way (`//etc`, `/./etc`, `..`).
+2. `check` follows every link, and no link that lies in a protected folder or belongs to a process in /proc.
+3. The real file must be in an allowed root and outside the protected folders. A protected folder is recognised by its
+   path and by its identity (device and inode), so a second spelling does not help: upper case on a file system that
+   ignores case, another Unicode form of a name, a bind mount.
+
+The result is opened by `Root`, which follows no link at all, so a path that changes after the check fails to open.
+A file with several names (hard links) is the same file under each of them; reads cannot tell which name was meant.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from farhand.machine.files.confined_root import Root, open_at_hand
+from farhand.machine.files.refused_paths import KERNEL_LINK, OUTSIDE, PROTECTED, UPWARD, ForbiddenPath
+from farhand.protocol.errors import InvalidArgs, ToolError
+
+# As many as Linux follows.
+MOST_LINKS = 40
+
+# The longest path Linux takes.
+LONGEST = 4096
+
+Identity = tuple[int, int]
+Spelling = str | os.PathLike[str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A path that passed the check: as the caller spells it, where it really is, and the root that allows it."""
+
+    path: str
+    real: str
+    root: Root
+
+
+class AllowedPaths:
+    """Everything beneath the roots (without roots: everything), except what is hidden. Safe to use from any thread.
+
+    Relative paths start at the workspace; `~` is an ordinary character. `.` and `..` are removed from the text before
+    links are followed; with `upward=False`, a path with a part `..` is refused instead. Of what is hidden, `exposed`
+    folders can be used all the same. Roots that change are given as a function.
+    """
+
+    def __init__(
+        self,
+        workspace: Spelling,
+        *,
+        roots: Iterable[Root] | Callable[[], Sequence[Root]] = (),
+        hidden: Iterable[Spelling] = (),
+        exposed: Iterable[Spelling] = (),
+        upward: bool = True,
+    ) -> None:
+        self.workspace = _single_slash(os.path.abspath(workspace))  # noqa: PTH100 (a spelling, not a file)
+        fixed = () if callable(roots) else tuple(roots) or (Root("/"),)
+        self._roots = roots if callable(roots) else lambda: fixed
+        self.hidden = _outermost(os.path.realpath(path) for path in hidden)
+        self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
+        self._exposed_paths = tuple(os.path.realpath(path) for path in exposed)
+        self._exposed = tuple(path.rstrip("/") + "/" for path in self._exposed_paths)
+        self._upward = upward
+
+    @property
+    def roots(self) -> Sequence[Root]:
+        return self._roots()
+
+    def normalise(self, path: str) -> str:
+        """Return the absolute path a caller means, links not followed.
+
+        Raises InvalidArgs for text that cannot name a file, and ForbiddenPath.
+        """
+        refuse_unnameable("path", path)
+        if not self._upward and _UPWARD.search(path):
+            raise ForbiddenPath(f"'{shown(path)}' {UPWARD}")
+        return _single_slash(os.path.normpath(os.path.join(self.workspace, path)))  # noqa: PTH118
+
+    def check(self, path: str) -> Place:
+        """Return the real place of a path, which need not exist.
+
+        Raises InvalidArgs for text that cannot name a file, ForbiddenPath, and OSError for links in a circle.
+        """
+        spelled = self.normalise(path)
+        roots = self.roots
+        if self.is_protected(spelled):
+            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+        try:
+            real, identities = self._follow(spelled)
+        except OSError:
+            if any(root.contains(spelled) for root in roots):
+                raise
+            raise ForbiddenPath(_outside(spelled, roots)) from None
+        if self.is_protected(real, identities):
+            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+        allowing = [root for root in roots if root.contains(real)]
+        if not allowing:
+            raise ForbiddenPath(_outside(spelled, roots))
+        # Of several, one that may only be read decides, else the innermost.
+        return Place(spelled, real, max(allowing, key=lambda root: (not root.writable, len(root.path))))
+
+    def check_at_hand(self, path: str, roots: Sequence[Root]) -> str | None:
+        """Return the real path of a regular file without waiting for anything, or None where `check` is needed.
+
+        None stands for everything that is not plain: a refusal, a link on the way, and what the kernel would have to
+        fetch from a disk or a server.
+        """
+        try:
+            spelled = self.normalise(path)
+        except ToolError:
+            return None
+        if self.is_protected(spelled) or not any(root.contains(spelled) for root in roots):
+            return None
+        status, identities = None, []
+        for above in _above(spelled):
+            status = _status_at_hand(above)
+            if status is None:
+                return None
+            identities.append(_identity(status))
+        if status is None or not stat.S_ISREG(status.st_mode) or self.is_protected(spelled, identities):
+            return None
+        return spelled
+
+    def is_protected(self, real: str, identities: Sequence[Identity | None] = ()) -> bool:
+        """Return whether a real path is hidden, or beneath something that is, and not exposed.
+
+        `identities` are those of the path and the folders above it, outermost first, as far as they exist.
+        """
+        # With a slash at the end a path begins with every folder it is in, and with itself.
+        path = real + "/"
+        if path.startswith(self._hidden):
+            return not path.startswith(self._exposed)
+        if not identities or not self._hidden:
+            return False
+        hidden, exposed = self.protected_identities(), _identities(self._exposed_paths)
+        for identity in reversed(identities):
+            if identity in exposed:
+                return False
+            if identity in hidden:
+                return True
+        return False
+
+    def is_protected_status(self, status: os.stat_result) -> bool:
+        """Return whether a file or folder is itself hidden, whatever its name."""
+        return _identity(status) in self.protected_identities()
+
+    def protected_identities(self) -> frozenset[Identity]:
+        """Return the identities of what is hidden, for code that walks folders by their descriptors."""
+        return _identities(self.hidden)
+
+    def _follow(self, spelled: str) -> tuple[str, list[Identity | None]]:
+        """Return the path without links, and the identity of each part of it; None for a part that does not exist."""
+        names: list[str] = []
+        identities: list[Identity | None] = []
+        rest = _parts(spelled)[::-1]
+        links = 0
+        while rest:
+            name = rest.pop()
+            if name == "..":  # in the target of a link
+                del names[-1:], identities[-1:]
+                continue
+            names.append(name)
+            path = "/" + "/".join(names)
+            if len(path) > LONGEST:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), spelled)
+            try:
+                status = os.lstat(path)
+            except OSError:
+                identities.append(None)
+                continue
+            if not stat.S_ISLNK(status.st_mode):
+                identities.append(_identity(status))
+                continue
+            if _OF_A_PROCESS.match(path):
+                raise ForbiddenPath(f"'{shown(spelled)}' {KERNEL_LINK}")
+            if self.is_protected(path, identities):
+                raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), spelled)
+            names.pop()
+            try:
+                target = os.readlink(path)  # noqa: PTH115
+            except OSError:  # it was replaced in the meantime: look again, as often as links are followed
+                rest.append(name)
+                continue
+            if target.startswith("/"):
+                names.clear()
+                identities.clear()
+            rest += _parts(target)[::-1]
+        return "/" + "/".join(names), identities
+
+
+# As a path separates its parts, and as an address or another system would.
+_SLASH = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
+_UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.IGNORECASE)
+# `/proc/PID/root`, `cwd`, `exe`, `fd/N`, …: what they lead to has no path, or one in another mount namespace.
+_OF_A_PROCESS = re.compile(r"/proc/[0-9]+/")
+
+
+def shown(path: str) -> str:
+    """Return a path as text that can travel: bytes of a name that are not UTF-8 become U+FFFD."""
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "replace")
+
+
+def refuse_unnameable(parameter: str, text: str) -> None:
+    """Raise InvalidArgs naming the parameter when the text cannot be handed to the system."""
+    if "\0" in text:
+        raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
+
+
+def _single_slash(path: str) -> str:
+    """POSIX lets `//` at the beginning mean something of its own, so `normpath` keeps it; here it means `/`."""
+    return path[1:] if path.startswith("//") else path
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _above(path: str) -> list[str]:
+    """The folders a path is in, outermost first, and the path itself."""
+    parts = _parts(path)
+    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Paths without those that lie beneath another of them."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(path.startswith(above.rstrip("/") + "/") for above in kept):
+            kept.append(path)
+    return tuple(kept)
+
+
+def _outside(spelled: str, roots: Sequence[Root]) -> str:
+    return f"'{shown(spelled)}' {OUTSIDE} {', '.join(root.path for root in roots)}"
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def _identities(paths: Iterable[str]) -> frozenset[Identity]:
+    found = set()
+    for path in paths:
+        try:
+            found.add(_identity(os.lstat(path)))
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def _status_at_hand(path: str) -> os.stat_result | None:
+    descriptor = open_at_hand(path, reading=False)
+    if descriptor is None:
+        return None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,479 @@
+"""The files of one computer that may be touched, and the three ways to touch them: open, list, replace.
+
+A path is checked by `AllowedPaths` and then opened without following any link. What the kernel refuses
+comes out as the error a caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from farhand.machine.files import steering_files as steering
+from farhand.machine.files.allowed_paths import AllowedPaths, Place, shown
+from farhand.machine.files.confined_root import Root, open_at_hand, sync_folder
+from farhand.machine.files.refused_paths import EXISTS, PROTECTED, AlreadyThere, ForbiddenPath
+from farhand.machine.files.steering_files import SteeringFiles
+from farhand.machine.files.undo_log import Changing, Digest, KeptFiles
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+
+# The longest path an error repeats whole, and the longest the system takes.
+MOST_SHOWN = 4096
+MOST_PEEKED = 256
+
+
+class Files:
+    """The files that `AllowedPaths` allows. What a call changes is kept in `kept`, so that it can be undone.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        roots: Iterable[Root] | Callable[[], Sequence[Root]] = (),
+        hidden: Iterable[str | os.PathLike[str]] = (),
+        exposed: Iterable[str | os.PathLike[str]] = (),
+        read_only: bool = False,
+        upward: bool = True,
+        intents: Path | None = None,
+        kept: KeptFiles | None = None,
+        steering: SteeringFiles | None = None,
+    ) -> None:
+        """`intents`: where changes of several files at once are written down while they are under way. `steering`: the
+        files that are changed only where `steering.allowed` says so."""
+        self.steering = steering
+        self.paths = AllowedPaths(workspace, roots=roots, hidden=hidden, exposed=exposed, upward=upward)
+        self.workspace = self.paths.workspace
+        self.read_only = read_only
+        self.intents = intents
+        self.kept = kept
+        # Paths that `peek` has judged, and what each comes to; nothing of the file system is remembered.
+        self._peeked: dict[str, str] = {}
+        self._peeked_beneath: Sequence[Root] = ()
+        # Held from the last look at a file to its replacement.
+        self.settling = threading.Lock()
+
+    @property
+    def roots(self) -> Sequence[Root]:
+        return self.paths.roots
+
+    def resolve(self, path: str) -> str:
+        """Return the absolute path a caller means: see `AllowedPaths.normalise`. Raises ToolError."""
+        return self.paths.normalise(path)
+
+    def place(self, path: str) -> Place:
+        """Check a path, which need not exist: see `AllowedPaths.check`. Raises ToolError."""
+        with told("resolve", self.resolve(path)):
+            return self.paths.check(path)
+
+    def is_hidden(self, real: str) -> bool:
+        """Return whether a real path is hidden, or beneath something that is, and not exposed."""
+        return self.paths.is_protected(real)
+
+    def open(self, path: str) -> BinaryIO:
+        """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
+        place = self.place(path)
+        with told("read", place.path), folder_of(place) as (folder, name):
+            return open_regular(folder, name)
+
+    def peek(self, path: str, most: int) -> bytes | None:
+        """The content of a regular file of at most `most` bytes, if it can be had without waiting for anything.
+
+        None where the kernel would have to fetch something, where a link is on the way, and whatever else is not plain:
+        `open` does it then, or says why not. On the gateway's loop this saves the way to a thread and back, which takes
+        several times as long as such a read.
+        """
+        roots = self.roots
+        if roots is not self._peeked_beneath or len(self._peeked) > MOST_PEEKED:
+            self._peeked, self._peeked_beneath = {}, roots
+        spelled = self._peeked.get(path) or self.paths.check_at_hand(path, roots)
+        descriptor = None if spelled is None else open_at_hand(spelled, reading=True)
+        if spelled is None or descriptor is None:
+            return None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                self._peeked.pop(path, None)
+                return None
+            if status.st_size > most:
+                return None
+            self._peeked[path] = spelled
+            content = bytearray(status.st_size + 1)
+            size = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return bytes(content[:size]) if size == status.st_size else None
+
+    def status(self, path: str) -> os.stat_result:
+        """What is at a path, links followed. Raises NotFound when nothing is."""
+        place = self.place(path)
+        with told("read", place.path), folder_of(place) as (folder, name):
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+    def open_folder(self, place: Place) -> int:
+        """A descriptor to list a folder by (`os.scandir`); the caller closes it. Raises OSError."""
+        folder = place.root.open_folder(place.real)
+        try:
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
+        """Replace or create a file in one step and tell its absolute path. See `replacing`."""
+        with self.replacing(path, expected=expected) as (file, spelled):
+            file.write(content)
+        return spelled
+
+    def create(self, path: str, content: bytes) -> str:
+        """Make a file, whole or not at all, and tell its absolute path. Raises AlreadyThere."""
+        with self.replacing(path, new=True) as (file, spelled):
+            file.write(content)
+        return spelled
+
+    def update(self, path: str, content: bytes) -> None:
+        """Replace the content of a file that is there, in one step. Raises NotFound."""
+        self.status(path)
+        with self.replacing(path, judge=_refuse_missing) as (file, _):
+            file.write(content)
+
+    def append(self, path: str, content: bytes) -> int:
+        """Add to the end of a file that is there and return its new size; when the disk fails, nothing was added.
+
+        A file with further names is replaced by one that has only this name: one of the others may lie outside the
+        roots, and what it names must not change.
+        """
+        place = self._writable(path)
+        with told("write", place.path), folder_of(place) as (folder, name), self.settling:
+            refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
+                before = os.fstat(file.fileno())
+                refuse_irregular(before)
+                if before.st_nlink == 1:
+                    with self._keeping_appended(folder, name, place, content):
+                        try:
+                            file.write(content)
+                            file.flush()
+                            os.fsync(file.fileno())
+                        except OSError:
+                            os.ftruncate(file.fileno(), before.st_size)
+                            raise
+                    return os.fstat(file.fileno()).st_size
+        return self._append_to_copy(path, content)
+
+    def _append_to_copy(self, path: str, content: bytes) -> int:
+        with self.open(path) as old:
+            before = os.fstat(old.fileno())
+
+            def refuse_changed(now: os.stat_result | None) -> None:
+                if now is None or _version(now) != _version(before):
+                    raise Failed(
+                        f"Failed to write '{shown(path)}': another program changed the file in the meantime, so "
+                        "nothing was added; try again"
+                    )
+
+            with self.replacing(path, judge=refuse_changed) as (file, _):
+                shutil.copyfileobj(old, file)
+                file.write(content)
+                return file.tell()
+
+    def _writable(self, path: str) -> Place:
+        place = self.place(path)
+        self.refuse_unwritable("write", place)
+        return place
+
+    def refuse_unwritable(self, action: str, place: Place, *, folder: bool = False) -> None:
+        """Raise NotAllowed for a place whose files may only be read, or not be changed by this caller.
+
+        `folder`: a whole folder is to be put there.
+        """
+        if self.read_only or not place.root.writable:
+            raise NotAllowed(f"Failed to {action} '{shown(place.path)}': the files here are read-only")
+        if self.steering is None or steering.allowed.get():
+            return
+        if self.steering.covers(place.real) or (folder and self.steering.holds(place.real)):
+            raise steering.refused(shown(place.path))
+
+    @contextlib.contextmanager
+    def replacing(
+        self,
+        path: str,
+        *,
+        expected: bytes | None = None,
+        judge: Callable[[os.stat_result | None], None] | None = None,
+        new: bool = False,
+        beside: str = "",
+    ) -> Iterator[tuple[BinaryIO, str]]:
+        """An empty file, and the absolute path whose content it becomes when the block ends well.
+
+        Until then, and whenever the block or the disk fails, the old file stays as it was. Missing folders
+        are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
+        no longer that is left alone and Failed is raised; with `new`, any file is, and AlreadyThere is raised.
+        `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
+        `beside` is what the file is called until then, for whoever wants to know that.
+        """
+        place = self._writable(path)
+        made = place.root.missing_folders(place.real) if self.kept is not None and self.kept.wanted else ()
+        with told("write", place.path), folder_of(place, make=True) as (folder, name):
+            if new:
+                _refuse_existing(folder, name, place)
+            old = replaceable(folder, name)
+            beside = beside or f".farhand-{secrets.token_hex(8)}.tmp"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    yield file, place.path
+                    file.flush()
+                    if old:
+                        take_over(descriptor, old)
+                    written = self.written(descriptor)
+                    os.fsync(descriptor)
+                # Two edits of one file must not both find it unchanged.
+                with self.settling:
+                    if judge is not None:
+                        judge(_status(folder, name))
+                    if expected is not None and content_of(folder, name) != expected:
+                        raise Failed(
+                            f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
+                            "in the meantime, so nothing was written. Read it again and repeat the edit."
+                        )
+                    with self.keeping(folder, name, place.real, written, made=made):
+                        if new:
+                            _refuse_existing(folder, name, place)
+                            _settle(folder, beside, name, place)
+                        else:
+                            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(beside, dir_fd=folder)
+                raise
+            sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a link but never what it leads to. Raises NotFound when there is none."""
+        spelled = self.resolve(path)
+        parent, name = os.path.split(spelled)
+        place = self.place(parent)
+        real = os.path.join(place.real, name)  # noqa: PTH118
+        self.refuse_unwritable("remove", Place(spelled, real, place.root))
+        if self.is_hidden(real):
+            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+        with told("remove", spelled):
+            folder = place.root.open_folder(place.real)
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                linked = stat.S_ISLNK(status.st_mode)
+                if self.paths.is_protected_status(status):
+                    raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+                if not linked:
+                    refuse_irregular(status)
+                with self.settling, self.keeping(folder, name, real, None, unkept="it was a link" if linked else ""):
+                    os.unlink(name, dir_fd=folder)
+                sync_folder(folder)
+            finally:
+                os.close(folder)
+
+    # -- keeping what was there -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def keeping(
+        self,
+        folder: int,
+        name: str,
+        real: str,
+        new: Digest | None,
+        *,
+        in_place: bool = False,
+        unkept: str = "",
+        made: Sequence[str] = (),
+    ) -> Iterator[None]:
+        """Keep what a file holds while the block changes it, if a call is being worked on: see `KeptFiles.keeping`."""
+        if self.kept is None or not self.kept.wanted:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            old = None
+            if not unkept:
+                try:
+                    old = stack.enter_context(open_regular(folder, name, buffered=False))
+                except FileNotFoundError:
+                    pass
+                except OSError as error:  # it may be written and not read
+                    unkept = f"it could not be read: {error.strerror}"
+            stack.enter_context(self.kept.keeping([Changing(folder, name, real, old, new, in_place, unkept, made)]))
+            yield
+
+    def written(self, descriptor: int) -> Digest | None:
+        """What a file that was just written holds, where that matters: its old content is kept for a call."""
+        return None if self.kept is None or not self.kept.wanted else self.kept.digest(descriptor)
+
+    @contextlib.contextmanager
+    def _keeping_appended(self, folder: int, name: str, place: Place, content: bytes) -> Iterator[None]:
+        if self.kept is None or not self.kept.wanted:
+            yield
+            return
+        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size + len(content)
+        new = Digest("", size)
+        if size <= self.kept.largest:
+            new = Digest.of((content_of(folder, name) or b"") + content)
+        with self.keeping(folder, name, place.real, new, in_place=True):
+            yield
+
+
+@contextlib.contextmanager
+def told(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterator[None]:
+    """Turn what the system says into an error that names the act, the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        name = shown(path)
+        if len(name) > MOST_SHOWN:
+            name = f"{name[:100]}…"
+        message = f"Failed to {act} '{name}': {_reason(error)}"
+        kind = missing if error.errno in (errno.ENOENT, errno.ENOTDIR) else _KINDS.get(error.errno or 0, Failed)
+        raise kind(message) from error
+
+
+_KINDS: dict[int, type[ToolError]] = {
+    errno.EACCES: NotAllowed,
+    errno.EPERM: NotAllowed,
+    errno.EROFS: NotAllowed,
+    errno.EXDEV: NotAllowed,
+    errno.ENAMETOOLONG: InvalidArgs,
+}
+
+_ADVICE = {
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.ELOOP: "too many links, or the path was changed while it was opened",
+    errno.ENOSPC: "the disk is full; nothing was changed",
+    errno.EDQUOT: "the disk quota is used up; nothing was changed",
+    errno.EBUSY: "it is a mount point and cannot be replaced",
+}
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{text} ({advice})" if advice else text
+
+
+@contextlib.contextmanager
+def folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The folder that holds a place, and the name of the place in it (`.` for a root itself)."""
+    if place.real == place.root.path:
+        parent, name = place.real, "."
+    else:
+        parent, name = os.path.split(place.real)
+    if make:
+        with told("create the folders of", place.path, missing=Failed):
+            folder = place.root.open_folder(parent, make=True)
+    else:
+        folder = place.root.open_folder(parent)
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def open_regular(folder: int, name: str, *, buffered: bool = True) -> BinaryIO:
+    """A regular file for reading, and nothing else. Raises OSError."""
+    # Looked at before it is opened: to open a device can already do something.
+    refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb", -1 if buffered else 0)
+    try:
+        refuse_irregular(os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def refuse_irregular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_KIND_NAMES.get(stat.S_IFMT(status.st_mode), 'no regular file')}")
+
+
+_KIND_NAMES = {
+    stat.S_IFIFO: "a named pipe, not a regular file",
+    stat.S_IFSOCK: "a socket, not a regular file",
+    stat.S_IFCHR: "a device, not a regular file",
+    stat.S_IFBLK: "a device, not a regular file",
+    stat.S_IFLNK: "a link that leads in a circle",
+}
+
+
+def replaceable(folder: int, name: str) -> os.stat_result | None:
+    """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
+    old = _status(folder, name)
+    if old is None:
+        return None
+    refuse_irregular(old)
+    # A rename asks only the folder; a file its owner made read-only is to stay what it is.
+    if not os.access(name, os.W_OK, dir_fd=folder):
+        os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return old
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _refuse_missing(old: os.stat_result | None) -> None:
+    if old is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _refuse_existing(folder: int, name: str, place: Place) -> None:
+    if _status(folder, name) is not None:
+        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}")
+
+
+def _settle(folder: int, beside: str, name: str, place: Place) -> None:
+    """Give a file its name unless somebody else has it by now."""
+    try:
+        os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}") from None
+    except OSError:  # a file system without second names; the moment between look and rename is short
+        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    else:
+        os.unlink(beside, dir_fd=folder)
+
+
+def take_over(descriptor: int, old: os.stat_result) -> None:
+    """Give the new file the old one's owner and mode, but no set-user-id: its content is new."""
+    with contextlib.suppress(PermissionError):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, old.st_mode & 0o777)
+
+
+def content_of(folder: int, name: str) -> bytes | None:
+    try:
+        with open_regular(folder, name) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,99 @@
+"""What is allowed on the gateway's own machine, and which part of a home tools may use.
+
+On the gateway's machine a path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and
+the real file lies in an allowed folder and neither in a system folder nor among the gateway's own keys and records.
+`AllowedPaths` applies the rule.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farhand.machine.files.confined_root import Root
+from farhand.machine.files.files import Files
+from farhand.machine.files.steering_files import SteeringFiles
+from farhand.machine.files.transaction_log import INTENTS_FOLDER
+from farhand.machine.files.undo_log import KeptFiles
+from farhand.protocol.errors import NotFound
+
+log = logging.getLogger(__name__)
+
+# What no tool on this machine may read or write, whatever the settings allow.
+SYSTEM_FOLDERS = (
+    "/bin",
+    "/sbin",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/boot",
+    "/run",
+    "/var/run",
+)
+
+# In the gateway's home: the workspaces, which are there to be used. Everything else in it is the gateway's own.
+AGENTS_FOLDER = "agents"
+
+
+def local_files(
+    workspace: Path,
+    home: Path,
+    allowed: Callable[[], Sequence[str]],
+    kept: KeptFiles | None = None,
+    *,
+    readable: Path | None = None,
+) -> Files:
+    """The files of this machine: those of the workspace and of the folders that are `allowed` at the time.
+
+    `readable`: a folder of the home that may be read and not written.
+    """
+    also = [] if readable is None else [readable]
+    return Files(
+        workspace,
+        roots=_Roots(workspace, allowed, tuple(Root(folder, writable=False) for folder in also)),
+        hidden=[*SYSTEM_FOLDERS, home],
+        exposed=exposed_in_home(home, workspace, *also),
+        upward=False,
+        intents=home.resolve() / INTENTS_FOLDER,
+        kept=kept,
+        steering=SteeringFiles(home, [workspace]),
+    )
+
+
+def exposed_in_home(home: Path, *folders: Path) -> list[Path]:
+    """Return what tools may use in a home: the agents' workspaces, and those of the folders that lie in it."""
+    own = home.resolve()
+    return [own / AGENTS_FOLDER, *(folder for folder in folders if own in folder.resolve().parents)]
+
+
+class _Roots:
+    """The roots of the settings as they are now."""
+
+    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]], readable: Sequence[Root]) -> None:
+        self._fixed = [*readable, Root(workspace)]
+        self._allowed = allowed
+        self._known: tuple[Sequence[str], tuple[Root, ...]] | None = None
+        self._missed: Sequence[str] = ()
+
+    def __call__(self) -> Sequence[Root]:
+        allowed = self._allowed()
+        known = self._known
+        if known is not None and known[0] is allowed:
+            return known[1]
+        roots, missing = list(self._fixed), []
+        for path in allowed:
+            try:
+                roots.append(Root(Path(path).expanduser()))
+            except (NotFound, RuntimeError):
+                missing.append(path)
+        if not missing:
+            self._known = (allowed, tuple(roots))
+        elif self._missed is not allowed:  # they are looked for again at each use, and complained of once
+            self._missed = allowed
+            log.warning("[tools] roots: %s cannot be found and is left out", ", ".join(missing))
+        return tuple(roots)

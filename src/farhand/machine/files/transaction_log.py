@@ -1,0 +1,146 @@
+"""What several files that change together are to become, on disk before the first of them is touched.
+
+A program that is killed in the middle leaves its intent behind, and whoever starts next undoes what was done of it. So
+the files are as they were, or as they were to be, whenever somebody looks who has not looked during the change itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.confined_root import sync_folder
+from farhand.machine.files.files import Files, content_of, folder_of, told
+from farhand.machine.files.private_files import open_private
+from farhand.protocol.errors import ToolError
+
+log = logging.getLogger(__name__)
+
+# In the home of a gateway, and among the state of a node.
+INTENTS_FOLDER = "changes"
+UNDER_WAY = ".json"
+DONE = ".done"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One file: where it is, what it holds before and after (None: there is no file), and the names of its copies."""
+
+    # As the system has it: a name need not be text.
+    path: bytes
+    old: str | None
+    new: str | None
+    beside: str
+    kept: str
+    # Folders that were not there before, the outermost first.
+    made: tuple[bytes, ...] = ()
+
+
+class Intent:
+    """An intent on disk, in a `folder` that is the program's own."""
+
+    def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = folder / f"{secrets.token_hex(8)}{UNDER_WAY}"
+        beside = self._path.with_suffix(".new")
+        with open_private(beside, "wb") as file:
+            file.write(msgspec.json.encode(list(steps)))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(self._path)
+        _sync(folder)
+
+    def done(self) -> None:
+        """Every file is what it was to become: from now on nothing is undone."""
+        with told("note the end of a change in", str(self._path)):
+            self._path = self._path.rename(self._path.with_suffix(DONE))
+            _sync(self._path.parent)
+
+    def forget(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def intended(folder: Path | None, steps: Sequence[Step]) -> Iterator[Intent | None]:
+    """The intent of a change, while it is under way. One file alone needs none: it is replaced in one step."""
+    if folder is None or len(steps) < 2:
+        yield None
+        return
+    with told("note a change in", str(folder)):
+        intent = Intent(folder, steps)
+    try:
+        yield intent
+    finally:
+        intent.forget()
+
+
+def settle(files: Files) -> int:
+    """Undo what changes that nobody finished have done, and remove what they left lying about; how many there were.
+
+    A file that somebody has changed since stays as it is. What cannot be reached is left for the next time.
+    """
+    if files.intents is None or not files.intents.is_dir():
+        return 0
+    found = sorted(files.intents.iterdir())
+    settled = 0
+    for path in found:
+        if path.suffix not in (UNDER_WAY, DONE):
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            steps = msgspec.json.decode(path.read_bytes(), type=list[Step])
+            for step in reversed(steps):
+                _settle_step(files, step, undo=path.suffix == UNDER_WAY)
+        except (msgspec.MsgspecError, ToolError, OSError) as error:
+            log.error("a patch that was broken off could not be undone (%s): %s", path, error)
+            continue
+        path.unlink()
+        settled += 1
+        if path.suffix == UNDER_WAY:
+            names = ", ".join(shown(os.fsdecode(step.path)) for step in steps)
+            log.warning("a patch was broken off by the end of the program; it was undone in %s", names)
+    return settled
+
+
+def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
+    place = files.place(os.fsdecode(step.path))
+    if os.path.isdir(os.path.dirname(place.real)):  # noqa: PTH112, PTH120 (else it was never made)
+        with folder_of(place) as (folder, name):
+            if undo:
+                _undo(folder, name, step)
+            for left in (step.beside, step.kept):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left, dir_fd=folder)
+            sync_folder(folder)
+    if undo:
+        place.root.remove_folders([os.fsdecode(folder) for folder in step.made])
+
+
+def _undo(folder: int, name: str, step: Step) -> None:
+    now = digest(content_of(folder, name))
+    if now != step.new:
+        if now != step.old:
+            log.warning("%s was changed since; it stays as it is", shown(os.fsdecode(step.path)))
+    elif step.old is None:
+        os.unlink(name, dir_fd=folder)
+    else:
+        os.rename(step.kept, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def digest(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

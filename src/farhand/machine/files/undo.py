@@ -1,0 +1,204 @@
+"""Taking back what a call did to files: all of them become what they were, or none is touched."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import stat
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from farhand.machine.files.allowed_paths import Place, shown
+from farhand.machine.files.files import Files
+from farhand.machine.files.transaction import Change, change_files
+from farhand.machine.files.undo_log import KeptCall, KeptFiles, call_id
+from farhand.machine.files.undo_log_lines import KeptFile
+from farhand.protocol.errors import Failed, NotFound, ToolError
+
+MOST_DIFFED: Final = 64 * 1024
+# Longer contents are not compared line by line.
+MOST_COMPARED: Final = 4_000_000  # pairs of lines: comparing takes that much time at worst
+_ACTS: Final = {(True, True): "restored", (True, False): "recreated", (False, True): "removed"}
+
+
+class ChangedSince(Failed):
+    """A file is no longer what the call left there."""
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One file to be taken back."""
+
+    file: KeptFile
+    place: Place
+    now: bytes | None
+    then: bytes | None
+
+    @property
+    def act(self) -> str:
+        return _ACTS[self.then is not None, self.now is not None]
+
+    def shown(self, *, diff: bool) -> dict[str, Any]:
+        result = {"path": shown(self.place.path), "action": self.act, "bytes": len(self.then or b"")}
+        text = self._diff() if diff else None
+        return result if text is None else {**result, "diff": text}
+
+    def _diff(self) -> str | None:
+        """How the file would change; None for what is no text, or too much of it."""
+        now, then = self.now or b"", self.then or b""
+        if max(len(now), len(then)) > MOST_DIFFED or b"\0" in now + then:
+            return None
+        try:
+            before, after = now.decode().splitlines(keepends=True), then.decode().splitlines(keepends=True)
+        except UnicodeDecodeError:
+            return None
+        if len(before) * len(after) > MOST_COMPARED:
+            return None
+        name = shown(self.place.path)
+        lines = difflib.unified_diff(before, after, name if self.now is not None else "/dev/null", name)
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def undo(files: Files, kept: KeptFiles, call: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Give the files that a call changed their old content back, and remove those it made; tell what was done.
+
+    All or nothing. It is itself kept, for the call being worked on, and so can be undone. With `dry_run` nothing is
+    done and the answer tells what would be. Raises NotFound when nothing was kept for the call, ChangedSince when a
+    file is not what the call left there, ForbiddenPath and NotAllowed as any other change would, Failed.
+    """
+    try:
+        found = kept.find(call)
+    except OSError as error:
+        raise Failed(f"what was kept in {kept.folder} cannot be read: {error.strerror or error}") from None
+    if found is None:
+        raise NotFound(_nothing(kept, call))
+    if not kept.in_effect(call):
+        assert found.undone is not None
+        raise Failed(f"call {call} was already undone, by call {found.undone.by} at {_moment(found.undone.at)}")
+    files_changed = _merged(found)
+    missing = [f"'{shown(file.name)}': {file.unkept}" for file in files_changed if file.unkept]
+    if missing:
+        raise Failed(f"call {call} cannot be undone, its old content was not kept: {'; '.join(missing)}")
+    steps = [_step(files, kept, file, found) for file in files_changed]
+    steps = [step for step in steps if step.now != step.then]
+    if not steps and files_changed:
+        raise Failed(f"nothing to undo: what call {call} changed is already as it was before it")
+    if not dry_run:
+        change_files(
+            files,
+            [Change(step.place.real, step.now, step.then, step.file.mode or None, step.file.owner) for step in steps],
+        )
+        for step in steps:
+            if step.then is None:
+                step.place.root.remove_folders([os.fsdecode(folder) for folder in step.file.made])
+        by = call_id.get()
+        if by is not None:
+            kept.undone(call, by)
+    return {
+        "call": call,
+        "undone": not dry_run,
+        **({"dryRun": True} if dry_run else {}),
+        "files": [step.shown(diff=dry_run) for step in steps],
+    }
+
+
+def _merged(found: KeptCall) -> list[KeptFile]:
+    """Each file once: what it was before the first change of the call, and what the last made of it."""
+    merged: dict[bytes, KeptFile] = {}
+    for file in found.files:
+        first = merged.get(file.path)
+        if first is None:
+            merged[file.path] = file
+        else:
+            merged[file.path] = msgspec.structs.replace(
+                first, new=file.new, new_size=file.new_size, unkept=first.unkept or file.unkept
+            )
+    return list(merged.values())
+
+
+def _step(files: Files, kept: KeptFiles, file: KeptFile, found: KeptCall) -> _Step:
+    place = files.place(file.name)
+    if place.real != file.name:
+        raise ChangedSince(
+            f"'{shown(file.name)}' now leads to '{shown(place.real)}'; it was another file when the call changed it, "
+            "so nothing was undone"
+        )
+    now = _content(files, file, kept.largest)
+    then = None
+    if file.old is not None:
+        then = kept.content(file.old)
+        if then is None:
+            raise Failed(
+                f"the old content of '{shown(file.name)}' is lost: what was kept is damaged, or another program "
+                "still wrote to the old file; nothing was undone"
+            )
+    if now != then and _digest(now) != file.new:
+        raise ChangedSince(_changed(files, file, now, max(change.at for change in found.changes.values())))
+    return _Step(file, place, now, then)
+
+
+def _content(files: Files, file: KeptFile, largest: int) -> bytes | None:
+    try:
+        with files.open(file.name) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size > largest:
+                changed = _moment(os.fstat(opened.fileno()).st_mtime_ns // 1_000_000)
+                raise ChangedSince(
+                    f"'{shown(file.name)}' was changed since the call: it has {size} bytes now, the call left "
+                    f"{file.new_size}; it was changed at {changed}; nothing was undone"
+                )
+            return opened.read()
+    except NotFound:
+        return None
+    except Failed as error:
+        status = files.status(file.name)
+        if stat.S_ISREG(status.st_mode):
+            raise
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise ChangedSince(
+            f"'{shown(file.name)}' was changed since the call: the call left {_left(file)}, and now it is {kind}, "
+            f"changed at {_moment(status.st_mtime_ns // 1_000_000)}; nothing was undone"
+        ) from error
+
+
+def _left(file: KeptFile) -> str:
+    return "no file" if file.new is None else f"{file.new_size} bytes with SHA-256 {file.new[:16]}…"
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _changed(files: Files, file: KeptFile, now: bytes | None, at: int) -> str:
+    if now is None:
+        found, when = "it is gone", ""
+    else:
+        found = f"it has {len(now)} bytes with SHA-256 {(_digest(now) or '')[:16]}…"
+        try:
+            when = f", changed at {_moment(files.status(file.name).st_mtime_ns // 1_000_000)}"
+        except ToolError:
+            when = ""
+    return (
+        f"'{shown(file.name)}' was changed since the call: the call left {_left(file)} at {_moment(at)}, and now "
+        f"{found}{when}; nothing was undone"
+    )
+
+
+def _nothing(kept: KeptFiles, call: str) -> str:
+    if kept.quota <= 0:
+        return "nothing is kept on this machine (the quota for undo is 0), so no call can be undone"
+    if kept.was_dropped(call):
+        return (
+            f"what call {call} changed is no longer kept: it made room for newer changes (at most {kept.quota} bytes "
+            "are kept)"
+        )
+    return (
+        f"nothing was kept for call {call}: it changed no file through a file tool. What a command does, and what a "
+        "folder that is transferred replaces, is not kept and cannot be undone"
+    )
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

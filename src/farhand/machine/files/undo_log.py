@@ -1,0 +1,473 @@
+"""What files held before a call changed them: kept until room is needed for newer changes.
+
+A folder with the old contents, each named by its SHA-256, and a log of what was kept for which call. The line of a
+change is in the log before the file is touched, and a second one after it; a change without its second line, left by
+a program that was killed, is looked at when the store is next used: what never happened is forgotten. Lines reach the
+kernel and are not synced: they outlive this program, and a power cut may cost those of the last seconds.
+
+A file that is replaced by a rename is kept by a second name (a hard link), which takes neither time nor room; where
+that cannot be, or the file is written in place, it is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import logging
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from farhand.machine.files.undo_log_lines import Done, Dropped, Kept, KeptFile, Line, Released, Undone
+
+log = logging.getLogger(__name__)
+
+# In the home: what files held before calls changed them, of the gateway and of every node.
+UNDO_FOLDER = "undo"
+MIB = 1024 * 1024
+QUOTA = 512 * MIB
+LARGEST = 64 * MIB
+MOST_CALLS = 5_000
+# So many calls whose contents made room for newer ones are remembered by their ids.
+MOST_DROPPED = 2_000
+
+# More lines than these and twice those that counted, and the log is begun anew.
+DEAD_LINES = 1_000
+
+# The call that is being worked on; what it changes is kept in its name.
+call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", default=None)
+
+
+class Changing(NamedTuple):
+    """A file that is about to be changed."""
+
+    folder: int
+    name: str
+    path: str
+    # The file as it is, opened; None: there is none.
+    old: BinaryIO | None
+    # What it will hold; None: it will be gone.
+    new: Digest | None
+    # It is written where it is, not replaced.
+    in_place: bool = False
+    # Why it cannot be kept.
+    unkept: str = ""
+    # Folders that are made for it, the outermost first.
+    made: Sequence[str] = ()
+
+
+class Digest(NamedTuple):
+    hex: str
+    size: int
+
+    @classmethod
+    def of(cls, content: bytes) -> Digest:
+        return cls(hashlib.sha256(content).hexdigest(), len(content))
+
+
+class KeptCall:
+    """What is known of one call."""
+
+    __slots__ = ("changes", "open", "undone")
+
+    def __init__(self) -> None:
+        self.changes: dict[int, Kept] = {}
+        # Changes of which it is not written that they were made.
+        self.open: set[int] = set()
+        self.undone: Undone | None = None
+
+    @property
+    def files(self) -> Iterator[KeptFile]:
+        return (file for change in self.changes.values() for file in change.files)
+
+
+class KeptFiles:
+    """The store of one machine: one process uses it, from any number of threads. Made on first use.
+
+    At most `quota` bytes are kept, the oldest calls make room first; a file of more than `largest` is not kept. With
+    a quota of 0 nothing is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        quota: int = QUOTA,
+        largest: int = LARGEST,
+        most_calls: int = MOST_CALLS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder = folder
+        self.quota = quota
+        self.largest = min(largest, quota)
+        self._most_calls = most_calls
+        self._clock = clock
+        self._using = threading.RLock()
+        self._calls: dict[str, KeptCall] = {}
+        self._dropped: dict[str, None] = {}
+        self._uses: Counter[str] = Counter()
+        self._sizes: dict[str, int] = {}
+        self._total = 0
+        self._contents = -1
+        self._log = -1
+        self._lines = 0
+        # Lines of the log that counted when it was last begun anew.
+        self._counting = 0
+
+    def close(self) -> None:
+        with self._using:
+            for descriptor in (self._contents, self._log):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._contents = self._log = -1
+
+    # -- keeping ----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a call is being worked on, and what it changes is to be kept."""
+        return self.quota > 0 and call_id.get() is not None
+
+    def digest(self, descriptor: int) -> Digest:
+        """What a file holds, wherever its descriptor stands; of one that is too large to be kept, its size alone."""
+        size = os.fstat(descriptor).st_size
+        if size > self.largest:
+            return Digest("", size)
+        content = hashlib.sha256()
+        offset = 0
+        while piece := os.pread(descriptor, MIB, offset):
+            content.update(piece)
+            offset += len(piece)
+        return Digest(content.hexdigest(), size)
+
+    @contextlib.contextmanager
+    def keeping(self, files: Sequence[Changing]) -> Iterator[None]:
+        """Keep what files hold while the block changes them, for the call that is being worked on.
+
+        A block that raises has changed nothing. Where nothing can be kept (a full disk), the change is made all the
+        same, and a warning is logged.
+        """
+        call = call_id.get()
+        change: int | None = None
+        if call is not None and self.quota > 0:
+            try:
+                change = self._keep(call, files)
+            except OSError as error:
+                log.warning("what call %s changes could not be kept: %s", call, error)
+        try:
+            yield
+        except BaseException:
+            if call is not None and change is not None:
+                self._release(call, change)
+            raise
+        if call is not None and change is not None:
+            self._finish(call, change)
+
+    def _keep(self, call: str, files: Sequence[Changing]) -> int:
+        with self._using:
+            self._open()
+            found = self._calls.get(call)
+            change = 1 + max(found.changes, default=0) if found else 1
+            room = self.quota
+            kept: list[KeptFile] = []
+            for file in files:
+                one = self._keep_content(file, room)
+                kept.append(one)
+                room -= one.size if one.old is not None and not one.unkept else 0
+            line = Kept(call, change, int(self._clock() * 1000), kept)
+            self._write(line)
+            self._apply(line)
+            self._make_room(call)
+            return change
+
+    def _keep_content(self, file: Changing, room: int) -> KeptFile:
+        new, new_size = file.new or (None, 0)
+        made = [os.fsencode(folder) for folder in file.made]
+        kept = KeptFile(os.fsencode(file.path), new=new, new_size=new_size, made=made)
+        why = file.unkept
+        if new_size > self.largest:
+            why = why or f"the new content has {new_size} bytes, and files of more than {self.largest} are not kept"
+        if file.old is not None:
+            status = os.fstat(file.old.fileno())
+            kept = msgspec.structs.replace(
+                kept, size=status.st_size, mode=stat.S_IMODE(status.st_mode), owner=(status.st_uid, status.st_gid)
+            )
+            if status.st_size > self.largest:
+                why = why or f"it had {status.st_size} bytes, and files of more than {self.largest} are not kept"
+            elif status.st_size > room:
+                why = why or f"the files of this change have more bytes than are kept in all ({self.quota})"
+        if why:
+            return msgspec.structs.replace(kept, old="", unkept=why)
+        if file.old is None:
+            return kept
+        digest = _hash(file.old)
+        if digest not in self._sizes:
+            self._put(digest, file, status)
+        return msgspec.structs.replace(kept, old=digest)
+
+    def _put(self, digest: str, file: Changing, status: os.stat_result) -> None:
+        """Have the content in the store. Raises OSError."""
+        assert file.old is not None
+        with contextlib.suppress(FileNotFoundError):  # of a change that was never written down
+            os.unlink(digest, dir_fd=self._contents)
+        if not file.in_place and status.st_nlink == 1:
+            # Another disk, another owner, a file system without second names: then it is copied.
+            with contextlib.suppress(OSError):
+                os.link(file.name, digest, src_dir_fd=file.folder, dst_dir_fd=self._contents, follow_symlinks=False)
+                if os.path.samestat(os.stat(digest, dir_fd=self._contents), status):
+                    return
+                os.unlink(digest, dir_fd=self._contents)
+        beside = f"{digest}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(beside, flags, 0o600, dir_fd=self._contents), "wb") as copy:
+            file.old.seek(0)
+            while piece := file.old.read(MIB):
+                copy.write(piece)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.rename(beside, digest, src_dir_fd=self._contents, dst_dir_fd=self._contents)
+
+    def _release(self, call: str, change: int) -> None:
+        with self._using:
+            line = Released(call, change)
+            self._apply(line)
+            self._note(line)
+
+    def _finish(self, call: str, change: int) -> None:
+        with self._using:
+            line = Done(call, change)
+            self._apply(line)
+            self._note(line)
+        self.close_to_others(call)
+
+    def close_to_others(self, call: str) -> None:
+        """Leave what was kept for a call to its owner alone, once it has no other name.
+
+        A content that was kept by a second name has the mode of the file it was.
+        """
+        with self._using:
+            found = self._calls.get(call)
+            for file in found.files if found is not None else ():
+                with contextlib.suppress(OSError):
+                    if file.old and os.stat(file.old, dir_fd=self._contents, follow_symlinks=False).st_nlink == 1:
+                        os.chmod(file.old, 0o600, dir_fd=self._contents)
+
+    def _make_room(self, newest: str) -> None:
+        while self._total > self.quota or len(self._calls) > self._most_calls:
+            oldest = next(iter(self._calls))
+            if oldest == newest and len(self._calls) == 1:
+                break
+            if oldest == newest:  # a call that goes on for long: what it keeps now is the newest there is
+                self._calls[oldest] = self._calls.pop(oldest)
+                continue
+            line = Dropped(oldest)
+            self._apply(line)
+            self._note(line)
+
+    # -- finding ----------------------------------------------------------------------------------------
+
+    def find(self, call: str) -> KeptCall | None:
+        """What was kept for a call; None when nothing was. Raises OSError."""
+        with self._using:
+            self._open()
+            return self._calls.get(call)
+
+    def in_effect(self, call: str) -> bool:
+        """Whether what a call did still counts: it was not undone, or its undoing was."""
+        with self._using:
+            counts = True
+            while (found := self._calls.get(call)) is not None and found.undone is not None:
+                call, counts = found.undone.by, not counts
+            return counts
+
+    def was_dropped(self, call: str) -> bool:
+        with self._using:
+            return call in self._dropped
+
+    def content(self, digest: str) -> bytes | None:
+        """A kept content; None when it is lost, or no longer what it was: somebody still wrote to the old file."""
+        with self._using:
+            self._open()
+            try:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(digest, flags, dir_fd=self._contents), "rb") as file:
+                    content = file.read(self.largest + 1)
+            except OSError:
+                return None
+        return content if hashlib.sha256(content).hexdigest() == digest else None
+
+    def undone(self, call: str, by: str) -> None:
+        with self._using:
+            line = Undone(call, by, int(self._clock() * 1000))
+            self._apply(line)
+            self._note(line)
+
+    # -- the log ----------------------------------------------------------------------------------------
+
+    def _apply(self, line: Line) -> None:
+        """Change what is known by one line of the log."""
+        found = self._calls.get(line.call)
+        match line:
+            case Kept():
+                if found is None:
+                    found = self._calls[line.call] = KeptCall()
+                found.changes[line.change] = line
+                found.open.add(line.change)
+                for file in line.files:
+                    self._use(file)
+            case Done() if found is not None:
+                found.open.discard(line.change)
+            case Released() if found is not None:
+                for file in found.changes.pop(line.change).files if line.change in found.changes else ():
+                    self._unuse(file)
+                found.open.discard(line.change)
+                if not found.changes:
+                    del self._calls[line.call]
+            case Undone() if found is not None:
+                found.undone = line
+            case Dropped():
+                self._dropped[line.call] = None
+                if found is not None:
+                    del self._calls[line.call]
+                    for file in found.files:
+                        self._unuse(file)
+                if len(self._dropped) > MOST_DROPPED:
+                    del self._dropped[next(iter(self._dropped))]
+
+    def _use(self, file: KeptFile) -> None:
+        if file.old:
+            if not self._uses[file.old]:
+                self._sizes[file.old] = file.size
+                self._total += file.size
+            self._uses[file.old] += 1
+
+    def _unuse(self, file: KeptFile) -> None:
+        if file.old:
+            self._uses[file.old] -= 1
+            if not self._uses[file.old]:
+                del self._uses[file.old]
+                self._total -= self._sizes.pop(file.old)
+                if self._contents >= 0:
+                    with contextlib.suppress(OSError):
+                        os.unlink(file.old, dir_fd=self._contents)
+
+    def _write(self, line: Line) -> None:
+        data = msgspec.json.encode(line) + b"\n"
+        if os.write(self._log, data) != len(data):
+            raise OSError(f"the log in {self.folder} could not be written whole")
+        self._lines += 1
+
+    def _note(self, line: Line) -> None:
+        """As `_write`, for what need not be known: it is found out again after the next start."""
+        if self._log < 0:
+            return
+        try:
+            self._write(line)
+            if self._lines > 2 * self._counting + DEAD_LINES:
+                self._begin_log()
+        except OSError as error:
+            log.warning("the log in %s cannot be written: %s", self.folder, error)
+
+    def _open(self) -> None:
+        """Read what an earlier life of this program kept. Raises OSError."""
+        if self._log >= 0:
+            return
+        contents = self.folder / "contents"
+        for folder in (self.folder.parent, self.folder, contents):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        self._calls.clear()
+        self._dropped.clear()
+        self._uses.clear()
+        self._sizes.clear()
+        self._total = 0
+        for line in self._read_log():
+            self._apply(line)
+        descriptor = os.open(contents, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._settle(descriptor)
+        self._contents = descriptor
+        with os.scandir(contents) as entries:
+            for entry in entries:
+                if entry.name not in self._uses:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.name, dir_fd=self._contents)
+        self._begin_log()
+
+    def _read_log(self) -> Iterable[Line]:
+        decoder = msgspec.json.Decoder(Line)
+        try:
+            lines = (self.folder / "log").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if line:
+                with contextlib.suppress(msgspec.MsgspecError):  # the last one before a power cut
+                    yield decoder.decode(line)
+
+    def _settle(self, contents: int) -> None:
+        """Look at the changes that a program was killed in the middle of, and forget what never happened."""
+        for call, found in list(self._calls.items()):
+            for number in list(found.open):
+                change = found.changes[number]
+                happened = [file for file in change.files if not _as_before(file, contents)]
+                self._apply(Released(call, number))
+                if happened:
+                    self._apply(Kept(call, number, change.at, happened))
+                    self._apply(Done(call, number))
+
+    def _begin_log(self) -> None:
+        """Write the log anew with what counts, beside the old one and then in its place."""
+        lines: list[Line] = [Dropped(call) for call in self._dropped]
+        for call, found in self._calls.items():
+            lines += found.changes.values()
+            lines += [Done(call, number) for number in found.changes if number not in found.open]
+            if found.undone is not None:
+                lines.append(found.undone)
+        beside = self.folder / "log.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(beside, flags, 0o600)
+        try:
+            os.write(descriptor, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            os.fsync(descriptor)
+            beside.replace(self.folder / "log")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if self._log >= 0:
+            os.close(self._log)
+        self._log = descriptor
+        self._lines = self._counting = len(lines)
+
+
+def _as_before(file: KeptFile, contents: int) -> bool:
+    """Whether a file is what it was before the change."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with os.fdopen(os.open(file.path, flags), "rb") as now:
+            status = os.fstat(now.fileno())
+            if file.old and stat.S_ISREG(status.st_mode):
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.stat(file.old, dir_fd=contents), status):
+                        return True
+            if not file.old or status.st_size != file.size:
+                return False
+            return _hash(now) == file.old
+    except FileNotFoundError:
+        return file.old is None
+    except OSError:
+        return False
+
+
+def _hash(file: BinaryIO) -> str:
+    content = hashlib.sha256()
+    while piece := file.read(MIB):
+        content.update(piece)
+    return content.hexdigest()

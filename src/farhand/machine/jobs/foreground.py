@@ -1,0 +1,63 @@
+"""Commands that somebody waits for: whoever stops waiting ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from farhand.machine.jobs.job import Ending, Job
+from farhand.machine.jobs.jobs import Jobs
+from farhand.protocol.errors import Cancelled, Failed
+
+START_SECONDS = 2.0
+
+
+class Foreground:
+    """Runs commands of one `Jobs` to their end."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self._ending: set[asyncio.Task[Ending]] = set()
+
+    async def run(self, command: str, **options: Any) -> Job:
+        """Start a command as `Jobs.start` does and wait for its end.
+
+        Raises what `Jobs.start` raises, Cancelled when it is cancelled (the whole tree is ended then, and the text says
+        what that was), Failed when the end of the command cannot be known.
+        """
+        starting = asyncio.ensure_future(self._jobs.start(command, **options))
+        async with self.held(starting):
+            job = await asyncio.shield(starting)
+            await self._jobs.wait(job)
+        if job.lost:
+            raise await self.lost(job)
+        return job
+
+    @contextlib.asynccontextmanager
+    async def held(self, starting: asyncio.Future[Job], *, leaving: str | None = None) -> AsyncIterator[None]:
+        """While the block runs, to cancel it is to end the job; raises Cancelled then.
+
+        Cancelled with the message `leaving`, the job goes on: whoever leaves will come back for it.
+        """
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            if leaving is not None and leaving in cancelled.args:
+                # A start that is cut off half-way would end the command.
+                await asyncio.wait({starting}, timeout=START_SECONDS)
+                raise
+            # A task of its own: whoever cancels us again does not stop it.
+            ending = asyncio.ensure_future(self._end(starting))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            raise Cancelled((await asyncio.shield(ending)).told("cancelled")) from None
+
+    async def lost(self, job: Job) -> Failed:
+        """End what a lost job left running; the failure that says so."""
+        ending = await self._jobs.end(job)
+        return Failed(ending.told(f"outcome unknown: the keeper of session {job.id} was killed"))
+
+    async def _end(self, starting: asyncio.Future[Job]) -> Ending:
+        return await self._jobs.end(await starting)

@@ -1,0 +1,112 @@
+"""A worker's side of the conversation with its clients: lines of JSON over a socket only its owner can open.
+
+Standard library only: the keeper imports this file.
+"""
+
+# ruff: noqa: PTH108
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from farhand.machine.jobs.spawn import Refused
+
+SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
+READ_SIZE = 65536
+LINE_LIMIT = 16 * 1024 * 1024
+
+
+def listen(path: str, backlog: int) -> socket.socket:
+    """A socket at `path` that only its owner can open."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)  # commands inherit the mask of the person who started the node
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def line(message: dict[str, Any]) -> bytes:
+    """A message as both sides write it."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def refuse(conversation: socket.socket, kind: str, message: str) -> None:
+    """Tell a client that what it asked to start was not started."""
+    with contextlib.suppress(OSError):
+        conversation.sendall(line({"error": {"kind": kind, "message": message}}))
+
+
+def first_line(conversation: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """The request a client begins with, and what it has said after that. Raises Refused when there is none."""
+    text = bytearray()
+    while b"\n" not in text:
+        data = conversation.recv(READ_SIZE)
+        if not data:
+            raise Refused("failed", "the client hung up before it had said what to start")
+        text += data
+        if len(text) > LINE_LIMIT:
+            raise Refused("invalid_args", f"the request is over {LINE_LIMIT} bytes")
+    request, _, rest = bytes(text).partition(b"\n")
+    return json.loads(request), rest
+
+
+class Conversation:
+    """One client of a worker."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        ask: Callable[[Conversation, Any], None],
+        leave: Callable[[Conversation], None],
+    ) -> None:
+        """`ask` is called with each request, `leave` when the client has gone or makes no sense."""
+        client.setblocking(False)
+        self.client = client
+        self._ask = ask
+        self._leave = leave
+        self._text = bytearray()
+
+    def read(self) -> None:
+        try:
+            data = self.client.recv(READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or len(self._text) > LINE_LIMIT:
+            self._leave(self)
+            return
+        self.feed(data)
+
+    def feed(self, data: bytes) -> None:
+        self._text += data
+        *lines, rest = bytes(self._text).split(b"\n")
+        self._text = bytearray(rest)
+        for line in lines:
+            try:
+                request = json.loads(line)
+            except ValueError:
+                self._leave(self)
+                return
+            self._ask(self, request)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A client that does not read is dropped: it finds everything in the record."""
+        text = line(message)
+        try:
+            sent = self.client.send(text)
+        except OSError:
+            sent = -1
+        if sent != len(text):
+            self._leave(self)

@@ -1,0 +1,137 @@
+"""A command as its record tells it: what was asked, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from farhand.machine.jobs.process_tree import COOKIE, Process
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a command ended. `size` is the length of its output at that moment; what is `left` ran on after it."""
+
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    ended_at: int
+    duration_ms: int
+    size: int
+    ended: tuple[Process, ...]
+    left: tuple[Process, ...]
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What ending a tree came to: the processes that were ended, and those that could not be."""
+
+    ended: tuple[Process, ...]
+    survivors: tuple[Process, ...]
+
+    def told(self, what: str) -> str:
+        """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
+        if self.ended:
+            names = ", ".join(f"{process.name} {process.pid}" for process in self.ended)
+            told = f"{what}: ended {len(self.ended)} process{'es' * (len(self.ended) > 1)} ({names})"
+        else:
+            told = f"{what}: nothing was left running"
+        if self.survivors:
+            survivors = ", ".join(f"{process.name} {process.pid}" for process in self.survivors)
+            told += f"; still running, not ours to end: {survivors}"
+        return told
+
+
+class Job(msgspec.Struct, eq=False):
+    """One command. `Jobs` keeps it up to date; moments are milliseconds since the epoch."""
+
+    id: str
+    call_id: str | None
+    command: str
+    workdir: str
+    stdin: bool
+    background: bool
+    boot: str
+    started_at: int
+    pid: int = 0
+    exit: Exit | None = None
+    lost_at: int | None = None
+    over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    @classmethod
+    def accepted(cls, fact: dict[str, Any]) -> Self:
+        """The job of a start request."""
+        return cls(
+            id=fact["id"],
+            call_id=fact["callId"],
+            command=fact["command"],
+            workdir=fact["workdir"],
+            stdin=fact["stdin"],
+            background=fact["background"],
+            boot=fact["boot"],
+            started_at=fact["askedAt"],
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.exit is None and self.lost_at is None
+
+    @property
+    def lost(self) -> bool:
+        """Its worker or the machine went down: how it ended cannot be known; its output until then is kept."""
+        return self.exit is None and self.lost_at is not None
+
+    @property
+    def ended_at(self) -> int | None:
+        return self.exit.ended_at if self.exit else self.lost_at
+
+    @property
+    def cookie(self) -> str:
+        """The line in the environment of everything the command started."""
+        return f"{COOKIE}={self.id}"
+
+    def learn(self, fact: dict[str, Any]) -> None:
+        """Take in a line of the record."""
+        match fact.get("event"):
+            case "started":
+                self.pid, self.started_at = fact["pid"], fact["startedAt"]
+            case "marked":
+                self.background = True
+            case "exited":
+                self.pid, self.started_at = fact["pid"], fact["startedAt"]
+                self.exit = Exit(
+                    exit_code=fact["exitCode"],
+                    signal=fact["signal"],
+                    timed_out=fact["timedOut"],
+                    ended_at=fact["endedAt"],
+                    duration_ms=fact["durationMs"],
+                    size=fact["size"],
+                    ended=processes(fact["ended"]),
+                    left=processes(fact["left"]),
+                )
+            case "lost":
+                self.lost_at = fact["lostAt"]
+        if not self.running:
+            self.over.set()
+
+
+def read_record(folder: Path) -> Iterator[dict[str, Any]]:
+    """The facts of a job's record; a line that a crash has torn is passed over."""
+    try:
+        text = (folder / "record.jsonl").read_bytes()
+    except OSError:
+        return
+    for line in text.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            fact = json.loads(line)
+            if isinstance(fact, dict):
+                yield fact
+
+
+def processes(pairs: Iterable[Sequence[Any]]) -> tuple[Process, ...]:
+    """Processes from the pairs of pid and name that a worker sends."""
+    return tuple(Process(pid, name) for pid, name in pairs)

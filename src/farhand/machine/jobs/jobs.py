@@ -1,0 +1,554 @@
+"""Commands that outlive the program that started them: start, watch, feed, signal, end, and find them again.
+
+`Jobs` is the client of the keeper (see `keeper.py`). All it knows is in its folder, so a program that was killed
+opens the folder again and has the same jobs: same ids, output from any byte offset, exits kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from farhand.machine.files.private_files import open_private
+from farhand.machine.jobs import output
+from farhand.machine.jobs import process_tree as tree
+from farhand.machine.jobs.ipc_client import Link
+from farhand.machine.jobs.ipc_server import SOCKET, line
+from farhand.machine.jobs.job import Ending, Job, processes, read_record
+from farhand.machine.jobs.output import Chunk
+from farhand.machine.jobs.process_tree import Process
+from farhand.machine.threads import apart
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+
+GRACE = 0.25  # seconds between SIGTERM and SIGKILL
+OUTPUT_LIMIT = 50 * 1024 * 1024  # bytes of one job's output kept on disk, the newest
+LISTED_SECONDS = 30 * 60  # how long a finished job stays in the list
+KEPT_SECONDS = 24 * 60 * 60  # how long its record and output stay on disk,
+KEPT_JOBS = 10_000  # unless there are more finished jobs than these,
+KEPT_BYTES = 4 * 1024 * 1024 * 1024  # or they take more room than this
+SWEEP_SECONDS = 60.0
+END_SECONDS = 3.0  # how long workers are waited for that are to end everything
+
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_CALLS = uuid.UUID("3f0c7c5e-6f0b-4f2e-9b43-0d6f1c1f7a11")  # where the id of a call becomes that of its job
+_RUN_KEEPER = (
+    "import sys; sys.path.append(sys.argv[1]); from farhand.machine.jobs.keeper import main; "
+    "main(sys.argv[2], float(sys.argv[3]))"
+)
+_NOBODY = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
+
+
+def login_shell(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The user's login shell with its flags: `$SHELL` if it is absolute and can be run, else `/bin/sh`."""
+    shell = Path(environment.get("SHELL", ""))
+    usable = shell.is_absolute() and shell.is_file() and os.access(shell, os.X_OK)
+    return str(shell) if usable else "/bin/sh", "-lc"
+
+
+class Jobs:
+    """The commands of one folder. Use as `async with Jobs(folder) as jobs`; leaving it ends no command."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        listed_seconds: float = LISTED_SECONDS,
+        kept_seconds: float = KEPT_SECONDS,
+        linger: float = 60.0,
+        eager: bool = True,
+    ) -> None:
+        """`environment`: what commands get (default: this program's). `linger`: how long an unused keeper stays.
+
+        `eager=False` leaves the keeper to be started by the first command.
+        """
+        self.folder = Path(folder).absolute()
+        self.environment = dict(os.environ if environment is None else environment)
+        self._output_limit = output_limit
+        self._listed_seconds = listed_seconds
+        self._kept_seconds = kept_seconds
+        self._linger = linger
+        self._eager = eager
+        self._jobs: dict[str, Job] = {}
+        self._links: dict[str, Link] = {}
+        self._starting: dict[str, asyncio.Future[Job]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hold: Link | None = None
+        self._keeper_lock = asyncio.Lock()
+        self._next_sweep = 0.0
+        self._boot = machine_boot()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        """Adopt what is in the folder and make the keeper ready. Raises Failed when it cannot be started."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        self._open = True
+        if self._eager:
+            await self._ready_keeper()
+        for job in await asyncio.to_thread(self._load_listed):
+            self._jobs[job.id] = job
+        await asyncio.gather(*(self._attach(job) for job in self._jobs.values() if job.running))
+        self._sweep_when_due()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        if self._hold is not None:
+            self._hold.close()
+
+    # start and find
+
+    async def start(
+        self,
+        command: str,
+        *,
+        workdir: str | os.PathLike[str],
+        timeout: float = 0.0,
+        stdin: bool = False,
+        background: bool = False,
+        env: Mapping[str, str] | None = None,
+        bare: bool = False,
+        shell: Sequence[str] | None = None,
+        grace: float = GRACE,
+        job_id: str | None = None,
+        call_id: str | None = None,
+    ) -> Job:
+        """Start `command` with the login shell, or the words of `shell` before it, in the absolute folder `workdir`.
+
+        `env` adds to the environment; with `bare` it is all of it, for a sandbox: in there, /proc shows the environment
+        of the program that made it. `timeout` is in seconds, 0 for none. Without `stdin` the command's input is at its
+        end. A call (or a job id) starts at most once while its record is kept: started before, by whatever program,
+        that job is the answer.
+        Raises NotFound, InvalidArgs or NotAllowed for a workdir that cannot be used, Failed when the command could
+        not be started; nothing runs then. Cancelled, it ends what it may have started.
+        """
+        if "\0" in command:
+            raise InvalidArgs("command holds a NUL character, which no shell can take: remove it")
+        name = job_id or (_call_job_id(call_id) if call_id else str(uuid.uuid4()))
+        if not _JOB_ID.fullmatch(name):
+            raise InvalidArgs(f"job id {name!r} must be 1 to 64 letters, digits, '-' or '_'")
+        if name in self._starting:
+            return await asyncio.shield(self._starting[name])
+        if (job_id or call_id) and (known := await self.find(name)):
+            return known
+        environment = {**({} if bare else self.environment), **(env or {})}
+        request: dict[str, Any] = {
+            "id": name,
+            "callId": call_id,
+            "command": command,
+            "workdir": os.fspath(workdir),
+            "timeoutMs": timeout * 1000,
+            "graceMs": grace * 1000,
+            "stdin": stdin,
+            "background": background,
+            "outputLimit": self._output_limit,
+            "boot": self._boot,
+            "askedAt": _now_ms(),
+            "argv": [*(shell or login_shell(environment)), command],
+            "env": environment,
+        }
+        started: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        self._starting[name] = started
+        try:
+            job = await self._start(request)
+        except Exception as error:
+            started.set_exception(error)
+            started.exception()  # nobody else may be waiting for it
+            raise
+        except BaseException:
+            started.cancel()
+            raise
+        finally:
+            del self._starting[name]
+        started.set_result(job)
+        self._sweep_when_due()
+        return job
+
+    async def _start(self, request: dict[str, Any]) -> Job:
+        words = b"S" + line(request)
+        for _ in range(3):
+            job = Job.accepted(request)
+            link = await self._reach_keeper(job)
+            link.say(words)
+            try:
+                answer = await link.greeting
+            except asyncio.CancelledError:
+                link.ask("end", graceMs=0).add_done_callback(_retrieve)
+                raise
+            if error := answer.get("error"):
+                raise ToolError.of(error["kind"], error["message"])
+            if answer.get("event") == "started":
+                self._jobs[job.id] = job
+                self._links[job.id] = link
+                return job
+            # Started before, or the keeper went away before it answered: the job's folder tells which.
+            if known := await self.find(job.id):
+                return known
+        raise Failed(f"the keeper in {self.folder} went away three times; see {self.folder / 'keeper.log'}")
+
+    async def find(self, job_id: str) -> Job | None:
+        """The job of that id while its record is kept, listed or not."""
+        if job := self._jobs.get(job_id):
+            return job
+        job = self._load(job_id) if _JOB_ID.fullmatch(job_id) else None
+        if job is not None and job.running:
+            self._jobs[job.id] = job
+            await self._attach(job)
+        return job
+
+    async def find_call(self, call_id: str) -> Job | None:
+        """The job that was started for that call, if one ever was."""
+        return await self.find(_call_job_id(call_id))
+
+    async def get(self, job_id: str) -> Job:
+        """As `find`; raises NotFound."""
+        if job := await self.find(job_id):
+            return job
+        raise NotFound(f"No session found for {job_id}")
+
+    def listing(self) -> list[Job]:
+        """Running jobs and those that ended not long ago, newest first."""
+        self._forget_old()
+        return sorted(self._jobs.values(), key=lambda job: job.started_at, reverse=True)
+
+    def listed(self, job: Job) -> bool:
+        """Whether the job runs or ended not long ago."""
+        return job.ended_at is None or time.time() - job.ended_at / 1000 < self._listed_seconds
+
+    # watch
+
+    async def wait(self, job: Job, seconds: float | None = None) -> bool:
+        """Wait for the job's end, at most `seconds`; True when it is over."""
+        if job.running:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await job.over.wait()
+        return not job.running
+
+    def size(self, job: Job) -> int:
+        """The length of the output so far, kept or not."""
+        pieces = output.segments(self._folder(job))
+        return max(pieces[-1][1] if pieces else 0, job.exit.size if job.exit else 0)
+
+    def read(self, job: Job, offset: int, limit: int = 65536) -> Chunk:
+        """At most `limit` bytes of output from byte `offset` on; empty when there are none yet, or none any more."""
+        if offset < 0 or limit < 1:
+            raise InvalidArgs(f"offset {offset} must not be negative and limit {limit} must be at least 1")
+        return output.read(self._folder(job), offset, limit)
+
+    def tail(self, job: Job, limit: int, end: int | None = None) -> Chunk:
+        """What is kept of the last `limit` bytes of output before byte `end` (default: now)."""
+        return output.tail(self._folder(job), limit, self.size(job) if end is None else end)
+
+    async def follow(self, job: Job, offset: int = 0, limit: int = 65536) -> AsyncIterator[Chunk]:
+        """The output from `offset` on, as it comes, until the job is over and all of it was given."""
+        while True:
+            over = not job.running
+            chunk = self.read(job, offset, limit)
+            if chunk.data:
+                offset = chunk.next_offset
+                yield chunk
+            elif over:
+                return
+            elif link := self._links.get(job.id):
+                with contextlib.suppress(ConnectionError):
+                    await link.ask("watch", offset=offset)
+            else:
+                await job.over.wait()
+
+    async def processes(self, job: Job) -> tuple[Process, ...]:
+        """What of the job is alive now, what a finished one left running included."""
+        if job.lost:
+            return tuple(tree.living(await asyncio.to_thread(tree.carrying, job.cookie)))
+        if link := self._links.get(job.id):
+            with contextlib.suppress(ConnectionError):
+                return processes((await link.ask("processes"))["processes"])
+        return ()
+
+    # act
+
+    async def write(self, job: Job, data: bytes) -> int:
+        """Give `data` to the command's input. Raises Failed when it has exited or does not take input."""
+        answer = await self._act(job, "write", data=binascii.b2a_base64(data, newline=False).decode())
+        return int(answer["written"])
+
+    async def close_stdin(self, job: Job) -> None:
+        """Bring the command's input to its end, after what was written. Raises Failed when it has exited."""
+        await self._act(job, "close")
+
+    async def signal(self, job: Job, number: int) -> None:
+        """Send a signal to the command's process group. Raises Failed when it has exited."""
+        if number not in signal.valid_signals():
+            raise InvalidArgs(f"there is no signal {number}")
+        await self._act(job, "signal", number=int(number))
+
+    async def mark_background(self, job: Job) -> bool:
+        """Write down that nobody waits for the job any more; False, when its end is known, if it was over before."""
+        try:
+            job.background = bool((await self._act(job, "mark"))["marked"])
+        except Failed:
+            job.background = False
+        if not job.background:
+            await self.wait(job)
+        return job.background
+
+    async def end(self, job: Job, grace: float = GRACE) -> Ending:
+        """End the whole tree: SIGTERM, `grace` seconds, SIGKILL until nothing is left; say what was ended.
+
+        The request is sent before the first `await`: a caller that is cancelled meanwhile has ended it all the same.
+        """
+        if job.lost:
+            ended, survivors = await asyncio.to_thread(tree.end_carrying, job.cookie)
+            return Ending(tuple(ended), tuple(survivors))
+        if link := self._links.get(job.id):
+            with contextlib.suppress(ConnectionError):
+                answer = await link.ask("end", graceMs=grace * 1000)
+                return Ending(processes(answer["ended"]), processes(answer["survivors"]))
+            await self.wait(job)
+        return Ending((), ())
+
+    async def end_all(self) -> Ending:
+        """SIGKILL everything that any command of this folder started and that still lives; say what was ended.
+
+        That is what runs, what commands that are over left running, also those of an earlier life of this program, and
+        what lost its keeper.
+        """
+        linked = [job for job in self._jobs.values() if job.id in self._links]
+        ran = [job for job in linked if job.running]
+        endings = [asyncio.ensure_future(self.end(job, grace=0.0)) for job in linked]
+        names = await apart(self._names)  # slow searches may hold every shared thread
+        endings += [
+            asyncio.ensure_future(self._end_unlinked(name))
+            for name in names
+            if name not in self._links and (self.folder / name / "socket").exists()
+        ]
+        if endings:
+            await asyncio.wait(endings, timeout=END_SECONDS)
+        told = [ending.result() for ending in endings if ending.done()]
+        for silent in endings:  # a worker that was stopped; what it had carries its name
+            silent.cancel()
+        ended = {process for ending in told for process in ending.ended}
+        ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
+        cookies = [f"{tree.COOKIE}={name}" for name in names]
+        orphans, survivors = await apart(tree.end_carrying, *cookies) if cookies else ([], [])
+        left = {process for ending in told for process in ending.survivors} | set(survivors)
+        return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
+
+    async def _end_unlinked(self, name: str) -> Ending:
+        """End what is below a worker that this program has not spoken to."""
+        try:
+            link = await Link.open(self.folder / name / "socket", lambda _: None, lambda _: None)
+        except OSError:
+            return Ending((), ())  # it has just ended, or was lost: what it had carries its name
+        try:
+            answer = await link.ask("end", graceMs=0)
+            return Ending(processes(answer["ended"]), processes(answer["survivors"]))
+        except ConnectionError:
+            return Ending((), ())
+        finally:
+            link.close()
+
+    async def _act(self, job: Job, act: str, **details: Any) -> dict[str, Any]:
+        while job.running:
+            if link := self._links.get(job.id):
+                with contextlib.suppress(ConnectionError):
+                    return await link.ask(act, **details)
+            await self.wait(job, 0.1)  # its worker is gone, or being looked for
+        raise Failed(f"Session {job.id} {'was lost with its keeper' if job.lost else 'has already exited'}")
+
+    # the keeper and its workers
+
+    async def _reach_keeper(self, job: Job) -> Link:
+        give_up = time.monotonic() + 20.0
+        while True:
+            try:
+                return await self._dial(self.folder / SOCKET, job)
+            except _NOBODY:
+                await self._ready_keeper()
+            except OSError as error:  # it has more to do than it can take on, or we have no descriptor left
+                if time.monotonic() > give_up:
+                    raise Failed(f"cannot reach the keeper in {self.folder}: {error}; nothing was started") from None
+                await asyncio.sleep(0.02)
+
+    async def _ready_keeper(self) -> None:
+        """Start the keeper unless it can be reached, and hold it. Raises Failed with its last words."""
+        async with self._keeper_lock:
+            give_up = time.monotonic() + 20.0
+            while True:
+                try:
+                    hold = await Link.open(self.folder / SOCKET, lambda _: None, lambda _: None)
+                    break
+                except OSError as error:
+                    if time.monotonic() > give_up:
+                        raise Failed(f"the keeper in {self.folder} cannot be reached: {error}") from None
+                await asyncio.to_thread(_run_keeper, self.folder, self._linger)
+            hold.say(b"H")
+            if self._hold is not None:
+                self._hold.close()
+            self._hold = hold
+
+    async def _dial(self, path: Path, job: Job) -> Link:
+        return await Link.open(path, job.learn, lambda link: self._unlinked(job, link))
+
+    def _unlinked(self, job: Job, link: Link) -> None:
+        if self._links.get(job.id) is link:
+            del self._links[job.id]
+            if job.running and self._open:
+                self._spawn(self._attach(job))
+
+    async def _attach(self, job: Job) -> None:
+        """Find the worker of a job that seems to run, or learn how it ended, or that nobody can know."""
+        while True:
+            try:
+                link = await self._dial(self.folder / job.id / "socket", job)
+            except _NOBODY:
+                break
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            self._links[job.id] = link
+            with contextlib.suppress(TimeoutError):  # silent but there: stopped, perhaps; it is heard when it speaks
+                async with asyncio.timeout(2.0):
+                    await link.greeting
+            return
+        for fact in read_record(self.folder / job.id):
+            job.learn(fact)
+        if job.running:
+            self._lose(job)
+
+    def _lose(self, job: Job) -> None:
+        fact = {"event": "lost", "lostAt": _now_ms()}
+        folder = self.folder / job.id
+        with contextlib.suppress(OSError):
+            with open_private(folder / "record.jsonl", "ab") as record:
+                record.write(b"\n" + line(fact))
+            (folder / "socket").unlink(missing_ok=True)
+        job.learn(fact)
+
+    # the folder
+
+    def _folder(self, job: Job) -> str:
+        return f"{self.folder}/{job.id}"
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self.folder) if _JOB_ID.fullmatch(entry.name) and entry.is_dir()]
+
+    def _load_listed(self) -> list[Job]:
+        """Every job that runs or is still listed."""
+        return [job for name in self._names() if (job := self._load(name)) is not None and self.listed(job)]
+
+    def _load(self, job_id: str) -> Job | None:
+        job = None
+        for fact in read_record(self.folder / job_id):
+            if job is not None:
+                job.learn(fact)
+            elif fact.get("event") == "accepted":
+                job = Job.accepted(fact)
+        if job is not None and job.running and job.boot != self._boot:
+            self._lose(job)
+        return job
+
+    def _forget_old(self) -> None:
+        for job in [job for job in self._jobs.values() if not self.listed(job) and job.id not in self._links]:
+            del self._jobs[job.id]
+
+    def _sweep_when_due(self) -> None:
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_SECONDS
+            self._forget_old()
+            needed = {job.id for job in self._jobs.values() if job.running or job.background}
+            needed |= self._links.keys() | self._starting.keys()
+            self._spawn(asyncio.to_thread(_sweep, self.folder, needed, self._kept_seconds))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _run_keeper(folder: Path, linger: float) -> None:
+    log = folder / "keeper.log"
+    if log.exists() and log.stat().st_size > 1024 * 1024:
+        log.unlink()
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN_KEEPER]
+    argv += [str(Path(__file__).parents[3]), str(folder), str(linger)]
+    with open_private(log, "ab") as words:
+        try:
+            status = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                start_new_session=True,
+                timeout=20,
+                check=False,
+            ).returncode
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Failed(f"cannot start the keeper with {argv[0]}: {error}") from None
+    if status != 0:
+        raise Failed(f"the keeper ended with status {status}: {log.read_text(errors='replace')[-500:].strip()}")
+    time.sleep(0.002)  # another keeper may hold the lock and not listen yet
+
+
+def _sweep(folder: Path, needed: set[str], kept_seconds: float) -> None:
+    """Remove finished jobs from the disk: the old ones, and the oldest of too many or too much."""
+    finished: list[tuple[float, int, str]] = []
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):
+            if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > 60:
+                shutil.rmtree(entry.path, ignore_errors=True)  # was being made when its worker was killed
+            elif _JOB_ID.fullmatch(entry.name) and entry.is_dir() and entry.name not in needed:
+                files = {file.name: file.stat() for file in os.scandir(entry.path)}
+                if "socket" not in files:  # else it is the job of another program, or lost and not yet noticed
+                    size = sum(file.st_size for file in files.values())
+                    finished.append((files["record.jsonl"].st_mtime, size, entry.path))
+    room, oldest = KEPT_BYTES, time.time() - kept_seconds
+    for place, (moment, size, path) in enumerate(sorted(finished, reverse=True)):
+        room -= size
+        if moment < oldest or place >= KEPT_JOBS or room < 0:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _call_job_id(call_id: str) -> str:
+    return str(uuid.uuid5(_CALLS, call_id))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _retrieve(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled():
+        answer.exception()
+
+
+def machine_boot() -> str:
+    """Names this run of the machine: a job of another run is lost."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        argv = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,162 @@
+"""The keeper: a small detached process that owns commands, so that they outlive the program that asked.
+
+One keeper runs per folder. It only waits, and has a forked *worker* ready for the next command: forking a process
+this small takes about a millisecond and shares its memory, and only a worker of its own makes a tree exact. It is
+the child subreaper of its one command, so whatever detaches itself below it lands with it, and `waitpid` saying
+"no children" proves that nothing is left. A worker depends on nobody: the keeper and the program that asked may
+both be killed.
+
+    folder/                    0700
+        keeper-1.sock          0600; a client says S and a start request, or H to keep the keeper warm
+        keeper.lock, keeper.log
+        <job id>/              made aside and renamed into place: that it exists is the "at most once"
+            record.jsonl       what happened, one line per fact, written before anybody is told
+            output.<offset>    the stream in segments named by the offset of their first byte
+            socket             0600; the worker, as long as anything of the command lives
+
+Standard library only, imports kept few: it must start in milliseconds, and 200 workers must fit in a corner of
+the memory (no pathlib: it would add a third to the start).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import traceback
+from typing import NoReturn
+
+from farhand.machine.jobs import worker
+from farhand.machine.jobs.ipc_server import SOCKET, listen, refuse
+
+
+def main(folder: str, linger: float) -> NoReturn:
+    """Run the keeper of `folder`; the calling process ends, with status 0, as soon as the keeper can be reached.
+
+    The keeper ends `linger` seconds after the last client that held it has gone. Its workers do not.
+    """
+    os.chdir(folder)
+    lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os._exit(0)  # there is one already, or about to be
+    listener = listen(SOCKET, 512)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    # Whatever the keeper holds now is shared with every worker; what is never collected is never copied.
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers: their records speak
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    status = 1
+    try:
+        Keeper(listener, lock, linger).serve()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+class Keeper:
+    """Waits for clients and gives each start request to a worker, one of which is always forked ahead of need."""
+
+    def __init__(self, listener: socket.socket, lock: int, linger: float) -> None:
+        self._listener = listener
+        self._lock = lock
+        self._linger = linger
+        self._patience = max(linger, 5.0)  # whoever started us is on his way
+        self._clients: dict[int, socket.socket] = {}
+        self._spare: socket.socket | None = None
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def serve(self) -> None:
+        """Serve until nobody has needed a keeper for a while."""
+        while True:
+            ready = self._poll.poll(self._quiet_ms())
+            if not ready and self._spare is None:
+                with contextlib.suppress(OSError):  # no room for another process: it is tried again when needed
+                    self._fork_spare()
+            elif not ready:
+                return
+            for descriptor, _ in ready:
+                if descriptor == self._listener.fileno():
+                    self._greet()
+                else:
+                    self._hear(self._clients[descriptor])
+
+    def _quiet_ms(self) -> float | None:
+        """How long to wait for a word. The next worker is forked in a lull, not beside the start of a command."""
+        if self._spare is None:
+            return 5
+        return None if self._clients else min(self._patience * 1000, worker.LONGEST_WAIT_MS)
+
+    def _greet(self) -> None:
+        with contextlib.suppress(OSError):
+            client, _ = self._listener.accept()
+            self._clients[client.fileno()] = client
+            self._poll.register(client, select.POLLIN)
+            self._patience = self._linger
+
+    def _hear(self, client: socket.socket) -> None:
+        word = b""
+        with contextlib.suppress(OSError):
+            word = client.recv(1, socket.MSG_DONTWAIT)
+        if word == b"H":
+            return
+        self._poll.unregister(client)
+        del self._clients[client.fileno()]
+        if word == b"S":
+            self._hand_over(client)
+        client.close()
+
+    def _hand_over(self, client: socket.socket) -> None:
+        while True:
+            try:
+                spare = self._fork_spare()
+            except OSError as error:
+                refuse(client, "failed", f"cannot fork a worker for the command: {error.strerror}")
+                return
+            self._spare = None
+            try:
+                socket.send_fds(spare, [b"S"], [client.fileno()])
+                return
+            except OSError:
+                continue  # somebody killed it
+            finally:
+                spare.close()
+
+    def _fork_spare(self) -> socket.socket:
+        if self._spare is None:
+            ours, theirs = socket.socketpair()
+            if os.fork() == 0:
+                ours.close()
+                for inherited in (self._listener, *self._clients.values()):
+                    inherited.close()
+                os.close(self._lock)  # a fork shares the lock: the next keeper must be able to take it
+                _wait_for_work(theirs)
+            theirs.close()
+            self._spare = ours
+        return self._spare
+
+
+def _wait_for_work(channel: socket.socket) -> NoReturn:
+    """Be a worker: ready beforehand, so that a command waits neither for the fork nor for the first touch of a page."""
+    try:
+        worker.prepare()
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        channel.close()
+        if descriptors:  # else the keeper has gone
+            os.set_inheritable(descriptors[0], False)
+            worker.work(socket.socket(fileno=descriptors[0]))
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)

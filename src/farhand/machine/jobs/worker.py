@@ -1,0 +1,512 @@
+"""A worker of the keeper: one command, from its start until nothing of it lives.
+
+A worker and its clients speak lines of JSON. Requests carry an `id`, which their answer repeats:
+
+    write {data: base64}   close   signal {number}   end {graceMs}   processes   mark   watch {offset}
+
+`started` and `exited` are said unasked, as they stand in the record. `watch` is answered when there is output
+beyond the offset, or the command has ended.
+"""
+# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH208
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from farhand.machine.jobs import process_tree as tree
+from farhand.machine.jobs.ipc_server import READ_SIZE, Conversation, first_line, line, listen, refuse
+from farhand.machine.jobs.output import OutputWriter
+from farhand.machine.jobs.spawn import Refused, open_workdir, spawn
+
+DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
+SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
+KILL_SECONDS = 5.0  # after that long, what SIGKILL did not end is reported, not waited for
+LONGEST_WAIT_MS = 3_600_000.0  # poll takes no number without end
+STDIN_LIMIT = 1024 * 1024
+
+
+def prepare() -> None:
+    """What can be done before it is known what to start."""
+    os.setsid()
+    tree.adopt_orphans()
+    json.loads(json.dumps({"touch": ["the pages", 1.0, None]}))
+
+
+def work(conversation: socket.socket) -> NoReturn:
+    """Start and serve the command that the client at `conversation` asks for, in this forked process."""
+    conversation.settimeout(10.0)
+    try:
+        request, rest = first_line(conversation)
+        worker = Worker(request)
+    except Refused as refusal:
+        refuse(conversation, refusal.kind, str(refusal))
+    except FileExistsError:
+        conversation.sendall(line({"exists": True}))
+    else:
+        worker.serve(conversation, rest)
+    os._exit(0)
+
+
+class Worker:
+    """One command, from its start until nothing of it lives."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        """Record and start the command. Raises Refused when nothing was started, FileExistsError when it was before."""
+        self._grace = request["graceMs"] / 1000
+        self._leader_status: int | None = None  # what waitpid said of the shell
+        self._alone = False  # nothing below us, proved by waitpid
+        self._timed_out = False
+        self._exit: dict[str, Any] | None = None
+        self._exit_written = False
+        self._write_at = 0.0  # when writing it is tried again
+        self._ending: _Ending | None = None
+        self._ended: dict[int, str] = {}
+        self._survivors: list[tree.Process] = []
+        self._report: dict[str, Any] = {"ended": [], "survivors": []}
+        self._drain_until = 0.0
+        self._conversations: dict[int, Conversation] = {}
+        self._watchers: list[tuple[Conversation, int, int]] = []
+        self._enders: list[tuple[Conversation, int]] = []
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._poll = select.poll()
+        self._stdin = -1
+        self._stdin_pending = bytearray()
+        self._stdin_closing = False
+
+        workdir = open_workdir(request["workdir"])
+        try:
+            self._make_folder(request)
+            try:
+                self._start(request, workdir)
+            except BaseException:
+                os.fchdir(self._parent)
+                _remove(request["id"])
+                raise
+        finally:
+            os.close(workdir)
+        self._watch(self._listener.fileno(), select.POLLIN, self._on_connect)
+
+    def _make_folder(self, request: dict[str, Any]) -> None:
+        """Make the job's folder and go there.
+
+        It is renamed into place with the request and a listening socket in it: whoever finds the folder finds a worker
+        too, and a folder without one is a job that was lost.
+        """
+        name, aside = request["id"], f".{request['id']}.{os.getpid()}"
+        if os.path.exists(name):
+            raise FileExistsError(name)
+        accepted = {key: value for key, value in request.items() if key not in ("env", "argv")}
+        self._parent = os.open(".", os.O_RDONLY)
+        try:
+            os.mkdir(aside, 0o700)
+            try:
+                os.chdir(aside)
+                self._folder = os.open(".", os.O_RDONLY)
+                self._record = _Record("record.jsonl")
+                self._record.add({"event": "accepted", **accepted})
+                self._output = OutputWriter(self._folder, request["outputLimit"])
+                self._listener = listen("socket", 16)
+                os.rename(aside, name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+            except BaseException:
+                os.fchdir(self._parent)
+                _remove(aside)
+                raise
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise FileExistsError(name) from None
+            raise Refused("failed", f"cannot record the command: {error.strerror}; nothing was started") from None
+
+    def _start(self, request: dict[str, Any], workdir: int) -> None:
+        wake, woken = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(woken, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        environment = {**request["env"], tree.COOKIE: request["id"], "PWD": request["workdir"]}
+        # Before it is spawned: it may run for a while before this process does so again, and that time is its own.
+        self._started = time.monotonic()
+        self._started_at = time.time_ns() // 1_000_000
+        spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"])
+        self._leader, self._pipe, self._stdin = spawned
+        self._deadline = self._started + request["timeoutMs"] / 1000 if request["timeoutMs"] else None
+        self._started_fact = {
+            "event": "started",
+            "pid": self._leader,
+            "ticks": tree.start_ticks(self._leader),
+            "startedAt": self._started_at,
+        }
+        # From here on a full disk is no reason to refuse. Who starts in the background is promised a job on disk; a
+        # command that is waited for is given a moment to end first, and is then synced once instead of twice.
+        self._sync_at: float | None = self._started + SYNC_SECONDS
+        with contextlib.suppress(OSError):
+            self._record.add(self._started_fact)
+            if request["background"]:
+                self._sync()
+        self._watch(wake, select.POLLIN, lambda _: self._on_wake(wake))
+        self._watch(self._pipe, select.POLLIN, self._on_output)
+        if self._stdin >= 0:
+            self._watch(self._stdin, 0, self._on_stdin)  # that its reader is gone is told whatever is asked for
+
+    def serve(self, conversation: socket.socket, rest: bytes) -> None:
+        """Work until the command has ended, its end is recorded, and nothing of it lives."""
+        first = self._join(conversation)
+        first.send(self._started_fact)
+        first.feed(rest)
+        while not self._advance():
+            for descriptor, mask in self._poll.poll(self._patience()):
+                if handler := self._handlers.get(descriptor):
+                    handler(mask)
+        # What the last process said before it died may still be in the pipe.
+        while self._pipe >= 0 and self._pump():
+            pass
+        self._tell_watchers()
+        with contextlib.suppress(OSError):
+            os.unlink("socket")
+
+    def _sync(self) -> None:
+        """Make the record outlive the machine's power, and, the first time, the names that lead to it."""
+        self._record.sync()
+        if self._parent >= 0:
+            os.fsync(self._folder)
+            os.fsync(self._parent)
+            os.close(self._parent)
+            self._parent = -1
+        self._sync_at = None
+
+    # what happens
+
+    def _advance(self) -> bool:
+        """Do what time or an exit has made due; True when there is nothing left to do."""
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline and self._leader_status is None:
+            self._deadline = None
+            self._timed_out = True
+            self._end(self._grace)
+        if self._ending is not None:
+            self._carry_on_ending(self._ending, now)
+        if self._leader_status is not None and self._exit is None and self._ending is None:
+            if self._pipe >= 0:
+                self._pump()
+            if self._pipe < 0 or now >= self._drain_until:
+                self._finish(self._leader_status, now)
+        if self._ending is None and (self._exit is not None or self._leader_status is None):
+            self._answer_enders()
+        if self._exit is not None and not self._exit_written and now >= self._write_at:
+            self._write_exit(self._exit, now)
+        if self._sync_at is not None and now >= self._sync_at:
+            self._sync_at = now + 1.0  # again then, should it fail
+            with contextlib.suppress(OSError):
+                self._sync()
+        return self._exit_written and self._sync_at is None and self._alone and self._ending is None
+
+    def _patience(self) -> float | None:
+        moments: list[float] = []
+        if self._deadline is not None and self._leader_status is None:
+            moments.append(self._deadline)
+        if self._sync_at is not None:
+            moments.append(self._sync_at)
+        if self._ending is not None:
+            moments.append(self._ending.next_round)
+        if self._leader_status is not None and self._exit is None:
+            moments.append(self._drain_until)
+        if self._exit is not None and not self._exit_written:
+            moments.append(self._write_at)
+        if not moments:
+            return None
+        return min(max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5), LONGEST_WAIT_MS)
+
+    def _finish(self, status: int, now: float) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        duration = round((now - self._started) * 1000)
+        left = [] if self._alone else tree.living(tree.descendants(os.getpid()))
+        self._exit = {
+            "event": "exited",
+            "pid": self._leader,
+            "startedAt": self._started_at,
+            "exitCode": code if code >= 0 else None,
+            "signal": _signal_name(-code) if code < 0 else None,
+            "timedOut": self._timed_out,
+            "endedAt": self._started_at + duration,
+            "durationMs": duration,
+            "size": self._output.size,
+            "ended": sorted(self._ended.items()),
+            "left": left,
+        }
+        self._close_stdin()
+        self._ended = {}
+        self._write_exit(self._exit, now)
+        for conversation in list(self._conversations.values()):
+            conversation.send(self._exit)
+        self._tell_watchers()
+
+    def _write_exit(self, fact: dict[str, Any], now: float) -> None:
+        """The exit must not be lost to a full disk: who listens is told, and it is tried again until it is written."""
+        self._write_at = now + 1.0
+        with contextlib.suppress(OSError):
+            self._record.add(fact)
+            self._exit_written = True
+            self._sync_at = now  # after it was told: what is written outlives every process, who waits need not wait
+
+    def _end(self, grace: float) -> None:
+        now = time.monotonic()
+        if self._ending is None:
+            self._ending = _Ending(kill_at=now + grace, give_up=now + grace + KILL_SECONDS, next_round=now)
+            if grace > 0:
+                self._ended.update(tree.strike(os.getpid(), signal.SIGTERM))
+                self._ending.next_round = self._ending.kill_at
+        elif now + grace < self._ending.kill_at:
+            self._ending.kill_at = self._ending.next_round = now + grace
+
+    def _carry_on_ending(self, ending: _Ending, now: float) -> None:
+        self._reap()
+        if not self._alone and now >= ending.next_round:
+            ending.next_round = now + 0.005
+            self._survivors = tree.strike(os.getpid(), signal.SIGKILL)
+            self._ended.update(self._survivors)
+            self._reap()
+        if not self._alone and now < ending.give_up:
+            return
+        self._ending = None
+        if self._alone:
+            self._survivors = []
+        for process in self._survivors:
+            self._ended.pop(process.pid, None)
+        self._report = {"ended": sorted(self._ended.items()), "survivors": self._survivors}
+        if self._exit is not None:  # the leader had ended before; these were left over
+            with contextlib.suppress(OSError):
+                self._record.add({"event": "swept", **self._report})
+            self._ended = {}
+
+    def _answer_enders(self) -> None:
+        for conversation, number in self._enders:
+            conversation.send({"id": number, **self._report})
+        self._enders = []
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._alone = True
+                return
+            if pid == 0:
+                self._alone = False
+                return
+            if pid == self._leader:
+                self._leader_status = status
+                self._drain_until = time.monotonic() + DRAIN_SECONDS
+
+    def _on_output(self, _: int) -> None:
+        self._pump()
+
+    def _pump(self) -> bool:
+        """Move what the command said to the disk; False when there was nothing. No limit ever holds the command up."""
+        moved = False
+        for _ in range(16):  # then others get a turn
+            try:
+                data = os.read(self._pipe, READ_SIZE)
+            except BlockingIOError:
+                break
+            if not data:
+                self._unwatch(self._pipe)
+                os.close(self._pipe)
+                self._pipe = -1
+                break
+            self._output.append(data)
+            moved = True
+        if moved:
+            self._tell_watchers()
+        return moved
+
+    # what is asked
+
+    def _ask(self, conversation: Conversation, request: dict[str, Any]) -> None:
+        """Do what a client asks, or say why not."""
+        number = request.get("id", 0) if isinstance(request, dict) else 0
+        try:
+            answer = self._asked(conversation, number, request)
+        except Refused as refusal:
+            answer = {"error": {"kind": refusal.kind, "message": str(refusal)}}
+        except OSError as error:
+            answer = {"error": {"kind": "failed", "message": error.strerror or str(error)}}
+        except (LookupError, TypeError, ValueError) as error:  # a client's slip must not cost the command its keeper
+            answer = {"error": {"kind": "invalid_args", "message": f"not a request: {error!r}"}}
+        if answer is not None:
+            conversation.send({"id": number, **answer})
+
+    def _asked(self, conversation: Conversation, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
+        match request["do"]:
+            case "write":
+                return {"written": self._feed(binascii.a2b_base64(request["data"]))}
+            case "close":
+                if not self._stdin_pending:
+                    self._close_stdin()
+                else:
+                    self._stdin_closing = True
+                return {}
+            case "signal":
+                if self._leader_status is not None:
+                    raise Refused("failed", "the command has already exited")
+                os.killpg(self._leader, request["number"])
+                return {}
+            case "end":
+                self._report = {"ended": [], "survivors": []}
+                self._reap()
+                if not self._alone:
+                    self._end(request["graceMs"] / 1000)
+                self._enders.append((conversation, number))
+                return None
+            case "processes":
+                return {"processes": tree.living(tree.descendants(os.getpid()))}
+            case "mark":
+                if self._leader_status is None:
+                    self._record.add({"event": "marked"})
+                    self._sync()
+                return {"marked": self._leader_status is None}
+            case "watch":
+                if self._exit is None and self._output.size <= request["offset"]:
+                    self._watchers.append((conversation, number, request["offset"]))
+                    return None
+                return {"size": self._output.size}
+            case unknown:
+                raise Refused("invalid_args", f"the keeper does not know {unknown!r}")
+
+    def _feed(self, data: bytes) -> int:
+        if self._leader_status is not None:
+            raise Refused("failed", "the command has already exited")
+        if self._stdin < 0 or self._stdin_closing:
+            raise Refused("failed", "the command's standard input is not writable")
+        if len(self._stdin_pending) + len(data) > STDIN_LIMIT:
+            waiting = len(self._stdin_pending)
+            raise Refused(
+                "failed",
+                f"the command has not read {waiting} bytes of its input yet and {len(data)} more are over the limit "
+                f"of {STDIN_LIMIT}; nothing of them was written",
+            )
+        self._stdin_pending += data
+        self._on_stdin(select.POLLOUT)
+        if self._stdin < 0:
+            raise Refused("failed", "the command's standard input is not writable")
+        return len(data)
+
+    def _on_stdin(self, mask: int) -> None:
+        try:
+            while self._stdin_pending:
+                del self._stdin_pending[: os.write(self._stdin, self._stdin_pending[:READ_SIZE])]
+        except BlockingIOError:
+            self._poll.modify(self._stdin, select.POLLOUT)
+            return
+        except OSError:
+            mask = select.POLLERR
+        if mask & (select.POLLERR | select.POLLHUP) or self._stdin_closing:
+            self._close_stdin()
+        else:
+            self._poll.modify(self._stdin, 0)
+
+    def _close_stdin(self) -> None:
+        self._stdin_pending.clear()
+        if self._stdin >= 0:
+            self._unwatch(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    # who listens
+
+    def _on_wake(self, wake: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 512)
+        self._reap()
+
+    def _on_connect(self, _: int) -> None:
+        with contextlib.suppress(OSError):
+            conversation = self._join(self._listener.accept()[0])
+            conversation.send(self._started_fact)
+            if self._exit is not None:
+                conversation.send(self._exit)
+
+    def _join(self, client: socket.socket) -> Conversation:
+        conversation = Conversation(client, self._ask, self._leave)
+        self._conversations[client.fileno()] = conversation
+        self._watch(client.fileno(), select.POLLIN, lambda _: conversation.read())
+        return conversation
+
+    def _leave(self, conversation: Conversation) -> None:
+        """Forget a client; what it asked for goes on."""
+        descriptor = conversation.client.fileno()
+        if self._conversations.pop(descriptor, None) is None:
+            return
+        self._unwatch(descriptor)
+        self._watchers = [entry for entry in self._watchers if entry[0] is not conversation]
+        self._enders = [entry for entry in self._enders if entry[0] is not conversation]
+        conversation.client.close()
+
+    def _tell_watchers(self) -> None:
+        waiting = []
+        for entry in self._watchers:
+            conversation, number, offset = entry
+            if self._exit is not None or self._output.size > offset:
+                conversation.send({"id": number, "size": self._output.size})
+            else:
+                waiting.append(entry)
+        self._watchers = waiting
+
+    def _watch(self, descriptor: int, mask: int, handler: Callable[[int], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, mask)
+
+    def _unwatch(self, descriptor: int) -> None:
+        del self._handlers[descriptor]
+        self._poll.unregister(descriptor)
+
+
+class _Ending:
+    """A tree on its way out: when SIGKILL is due, when to look again, when to give up."""
+
+    def __init__(self, kill_at: float, give_up: float, next_round: float) -> None:
+        self.kill_at = kill_at
+        self.give_up = give_up
+        self.next_round = next_round
+
+
+class _Record:
+    """What happened to the command, one line per fact."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._torn = False
+
+    def add(self, fact: dict[str, Any]) -> None:
+        """Raises OSError when it could not be written whole; a torn line is never continued."""
+        text = b"\n" * self._torn + line(fact)
+        self._torn = True
+        while text:
+            text = text[os.write(self._file, text) :]
+        self._torn = False
+
+    def sync(self) -> None:
+        """Make what was added outlive the machine's power."""
+        os.fdatasync(self._file)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def _remove(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)

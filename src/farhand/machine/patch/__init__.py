@@ -1,0 +1,1 @@
+"""Patches that change several files, all or none."""

@@ -1,0 +1,1 @@
+"""Running commands under bubblewrap, and the host commands a sandbox may call."""

@@ -1,0 +1,199 @@
+"""Commands under bubblewrap: their own processes, and of the computer only what is mounted.
+
+What is asked for is given or refused: a sandbox that this machine cannot make raises, and the command does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from farhand.machine.sandbox.host_commands import HostCommands
+from farhand.protocol.errors import Failed, FarhandError, NotAllowed
+
+# Of /etc only what programs need to find names, addresses and certificates; nothing with a secret in it.
+_ETC = (
+    "passwd",
+    "group",
+    "hosts",
+    "resolv.conf",
+    "nsswitch.conf",
+    "ssl",
+    "ca-certificates",
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "services",
+    "protocols",
+)
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
+_SHELL = ("/bin/sh", "-c")
+_PROBE_SECONDS = 20.0
+
+
+class SandboxError(FarhandError):
+    """A sandbox that cannot be as it is described."""
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A folder or file of the computer, and where the commands see it."""
+
+    host: str
+    container: str
+    writable: bool = False
+
+
+# What commands are confined by, if anything, and the commands that go to the host nevertheless.
+Confinement = tuple["Sandbox | None", HostCommands | None]
+
+
+def unconfined() -> Confinement:
+    return None, None
+
+
+class Sandbox:
+    """How commands are confined. `words` is what stands before a command; `check` whether that works here."""
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        network: bool = False,
+        user: str = "",
+    ) -> None:
+        """`user`: `uid`, `uid:gid` or a name; empty is the user of this program. Raises SandboxError."""
+        self.workspace = os.path.realpath(workspace)
+        self.mounts = tuple(mounts)
+        self.network = network
+        self.identity = _identity(user)
+        for mount in self.mounts:
+            if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
+                raise SandboxError(f"sandbox mount {mount.host!r} on {mount.container!r}: both must be absolute paths")
+        if self.identity is not None and self.identity[0] != os.geteuid() and os.geteuid() != 0:
+            raise SandboxError(
+                f"sandbox user {user!r}: only a gateway that runs as root can give commands another user; "
+                "leave user out, or start the gateway as root"
+            )
+        self._works = False
+
+    def check(self) -> None:
+        """Try the sandbox with a command that does nothing. Raises Failed saying what this machine cannot give.
+
+        Once it has worked it is not tried again.
+        """
+        if self._works:
+            return
+        for mount in self.mounts:
+            if not Path(mount.host).exists():
+                raise Failed(f"sandbox: the mount {mount.host!r} does not exist; the command did not run")
+        command = 'test -w "$PWD" || { echo "the workspace $PWD is not writable for user $(id -u)"; exit 1; }'
+        try:
+            done = subprocess.run(
+                [*self.words(self.workspace), command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_PROBE_SECONDS,
+                check=False,
+                env={"PATH": os.defpath},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Failed(f"sandbox: bubblewrap cannot be started: {error}; the command did not run") from None
+        if done.returncode:
+            said = done.stdout.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+            raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
+        self._works = True
+
+    def words(self, workdir: str, environment: Mapping[str, str] | None = None) -> list[str]:
+        """The words before a shell command that runs in `workdir`, with these variables and a few of the system's.
+
+        Raises Failed when bubblewrap is not installed, NotAllowed for a folder the sandbox does not have.
+        """
+        program = shutil.which("bwrap")
+        if program is None:
+            raise Failed("sandbox: the program 'bwrap' is missing; install bubblewrap; the command did not run")
+        as_other = self.identity is not None and self.identity[0] != os.geteuid()
+        words = [
+            program,
+            "--die-with-parent",
+            "--unshare-ipc",
+            "--unshare-pid",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+        ]
+        words += [] if self.network else ["--unshare-net"]
+        # Root may bind first and become the other user after; anybody else gets a user namespace for the binding.
+        words += [] if as_other else ["--unshare-user"]
+        words += ["--cap-drop", "ALL", "--hostname", "sandbox"]
+        if as_other:
+            words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
+        words += self._mounting()
+        words += ["--chdir", self._inside(workdir), "--clearenv"]
+        for name, value in self._variables(environment or {}).items():
+            words += ["--setenv", name, value]
+        words.append("--")
+        if as_other:
+            assert self.identity is not None
+            uid, gid = self.identity
+            words += ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+            words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
+        return [*words, *_SHELL]
+
+    def _mounting(self) -> list[str]:
+        words = ["--ro-bind", "/usr", "/usr"]
+        for path in _SYSTEM:
+            if Path(path).is_symlink():
+                words += ["--symlink", str(Path(path).readlink()), path]
+            elif Path(path).is_dir():
+                words += ["--ro-bind", path, path]
+        for name in _ETC:
+            words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
+        for mount in (Mount(self.workspace, self.workspace, writable=True), *self.mounts):
+            # Folders on the way would be made for the gateway's user alone.
+            for folder in reversed(Path(mount.container).parents[:-1]):
+                words += ["--perms", "0755", "--dir", str(folder)]
+            words += ["--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
+        return words
+
+    def _inside(self, workdir: str) -> str:
+        """Where a folder is seen in the sandbox."""
+        real = os.path.realpath(workdir)
+        seen = [(self.workspace, self.workspace)]
+        for mount in self.mounts:
+            seen += [(os.path.realpath(mount.host), mount.container), (mount.container, mount.container)]
+        for outside, inside in seen:
+            if real == outside or real.startswith(outside.rstrip("/") + "/"):
+                return inside + real[len(outside) :]
+        raise NotAllowed(f"working directory {workdir!r} is not in the sandbox; use the workspace or one of its mounts")
+
+    def _variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        return {"PATH": os.defpath, **kept, "HOME": self.workspace, **environment}
+
+
+def _identity(user: str) -> tuple[int, int] | None:
+    if not user:
+        return None
+    name, _, group = user.partition(":")
+    try:
+        if name.isdecimal():
+            uid = int(name)
+            gid = int(group) if group else uid
+        else:
+            entry = pwd.getpwnam(name)
+            uid, gid = entry.pw_uid, int(group) if group else entry.pw_gid
+    except (KeyError, ValueError):
+        raise SandboxError(f"sandbox user {user!r} is neither a known name nor uid or uid:gid") from None
+    return uid, gid

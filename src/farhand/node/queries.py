@@ -1,0 +1,164 @@
+"""What a gateway may ask a node beside tool calls: output of a command, jobs, programs on the PATH, the log.
+
+Every answer asks the limits of the machine's owner first, and no question starts a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhand.machine.jobs.job import Job
+from farhand.machine.jobs.jobs import Jobs
+from farhand.node.limits import Limits
+from farhand.node.log import MOST_LINES, last_lines
+from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.freeze import Brake
+
+if TYPE_CHECKING:  # the gateway answers some of these for its own machine, and needs no client for it
+    from farhand.sdk.client import Query
+
+MOST_BYTES = 256 * 1024
+MOST_SECONDS = 30.0
+MOST_BINS = 500
+_BIN_NAME = re.compile(r"[A-Za-z0-9._+-]{1,128}")
+
+
+class OutputQuestion(msgspec.Struct):
+    """Output from `offset` on, of the command of a call or of a job; waits for some when there is none yet."""
+
+    call_id: str | None = None
+    job_id: str | None = None
+    offset: int = 0
+    wait_ms: int = 0
+
+
+class ProbeQuestion(msgspec.Struct):
+    bins: list[str]
+
+
+class LogsQuestion(msgspec.Struct):
+    lines: int = 100
+
+
+class Questions:
+    """Answers for one node, within what its owner lends."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        environment: Mapping[str, str],
+        logs: Path,
+        limits: Limits | None = None,
+        brake: Brake | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._path = environment.get("PATH", os.defpath)
+        self._logs = logs
+        self._limits = limits or Limits()
+        self._brake = brake or Brake()
+
+    def handlers(self) -> dict[str, Query]:
+        return {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
+
+    async def output(self, params: msgspec.Raw) -> dict[str, Any]:
+        self._limits.require("Process", "the output of a command")
+        question = _read(params, OutputQuestion)
+        seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
+        job = await self._find(question, seconds)
+        deadline = time.monotonic() + seconds
+        chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+        while not chunk.data and job.running and (left := deadline - time.monotonic()) > 0:
+            following = self._jobs.follow(job, question.offset, MOST_BYTES)
+            try:
+                async with asyncio.timeout(left):
+                    chunk = await anext(following)
+            except (TimeoutError, StopAsyncIteration):
+                chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+            finally:
+                await following.aclose()  # type: ignore[attr-defined]
+        over = not job.running and chunk.next_offset >= self._jobs.size(job)
+        return {
+            "offset": chunk.offset,
+            "next_offset": chunk.next_offset,
+            "skipped": chunk.skipped,
+            "data": base64.b64encode(chunk.data).decode(),
+            "over": over,
+        }
+
+    async def jobs(self, _params: msgspec.Raw) -> list[dict[str, Any]]:
+        self._limits.require("Process", "a list of commands")
+        return [
+            {
+                "job_id": job.id,
+                "call_id": job.call_id,
+                "command": job.command,
+                "workdir": job.workdir,
+                "pid": job.pid,
+                "running": job.running,
+                "background": job.background,
+                "started_at": job.started_at,
+                "ended_at": job.ended_at,
+                "exit_code": job.exit.exit_code if job.exit else None,
+                "signal": job.exit.signal if job.exit else None,
+                "lost": job.lost,
+                "output_bytes": self._jobs.size(job),
+            }
+            for job in self._jobs.listing()
+        ]
+
+    async def probe(self, params: msgspec.Raw) -> dict[str, Any]:
+        """Report which programs are on the PATH with which this node was started.
+
+        Starts nothing. Raises NotAllowed on a frozen node and where Bash, which could run them, is not lent.
+        """
+        if self._brake.order is not None:
+            raise self._brake.order.refusal_of_node()
+        self._limits.require("Bash", "a probe for programs")
+        question = _read(params, ProbeQuestion)
+        if len(question.bins) > MOST_BINS or not all(_BIN_NAME.fullmatch(name) for name in question.bins):
+            raise InvalidArgs(f"bins must be at most {MOST_BINS} names of letters, digits and . _ + -")
+        found = await asyncio.to_thread(_on_path, question.bins, self._path)
+        return {"hostBinStatus": found, "hostBinStatusUpdatedAt": time.time_ns() // 1_000_000}
+
+    async def logs(self, params: msgspec.Raw) -> dict[str, Any]:
+        """Return the newest lines of this node's log, oldest first."""
+        self._limits.require("Read", "the log")
+        question = _read(params, LogsQuestion)
+        lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
+        return {"lines": lines, "truncated": truncated}
+
+    async def _find(self, question: OutputQuestion, seconds: float) -> Job:
+        """The job asked for; that of a call may be about to start."""
+        if question.job_id is not None:
+            return await self._jobs.get(question.job_id)
+        if question.call_id is None:
+            raise InvalidArgs("call_id or job_id is needed")
+        deadline = time.monotonic() + seconds
+        while (job := await self._jobs.find_call(question.call_id)) is None:
+            if time.monotonic() >= deadline:
+                raise NotFound(f"call {question.call_id} runs no command here")
+            await asyncio.sleep(0.02)
+        return job
+
+
+def _on_path(names: list[str], path: str) -> dict[str, bool]:
+    # Relative folders of the PATH depend on where a command runs, so nothing is looked for there.
+    folders = os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder).is_absolute())
+    return {name: bool(folders) and shutil.which(name, path=folders) is not None for name in names}
+
+
+def _read(params: msgspec.Raw, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(params, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgs(str(error)) from None

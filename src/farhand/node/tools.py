@@ -1,0 +1,143 @@
+"""The node's tools as this machine's owner lends them: the seven of the family, within the owner's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from farhand.machine.files.undo_log import call_id
+from farhand.node.limits import Limits
+from farhand.node.log import calls
+from farhand.protocol.calls import LEAVING, ToolSpec
+from farhand.protocol.errors import NotAllowed, ToolError
+from farhand.sdk.context import ToolContext
+from farhand.sdk.registry import Registered, ToolRegistry
+from farhand.tools.node_files import FileTools
+from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, ShellTools
+from farhand.tools.schema import Parameters
+from farhand.tools.undo import SPEC as UNDO
+from farhand.tools.undo import UndoTool
+
+CAPABILITIES: Final = {
+    "Glob": "filesystem.list",
+    "Read": "filesystem.read",
+    "Write": "filesystem.write",
+    "Edit": "filesystem.edit",
+    "Grep": "text.search",
+    "Bash": "shell.exec",
+    "Process": "shell.exec",
+}
+READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
+ACTING: Final = frozenset({"write", "submit", "kill"})
+
+
+def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool | None = None) -> ToolRegistry:
+    registry = ToolRegistry()
+    for name in CAPABILITIES:
+        method = getattr(files if hasattr(files, name) else shell, name)
+        spec = ToolSpec(
+            name=name,
+            description=inspect.getdoc(method) or "",
+            parameters=Parameters(method).schema,
+            read_only=name in READ_ONLY,
+            capability=CAPABILITIES[name],
+            timeout_ms=DEFAULT_TIMEOUT_MS,
+            timeout_parameter="timeout" if name == "Bash" else None,
+        )
+        at_once = files.read_at_once if name == "Read" else None
+        preview = getattr(method.__self__, f"preview_{name}", None)
+        registry.add(_lent(spec, method, limits, at_once=at_once, preview=preview))
+    if undo is not None:
+        registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
+    return registry
+
+
+def _lent(
+    spec: ToolSpec,
+    method: Callable[..., Any],
+    limits: Limits,
+    *,
+    unlisted: bool = False,
+    at_once: Callable[..., Any] | None = None,
+    preview: Callable[..., Any] | None = None,
+) -> Registered:
+    """Make the tool of a method, within the limits.
+
+    `at_once` does what the method does where that needs no waiting, and so no thread; None where it does. `preview`
+    returns what the method would do with the same arguments.
+    """
+    name = spec.name
+    parameters = Parameters(method)
+    refusal = limits.refusal(name)
+
+    async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
+        began = time.perf_counter()
+        try:
+            result = await lend(ctx, args)
+        except ToolError as error:
+            _note(name, ctx, began, error)
+            raise
+        _note(name, ctx, began)
+        return result
+
+    def parse(args: msgspec.Raw) -> dict[str, Any]:
+        if refusal is not None:
+            raise NotAllowed(refusal)
+        arguments = parameters.read(args)
+        if limits.read_only and name == "Process" and str(arguments["action"]).strip().lower() in ACTING:
+            raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only (--read-only)")
+        if name == UNDO.name and arguments.get("dryRun"):
+            limits.require("Read", "a dry run, which shows the content of files,")
+        return arguments
+
+    async def show(args: msgspec.Raw) -> Any:
+        assert preview is not None
+        arguments = parse(args)
+        if inspect.iscoroutinefunction(preview):
+            return await preview(**arguments)
+        return await asyncio.to_thread(preview, **arguments)
+
+    async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
+        arguments = parse(args)
+        call_id.set(ctx.request_id)
+        if at_once is not None and (result := at_once(**arguments)) is not None:
+            return result
+        if inspect.iscoroutinefunction(method):
+            return await _until_cancelled(ctx, method(**arguments))
+        return await asyncio.to_thread(method, **arguments)
+
+    return Registered(spec, run, method, continues=name == "Bash", unlisted=unlisted, preview=show if preview else None)
+
+
+def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:
+    """Into the log: which call, how long, how it ended. Not the arguments: they are the gateway's to keep."""
+    fields: dict[str, Any] = {"callId": ctx.request_id, "tool": name}
+    fields["durationMs"] = round((time.perf_counter() - began) * 1000, 1)
+    if error is None:
+        calls.info("%s ended well", name, extra={"event": "tool.execute.ok", "fields": fields})
+    else:
+        fields["kind"] = error.kind.value
+        calls.warning("%s failed: %s", name, error.message, extra={"event": "tool.execute.error", "fields": fields})
+
+
+async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:
+    """Return the work's result; a cancelled call cancels it at once, so that it can say what it ended."""
+    task = asyncio.ensure_future(work)
+    cancelled = asyncio.ensure_future(ctx.cancel.cancelled())
+    try:
+        await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError as error:
+        task.cancel(*error.args)  # the message says whether the command goes on
+        if LEAVING in error.args:
+            await asyncio.wait({task})
+        raise
+    finally:
+        cancelled.cancel()
+        if not task.done():
+            task.cancel()
+    return await task

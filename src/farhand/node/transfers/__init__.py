@@ -1,0 +1,1 @@
+"""This node's ends of file transfers."""

@@ -1,0 +1,326 @@
+"""One end of one transfer: what is sent or received on a node socket, or on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from farhand.machine.files.direct_writes import BLOCK
+from farhand.machine.files.files import Files
+from farhand.node.transfers.receiver import Arrival, Mismatch
+from farhand.node.transfers.resume_notes import Notes
+from farhand.node.transfers.sender import Parcel
+from farhand.node.transfers.socket import FilesSocket
+from farhand.protocol.calls import ToolFailure
+from farhand.protocol.errors import Failed, ProtocolError, ToolError
+from farhand.protocol.frames import HEADER_BYTES
+from farhand.protocol.messages import Message, TransferCredit, TransferDone, TransferOpen, TransferReady, encode
+from farhand.protocol.version import LONG_TRANSFER_BYTES, MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
+from farhand.sdk.connection import Link
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
+MAX_WAITING_FRAMES = 100_000
+FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
+CREDIT_BYTES = MIB
+CREDIT_SECONDS = 1.0
+
+
+class End:
+    """One end of one transfer on one link."""
+
+    def __init__(
+        self,
+        opened: TransferOpen,
+        link: Link,
+        files: Files,
+        notes: Notes,
+        in_thread: Callable[..., Any],
+        carriers: ThreadPoolExecutor,
+    ) -> None:
+        self.transfer_id = opened.transfer_id
+        self._opened = opened
+        self._link = link
+        self._files = files
+        self._notes = notes
+        self._in_thread = in_thread
+        self._carriers = carriers
+        self._socket: FilesSocket | None = None
+        self._using: asyncio.Future[Any] | None = None
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._socket is not None:
+            self._socket.hang_up()
+
+    async def run(self) -> None:
+        try:
+            await self._work()
+        except ToolError as error:
+            again = isinstance(error, Mismatch)
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(error), again))
+        except (OSError, ProtocolError) as error:
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(Failed(str(error)))))
+        except Exception as error:
+            log.exception("transfer %s failed", self.transfer_id)
+            failure = Failed(f"{type(error).__name__}: {error}")
+            self._tell(TransferDone(self._opened.stream, ToolFailure.of(failure)))
+        finally:
+            if self._socket is not None:
+                await self._leave(self._socket)
+
+    async def _work(self) -> None:
+        raise NotImplementedError
+
+    async def _dial(self, size: int) -> None:
+        """Have a connection for the bytes where they are many; without one they take the node socket."""
+        ticket = self._opened.ticket
+        if ticket is None or size < LONG_TRANSFER_BYTES or self._stopped:
+            return
+        try:
+            self._socket = await self._in_thread(FilesSocket.dial, self._link.url, ticket)
+        except OSError as error:
+            log.warning(
+                "transfer %s goes by the node socket, it has no connection of its own: %s", self.transfer_id, error
+            )
+        if self._socket is not None and self._stopped:
+            self._socket.hang_up()
+
+    def _use(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Have a thread of its own use the connection."""
+        self._using = asyncio.get_running_loop().run_in_executor(self._carriers, work, *arguments)
+        return self._using
+
+    async def _leave(self, files: FilesSocket) -> None:
+        """Hang up once the gateway says that the try is over: before that, it would take it for a break."""
+        while not self._stopped:
+            await self._woken()
+        files.hang_up()
+        if self._using is not None:
+            await asyncio.wait({self._using})
+            if not self._using.cancelled():
+                self._using.exception()
+        files.close()
+
+    def _tell(self, message: Message) -> None:
+        if not self._stopped:
+            self._link.send(encode(message))
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+
+class Sender(End):
+    _offset: int | None = None
+    _written = 0
+    _until = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._allowed = threading.Event()
+
+    def credit(self, credit: TransferCredit) -> None:
+        if self._offset is None:
+            self._offset = credit.offset
+        self._written = max(self._written, credit.offset)
+        self._until = max(self._until, credit.until)
+        self._wake.set()
+        self._allowed.set()
+
+    def stop(self) -> None:
+        super().stop()
+        self._allowed.set()
+
+    async def _work(self) -> None:
+        kept = self._notes.path(self.transfer_id, "sent")
+        parcel = await self._in_thread(Parcel, self._files, self._opened.path, self._opened.stream, kept)
+        try:
+            await self._dial(parcel.offer.size)
+            self._tell(TransferReady(self._opened.stream, offer=parcel.offer))
+            while self._offset is None and not self._stopped:
+                await self._woken()
+            if self._stopped:
+                return
+            await self._in_thread(parcel.begin, self._offset)
+            if self._socket is None or not await self._use(self._pour, parcel, self._socket):
+                await self._send(parcel)
+        finally:
+            await self._in_thread(parcel.close)
+
+    def _pour(self, parcel: Parcel, files: FilesSocket) -> bool:
+        """Send everything on a connection of its own; False, and nothing is sent, where the gateway wants it not."""
+        if not files.wanted():
+            return False
+        while not self._stopped and not parcel.over:
+            self._allowed.clear()
+            frames = parcel.read(self._until, self._written)
+            for frame in frames:
+                try:
+                    files.send(frame)
+                except OSError as error:  # the gateway sees that too, and says how it goes on
+                    log.debug("transfer %s: %s", self.transfer_id, error)
+                    return True
+                if isinstance(frame, bytearray):
+                    parcel.give_back(frame)
+            if not frames and not self._stopped:  # set before the event is, so that it cannot be missed
+                self._allowed.wait()
+        return True
+
+    async def _send(self, parcel: Parcel) -> None:
+        """Send everything on the node socket."""
+        allowed = self._until, self._written
+        following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+        try:
+            while not self._stopped:
+                frames = await following
+                if not frames and parcel.over:
+                    return
+                if not frames and allowed == (self._until, self._written):
+                    await self._woken()
+                # The disk reads ahead while the socket sends.
+                allowed = self._until, self._written
+                following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+                for frame in frames:
+                    await self._link.writable()
+                    if self._stopped:
+                        return
+                    self._link.send_frame(frame)
+                    await asyncio.sleep(0)  # let others have their turn
+                    if isinstance(frame, bytearray):
+                        parcel.give_back(frame)
+        finally:
+            await asyncio.wait({following})
+            if not following.cancelled():
+                following.exception()
+
+
+class Receiver(End):
+    _failure: ToolError | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[memoryview] = deque()
+        self._drained = threading.Event()
+        # Bytes, counted by whoever brings frames and by whoever takes them: these may be two threads.
+        self._came = self._taken = 0
+        self._spare: list[memoryview] = []
+        self._allowed = 0
+        self._allowed_at = 0.0
+        # For frames. Set before it looks whether there are any, as frames are added before this is looked at.
+        self._waits = False
+
+    def frame(self, frame: memoryview) -> None:
+        """Copied, into memory that serves again: fresh memory would cost more than the copy."""
+        copy = self._room(len(frame))
+        copy[:] = frame
+        if self._full:
+            self._fail(Failed("the sender sent more than it was allowed to"))
+        else:
+            self._add(copy)
+        self._wake.set()
+
+    def _room(self, size: int) -> memoryview:
+        if size != FULL_FRAME:
+            return memoryview(bytearray(size))
+        return self._spare.pop() if self._spare else _aligned_frame()
+
+    @property
+    def _full(self) -> bool:
+        return self._came - self._taken > MAX_WAITING_BYTES or len(self._frames) > MAX_WAITING_FRAMES
+
+    def _add(self, frame: memoryview) -> None:
+        self._came += len(frame)
+        self._frames.append(frame)
+
+    def _take(self) -> list[memoryview]:
+        frames = [self._frames.popleft() for _ in range(len(self._frames))]
+        self._taken += sum(map(len, frames))
+        self._drained.set()
+        return frames
+
+    def stop(self) -> None:
+        super().stop()
+        self._drained.set()
+
+    def _fail(self, failure: ToolError) -> None:
+        self._failure = failure
+        self._wake.set()
+
+    def _take_in(self, files: FilesSocket) -> None:
+        """Receive what comes on a connection of its own. Where that ends early, the gateway says how it goes on."""
+        try:
+            while (size := files.next_size()) is not None:
+                frame = self._room(size)
+                if not files.receive(frame):
+                    break
+                self._add(frame)
+                if self._waits:  # else it looks by itself
+                    self._loop.call_soon_threadsafe(self._wake.set)
+                self._drained.clear()
+                if self._full and not self._stopped:
+                    self._drained.wait()
+        except OSError as error:
+            log.debug("transfer %s: %s", self.transfer_id, error)
+        except ProtocolError as error:
+            self._loop.call_soon_threadsafe(self._fail, Failed(str(error)))
+        finally:
+            files.hang_up()  # however it ended, the gateway sees it
+
+    async def _work(self) -> None:
+        if self._opened.offer is None:
+            raise Failed("a receiver must be told what the sender has")
+        stream = self._opened.stream
+        arrival = await self._in_thread(
+            Arrival, self._files, self._notes, self.transfer_id, self._opened.path, self._opened.offer
+        )
+        try:
+            if not arrival.complete:
+                await self._dial(self._opened.offer.size)
+            self._tell(TransferReady(stream, offset=arrival.offset, complete=arrival.complete))
+            if self._socket is not None:
+                self._use(self._take_in, self._socket)
+            if not arrival.complete:
+                self._allow(arrival.offset)
+            while not arrival.complete:
+                self._waits = True
+                if not self._frames:
+                    await self._woken()
+                self._waits = False
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopped:
+                    return
+                if not (frames := self._take()):
+                    continue
+                await self._in_thread(arrival.feed, frames)
+                self._spare += [each for each in frames if len(each) == FULL_FRAME]
+                self._allow(arrival.offset)
+            self._tell(TransferDone(stream))
+        finally:
+            await self._in_thread(arrival.close)
+
+    def _allow(self, offset: int) -> None:
+        """Tell the sender how far it may go, now and then: it has a whole window to send meanwhile."""
+        now = time.monotonic()
+        if offset - self._allowed >= CREDIT_BYTES or now - self._allowed_at >= CREDIT_SECONDS:
+            self._allowed, self._allowed_at = offset, now
+            self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
+
+
+def _aligned_frame() -> memoryview:
+    """Memory for a whole frame whose payload can go to the disk past the page cache."""
+    return memoryview(mmap.mmap(-1, BLOCK + TRANSFER_FRAME_BYTES))[BLOCK - HEADER_BYTES :]

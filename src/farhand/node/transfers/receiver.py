@@ -1,0 +1,510 @@
+"""A transfer that arrives: written beside its place, and put there in one step once every digest is right.
+
+What has come so far lies in `.farhand-<id>.part` beside the destination, and a note of it in the node's own folder, so
+that a dropped link or a killed program costs no more than the bytes that were under way. Everything here may wait
+for the disk: it is run in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from blake3 import blake3
+
+from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.confined_root import by_walk, sync_folder
+from farhand.machine.files.direct_writes import WriteOut, sync_file_system
+from farhand.machine.files.files import Files, replaceable, take_over, told
+from farhand.machine.files.private_files import replace_private
+from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
+from farhand.machine.files.undo_log import call_id
+from farhand.machine.jobs.jobs import machine_boot
+from farhand.node.transfers.resume_notes import Note, Notes, Phase
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
+from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
+from farhand.protocol.manifest import MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest
+from farhand.protocol.messages import TransferOffer
+
+_READ = 1024 * 1024
+_SYNC_EACH = 64
+
+
+class Mismatch(Failed):
+    """What arrived is not what was sent; nothing of it is kept."""
+
+
+class Arrival:
+    """One transfer that comes in. `offset` is how far it has come. Its owner calls `close`."""
+
+    def __init__(self, files: Files, notes: Notes, transfer_id: str, path: str, offer: TransferOffer) -> None:
+        """Take up what an earlier try left, or begin. Raises ToolError when the destination cannot be written."""
+        self._files = files
+        self._notes = notes
+        self._id = transfer_id
+        self._partial = f".farhand-{transfer_id}.part"
+        self._offer = offer
+        self._folder = -1
+        self._staging = -1
+        self._file = -1
+        self._out = WriteOut(-1)
+        self._part = 0
+        self._left = offer.manifest_bytes
+        self._hash = blake3()
+        self._arriving = bytearray()
+        self._manifest: Manifest | None = None
+        self.offset = 0
+        self.complete = False
+        if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES:
+            raise Failed(f"the sender's list of files has {offer.manifest_bytes} bytes; that is none")
+        note = notes.read(transfer_id)
+        if note is not None and note.phase is Phase.DONE:
+            self.complete = True
+            return
+        if files.read_only:
+            raise NotAllowed(f"Failed to write '{shown(files.resolve(path))}': the files here are read-only")
+        self._place = files.place(note.target if note else _target(files, path, offer))
+        files.refuse_unwritable("write", self._place, folder=bool(offer.folder))
+        try:
+            self._begin(note)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, note: Note | None) -> None:
+        place, offer = self._place, self._offer
+        parent, self._name = os.path.split(place.real)
+        if not self._name:
+            raise InvalidArgs(f"'{shown(place.path)}' is the top of the file system; name a file or folder in it")
+        with told("create the folders of", place.path, missing=Failed):
+            self._folder = place.root.open_folder(parent, make=True)
+        if note is not None and note.phase is Phase.PLACING:
+            self._manifest = self._kept_manifest(note)
+            self._put_in_place(again=True)
+            return
+        with told("write", place.path, missing=Failed):
+            self._check_target()
+        again = note is not None and note.manifest_digest == offer.manifest_digest
+        # After a crash of the machine the end of what was written may be missing or blank: a file's digest tells in
+        # the end, but of a folder's many files only the last would be read again.
+        if again and note is not None and not (offer.folder and note.boot != machine_boot()):
+            self._manifest = self._kept_manifest(note)
+        if self._manifest is None:
+            self._remove_partial()
+            self._notes.write(self._id, Note(place.path, offer.manifest_digest, machine_boot()))
+        else:
+            self._take_up()
+        space = os.fstatvfs(self._folder)
+        needed = offer.size - max(0, self.offset - offer.manifest_bytes)
+        if needed > space.f_bavail * space.f_frsize:
+            raise Failed(
+                f"Failed to write '{shown(place.path)}': No space left on device (it needs {needed} bytes, "
+                f"{space.f_bavail * space.f_frsize} are free; nothing was changed)"
+            )
+
+    def close(self) -> None:
+        """Let go of the files; what has come stays for another try."""
+        for name in ("_file", "_staging", "_folder"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                os.close(descriptor)
+                setattr(self, name, -1)
+
+    # -- what arrives -----------------------------------------------------------------------------------
+
+    def feed(self, frames: Iterable[bytes | memoryview]) -> None:
+        """Write frames; with the last one the transfer is in its place and `complete`.
+
+        Raises ToolError; Mismatch after everything was thrown away.
+        """
+        pieces: list[memoryview] = []
+        for frame in frames:
+            kind, _, offset = read_header(frame)
+            if self.complete:
+                return
+            if kind is FrameKind.DATA:
+                payload = self._next(offset, memoryview(frame)[HEADER_BYTES:])
+                if payload:
+                    pieces.append(payload)
+            else:
+                self._write(pieces)
+                pieces = []
+                self._end_part(*read_part_end(frame[HEADER_BYTES:]))
+        self._write(pieces)
+
+    def _next(self, offset: int, payload: memoryview) -> memoryview:
+        if offset != self.offset or len(payload) > self._left:
+            raise Failed(f"bytes came for {offset} of the transfer, and {self.offset} was next")
+        self._left -= len(payload)
+        self.offset += len(payload)
+        return payload
+
+    def _write(self, pieces: Sequence[memoryview]) -> None:
+        if self._part == 0:
+            self._arriving += b"".join(pieces)
+        elif pieces:
+            with told("write", self._place.path):
+                self._out.write(pieces)
+        for piece in pieces:
+            self._hash.update(piece)
+
+    def _end_part(self, part: int, digest: bytes) -> None:
+        if part < self._part:
+            return  # said again after a break
+        if part != self._part or self._left:
+            raise Failed(f"part {part} of the transfer ended, and part {self._part} was not over")
+        if self._hash.digest() != digest:
+            self.discard()
+            raise Mismatch(
+                f"Failed to write '{shown(self._place.path)}': the digest of what arrived is not the sender's"
+            )
+        if part == 0:
+            self._read_manifest()
+        manifest = self._manifest
+        assert manifest is not None
+        if part == len(manifest.entries):
+            self._finish()
+        else:
+            with told("write", self._place.path):
+                self._next_part(manifest, part + 1)
+
+    def _read_manifest(self) -> None:
+        data = bytes(self._arriving)
+        self._arriving.clear()
+        if blake3(data).hexdigest() != self._offer.manifest_digest:
+            self.discard()
+            raise Mismatch("the list of files that arrived is not the one that was offered")
+        try:
+            self._manifest = Manifest.decode(data)
+        except ProtocolError as error:
+            raise Failed(str(error)) from None
+        if self._manifest.single is self._offer.folder:
+            raise Failed("the sender offered a folder and sends a file, or the other way round")
+        for entry in self._manifest.entries:
+            if self._files.is_hidden(f"{self._place.real}/{entry.path}"):
+                raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
+        replace_private(self._notes.path(self._id, "manifest"), data)
+        if not self._manifest.single:
+            with told("write", self._place.path):
+                os.mkdir(self._partial, 0o700 if self._offer.private else 0o777, dir_fd=self._folder)
+                self._staging = _open_folder(self._partial, self._folder)
+
+    def _next_part(self, manifest: Manifest, part: int) -> None:
+        """Make the entry of a part and be ready for its bytes."""
+        self._close_file()
+        entry = manifest.entries[part - 1]
+        self._part = part
+        self._left = entry.size
+        self._hash = blake3()
+        if manifest.single:
+            old = replaceable(self._folder, self._name)
+            mode = 0o600 if old else self._mode(entry)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
+            self._out = WriteOut(self._file, size=entry.size)
+            return
+        with self._parent(entry.path) as (folder, name):
+            if entry.kind is EntryKind.FOLDER:
+                os.mkdir(name, self._mode(entry), dir_fd=folder)
+            elif entry.kind is EntryKind.LINK:
+                os.symlink(entry.target, name, dir_fd=folder)
+            else:
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._file = os.open(name, flags, self._mode(entry), dir_fd=folder)
+                self._out = WriteOut(self._file, size=entry.size)
+
+    def _mode(self, entry: Entry) -> int:
+        """Of what is made new. What was for its owner alone stays so."""
+        mode = 0o777 if entry.executable or entry.kind is EntryKind.FOLDER else 0o666
+        return mode & 0o700 if self._offer.private or entry.private else mode
+
+    # -- taking up --------------------------------------------------------------------------------------
+
+    def _kept_manifest(self, note: Note) -> Manifest | None:
+        with contextlib.suppress(OSError, ProtocolError):
+            data = self._notes.path(self._id, "manifest").read_bytes()
+            if blake3(data).hexdigest() == note.manifest_digest:
+                return Manifest.decode(data)
+        return None
+
+    def _take_up(self) -> None:
+        """Go to where an earlier try stopped: the last entry there is, as far as it was written."""
+        manifest = self._manifest
+        assert manifest is not None
+        try:
+            with told("write", self._place.path):
+                if manifest.single:
+                    self._reopen(manifest, 1, self._folder, self._partial)
+                    return
+                self._staging = _open_folder(self._partial, self._folder)
+                last = 0
+                for part, entry in enumerate(manifest.entries, 1):
+                    with self._parent(entry.path) as (folder, name):
+                        if not _exists(folder, name):
+                            break
+                    last = part
+                if last == 0:
+                    self._part, self._left, self.offset = 0, 0, manifest.ends[0]
+                    self._hash = blake3(manifest.encoded)
+                    return
+                with self._parent(manifest.entries[last - 1].path) as (folder, name):
+                    self._reopen(manifest, last, folder, name)
+        except (NotFound, Failed):
+            # What was there has been taken away or is not as we left it.
+            self.offset, self._part, self._left = 0, 0, self._offer.manifest_bytes
+            self._hash, self._manifest = blake3(), None
+            self._close_file()
+            self._remove_partial()
+
+    def _reopen(self, manifest: Manifest, part: int, folder: int, name: str) -> None:
+        entry = manifest.entries[part - 1]
+        self._part = part
+        self._left = entry.size
+        self._hash = blake3()
+        self.offset = manifest.ends[part - 1]
+        if entry.kind is not EntryKind.FILE:
+            return
+        self._file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        status = os.fstat(self._file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > entry.size:
+            raise OSError(errno.EIO, "what was written before is not as it was left")
+        while data := os.read(self._file, _READ):
+            self._hash.update(data)
+            self._left -= len(data)
+            self.offset += len(data)
+        self._out = WriteOut(self._file, entry.size - self._left, entry.size)
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Everything is here: bring it to the disk, then put it in its place."""
+        manifest = self._manifest
+        assert manifest is not None
+        with told("write", self._place.path):
+            if manifest.single:
+                if (old := replaceable(self._folder, self._name)) is not None:
+                    take_over(self._file, old)
+                os.fsync(self._file)
+            else:
+                self._check_target()
+                self._sync_all(manifest)
+        self._close_file()
+        self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.PLACING))
+        self._put_in_place()
+
+    def _put_in_place(self, *, again: bool = False) -> None:
+        """`again`: after a crash in the middle of it, when what has been moved is no longer beside."""
+        with told("write", self._place.path, missing=Failed):
+            try:
+                self._check_folder()
+                if not _exists(self._folder, self._partial):
+                    if not again:
+                        raise OSError(errno.EIO, "what had arrived was removed by somebody else")
+                elif not self._offer.folder or not _exists(self._folder, self._name):
+                    with self._keeping():
+                        os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                else:
+                    self._merge()
+            except OSError:
+                self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot()))
+                raise
+            sync_folder(self._folder)
+        self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.DONE))
+        self._notes.path(self._id, "manifest").unlink(missing_ok=True)
+        self.complete = True
+        self.close()
+
+    def _check_folder(self) -> None:
+        """The folder it goes to is still the one at that path."""
+        there = self._place.root.open_folder(os.path.dirname(self._place.real))  # noqa: PTH120
+        try:
+            if not os.path.sameopenfile(there, self._folder):
+                raise OSError(errno.EIO, "its folder was replaced by another one meanwhile")
+        finally:
+            os.close(there)
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep the file that is replaced, if one is; a transfer that a tool began has the id of its call."""
+        files, before = self._files, call_id.set(self._id)
+        try:
+            if files.kept is None or not files.kept.wanted or not _exists(self._folder, self._name):
+                yield
+                return
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(self._partial, flags, dir_fd=self._folder), "rb") as new:
+                digest = files.written(new.fileno())
+            with files.settling, files.keeping(self._folder, self._name, self._place.real, digest):
+                yield
+        finally:
+            call_id.reset(before)
+
+    def _merge(self) -> None:
+        """Move what arrived into a folder that exists: each file in one step, other files there stay."""
+        manifest = self._manifest
+        if manifest is None:
+            raise OSError(errno.EIO, "the list of its files was lost")
+        target = _open_folder(self._name, self._folder)
+        staging = _open_folder(self._partial, self._folder)
+        try:
+            for entry in manifest.entries:
+                parts = entry.path.split("/")
+                if entry.kind is EntryKind.FOLDER:
+                    os.close(by_walk(target, parts, make=True))
+                    continue
+                here, there = by_walk(staging, parts[:-1]), by_walk(target, parts[:-1])
+                try:
+                    if _exists(here, parts[-1]):
+                        if entry.kind is EntryKind.FILE:
+                            _take_over(here, there, parts[-1])
+                        os.rename(parts[-1], parts[-1], src_dir_fd=here, dst_dir_fd=there)
+                finally:
+                    os.close(here)
+                    os.close(there)
+        finally:
+            os.close(target)
+            os.close(staging)
+        shutil.rmtree(self._partial, dir_fd=self._folder)
+
+    def _check_target(self) -> None:
+        """Raises OSError when what is at the destination must not be replaced."""
+        if not self._offer.folder:
+            replaceable(self._folder, self._name)
+            return
+        if not _exists(self._folder, self._name):
+            return
+        protected = self._files.paths.protected_identities()
+        target = _open_folder(self._name, self._folder)
+        try:
+            for entry in self._manifest.entries if self._manifest else ():
+                parent, _, name = entry.path.rpartition("/")
+                try:
+                    folder = by_walk(target, parent.split("/") if parent else [])
+                except FileNotFoundError:
+                    continue
+                try:
+                    if protected and _identity(folder, name) in protected:
+                        raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
+                    if entry.kind is EntryKind.FILE:
+                        replaceable(folder, name)
+                    elif _exists(folder, name):
+                        kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+                        if kind != (stat.S_IFDIR if entry.kind is EntryKind.FOLDER else stat.S_IFLNK):
+                            raise OSError(errno.EEXIST, f"something of another kind is at '{shown(entry.path)}'")
+                finally:
+                    os.close(folder)
+        finally:
+            os.close(target)
+
+    def _sync_all(self, manifest: Manifest) -> None:
+        if manifest.files > _SYNC_EACH and sync_file_system(self._staging):
+            return
+        for entry in manifest.entries:
+            with self._parent(entry.path) as (folder, name):
+                if entry.kind is EntryKind.LINK:
+                    continue
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    # -- giving up --------------------------------------------------------------------------------------
+
+    def discard(self) -> None:
+        """Remove what has come; the destination is as it was."""
+        self._close_file()
+        self._remove_partial()
+        self._notes.forget(self._id)
+
+    def _remove_partial(self) -> None:
+        if self._staging >= 0:
+            os.close(self._staging)
+            self._staging = -1
+        if self._folder >= 0:
+            _remove(self._partial, self._folder)
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        parent, _, name = path.rpartition("/")
+        folder = by_walk(self._staging, parent.split("/") if parent else [])
+        try:
+            yield folder, name
+        finally:
+            os.close(folder)
+
+
+def discard(files: Files, notes: Notes, transfer_id: str) -> None:
+    """Remove what a transfer left here, also one that is not under way."""
+    note = notes.read(transfer_id)
+    if note is not None and note.phase is not Phase.DONE:
+        with contextlib.suppress(OSError, Failed, NotAllowed, NotFound):
+            place = files.place(note.target)
+            folder = place.root.open_folder(os.path.dirname(place.real))  # noqa: PTH120
+            try:
+                _remove(f".farhand-{transfer_id}.part", folder)
+            finally:
+                os.close(folder)
+    notes.forget(transfer_id)
+
+
+def _target(files: Files, path: str, offer: TransferOffer) -> str:
+    """Where it goes: into a folder that exists or is named with a `/` at its end, else to that very path."""
+    spelled = files.resolve(path)
+    inside = path.endswith("/")
+    if not inside:
+        with contextlib.suppress(NotFound):
+            inside = stat.S_ISDIR(files.status(path).st_mode)
+    if not inside:
+        return spelled
+    if offer.name in ("", ".", "..") or "/" in offer.name or "\0" in offer.name:
+        raise InvalidArgs(f"the source's name {offer.name!r} cannot be used here; name the destination file itself")
+    return os.path.join(spelled, offer.name)  # noqa: PTH118
+
+
+def _open_folder(name: str, parent: int) -> int:
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _take_over(here: int, there: int, name: str) -> None:
+    """Give a file that arrived the owner and mode of the one it replaces, if there is one."""
+    if (old := replaceable(there, name)) is not None:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        try:
+            take_over(descriptor, old)
+        finally:
+            os.close(descriptor)
+
+
+def _identity(folder: int, name: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        shutil.rmtree(name, dir_fd=folder, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Which calls this node has accepted, so that none starts twice.
+
+In memory for a plug-in: another life of the program knows nothing, and says so by another boot id. On disk for a node
+that must survive being killed: the next life of the program still knows what the last one had accepted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from pathlib import Path
+
+# Calls of an earlier life that are remembered; each is some forty bytes of the hello.
+MOST_EARLIER = 4096
+
+# A ledger with more settled lines than this is begun anew.
+MOST_LINES = 20_000
+
+
+class Ledger:
+    """Calls accepted in this life, kept in memory."""
+
+    def __init__(self) -> None:
+        self.boot = uuid.uuid4().hex
+        # Accepted by an earlier life of this node, and never acknowledged.
+        self.earlier: set[str] = set()
+
+    def accept(self, request_id: str) -> None:
+        """Remember a call before it starts."""
+
+    def settle(self, request_id: str) -> None:
+        """The gateway has the outcome."""
+        self.earlier.discard(request_id)
+
+
+class FileLedger(Ledger):
+    """Calls accepted by every life since the machine was started; one writer. Whoever opens it calls `close`."""
+
+    def __init__(self, path: Path, machine_boot: str) -> None:
+        """`machine_boot` names this run of the machine: what was accepted before a reboot cannot be spoken for."""
+        super().__init__()
+        open_ids: dict[str, None] = {}
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        head = lines[0].split() if lines else []
+        if head[:2] == ["boot", machine_boot] and len(head) == 3:
+            self.boot = head[2]
+            for line in lines[1:]:
+                sign, request_id = line[:1], line[1:]
+                if sign == "+":
+                    open_ids[request_id] = None
+                elif sign == "-":
+                    open_ids.pop(request_id, None)
+        self.earlier = set(list(open_ids)[-MOST_EARLIER:])
+        self._path = path
+        self._head = f"boot {machine_boot} {self.boot}"
+        self._open = dict.fromkeys(self.earlier)
+        self._file = -1
+        self._rewrite()
+
+    def accept(self, request_id: str) -> None:
+        """Raises OSError when it cannot be remembered; then the call must not start."""
+        self._append("+", request_id)
+        self._open[request_id] = None
+
+    def settle(self, request_id: str) -> None:
+        super().settle(request_id)
+        self._open.pop(request_id, None)
+        self._append("-", request_id)
+        if self._lines > MOST_LINES + len(self._open):
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Begin the file anew with what is open, beside the old one and then in its place."""
+        beside = self._path.with_suffix(".new")
+        with open(beside, "w", opener=_for_owner_alone) as file:
+            file.write("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
+        beside.replace(self._path)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._lines = len(self._open)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, sign: str, request_id: str) -> None:
+        # Reaches the page cache, which outlives us; a reboot makes another ledger anyway.
+        line = f"{sign}{request_id}\n".encode()
+        if os.write(self._file, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._lines += 1
+
+
+def storable(request_id: str) -> bool:
+    """Whether an id fits a line of the ledger; ids of a Farhand gateway do."""
+    return request_id.isascii() and request_id.isprintable() and len(request_id) <= 128
+
+
+def _for_owner_alone(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,356 @@
+"""Runs the tools a gateway asks for: so many at once, each id once, results kept until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from farhand.protocol.calls import LEAVING, ToolFailure
+from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.freeze import Brake
+from farhand.protocol.json_limits import unreadable
+from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
+from farhand.sdk.accepted_calls import Ledger, storable
+from farhand.sdk.context import CancelToken, ToolContext
+from farhand.sdk.ended_calls import Past
+from farhand.sdk.registry import Registered, ToolRegistry
+from farhand.sdk.response_limits import Room, fitted
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+MAX_UNACKNOWLEDGED = 4096
+CANCEL_GRACE_SECONDS = 2.0
+# A freeze does not wait long for a tool to listen.
+FREEZE_GRACE_SECONDS = 0.25
+
+Send = Callable[[bytes], None]
+# Ends every process of a call, and returns a sentence on what that was.
+EndCall = Callable[[str], Awaitable[str]]
+
+
+class Dispatcher:
+    """One life of a node's work, across any number of connections. Its owner calls `close`."""
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        *,
+        ledger: Ledger,
+        max_concurrent: int,
+        max_request_bytes: int,
+        max_response_bytes: int,
+        max_waiting: int = MAX_WAITING,
+        brake: Brake | None = None,
+        end_call: EndCall | None = None,
+    ) -> None:
+        """`end_call` ends what a call that does not run any more has left running."""
+        self._registry = registry
+        self._end_call = end_call
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self._left: set[str] = set()
+        self._leaving = False
+        self.brake = brake or Brake()
+        self._ledger = ledger
+        self._max_concurrent = max_concurrent
+        self._max_waiting = max_waiting
+        self._max_request_bytes = max_request_bytes
+        self._max_response_bytes = max_response_bytes
+        self._room = Room.towards(None, max_response_bytes)
+        self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
+        self._waiting: OrderedDict[str, tuple[ToolRequest, Registered]] = OrderedDict()
+        self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
+        self._past = Past()
+        self._accepted: set[str] = set()
+        # Those of the accepted calls that run, and that another life of this program can continue.
+        self._continuing: set[str] = set()
+        self._orphans: set[str] = set()
+        self._send: Send | None = None
+        self._keeps = False
+        self._closing = ""
+
+    # -- the link ---------------------------------------------------------------------------------------
+
+    def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None) -> None:
+        """Answers go through `send` from now on.
+
+        `keeps`: the gateway acknowledges results and takes them late. `max_response_bytes`: the longest frame it takes,
+        where it said so.
+        """
+        self._send, self._keeps = send, keeps
+        self._room = Room.towards(max_response_bytes, self._max_response_bytes)
+        finished, self._unacknowledged = self._unacknowledged, OrderedDict()
+        for request_id, kept in finished.items():
+            if keeps:
+                self._unacknowledged[request_id] = frame = self._refitted(kept)
+                send(frame)
+            else:
+                self._past.add(request_id, kept)
+
+    def detach(self, reason: str) -> None:
+        """The link is gone. Work goes on for a gateway that will take its results later, else it is cancelled."""
+        self._send = None
+        if not self._keeps:
+            self._waiting.clear()
+            self._orphans.update(self._running)
+            for request_id in list(self._running):
+                self.cancel(request_id, reason)
+
+    def resume(self) -> Resume:
+        return Resume(
+            boot=self._ledger.boot,
+            running=[*(each for each in self._running if each not in self._orphans), *self._waiting],
+            finished=list(self._unacknowledged),
+            earlier=sorted(self._ledger.earlier - self._running.keys() - self._waiting.keys()),
+        )
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def request(self, request: ToolRequest, size: int) -> None:
+        """Start, queue or refuse a call. An id that has run never runs again: what was answered is."""
+        request_id = request.request_id
+        if request_id in self._running or request_id in self._waiting:
+            self._orphans.discard(request_id)  # somebody waits for it after all
+            return
+        if (kept := self._unacknowledged.get(request_id)) is not None:
+            self._transmit(self._refitted(kept))
+        elif request_id in self._past:
+            self._repeat(request_id)
+        elif self._leaving:
+            return  # the gateway asks again after the restart
+        elif self._closing:
+            self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
+        elif self.brake.order is not None:
+            self._refuse(request_id, self.brake.order.refusal_of_node())
+        elif size > self._max_request_bytes:
+            self._refuse(
+                request_id,
+                InvalidArgs(
+                    f"the request has {size} bytes, this node takes at most {self._max_request_bytes} "
+                    "(max_request_bytes)"
+                ),
+            )
+        elif (tool := self._registry.find(request.tool)) is None:
+            self._refuse(request_id, NotFound(f"unknown tool: {request.tool}"))
+        elif request_id in self._ledger.earlier and not tool.continues:
+            self._refuse(request_id, Failed("outcome unknown: the node was restarted while the call ran"))
+        elif len(self._running) < self._max_concurrent:
+            self._start(request, tool)
+        elif len(self._waiting) < self._max_waiting and len(self._unacknowledged) < MAX_UNACKNOWLEDGED:
+            self._waiting[request_id] = (request, tool)
+        else:
+            self._refuse(
+                request_id,
+                Failed(
+                    f"busy: {len(self._running)} calls are running and {len(self._waiting)} waiting; "
+                    "it did not run, try again later"
+                ),
+            )
+
+    def end(self, request_id: str, reason: str, *, everything: bool) -> None:
+        """Obey a gateway that cancels a call: stop it, or end what an earlier life of this program started for it.
+
+        With `everything`, also end what a call that has ended left running.
+        """
+        if request_id in self._running or request_id in self._waiting:
+            self.cancel(request_id, reason)
+            if not everything:
+                return
+        answered = request_id in self._unacknowledged or request_id in self._past
+        if self._end_call is None or request_id in self._endings:
+            return
+        if everything or (request_id in self._ledger.earlier and not answered):
+            ending = self._end_left(request_id, reason, self._end_call)
+            self._endings[request_id] = asyncio.get_running_loop().create_task(ending)
+
+    async def _end_left(self, request_id: str, reason: str, end_call: EndCall) -> None:
+        """End what a call left, and answer once that is done: until then the gateway says it again."""
+        try:
+            if (running := self._running.get(request_id)) is not None:
+                await asyncio.wait({running[0]})
+            told = await end_call(request_id)
+        except Exception:
+            log.exception("failed to end what call %s left running", request_id)
+            return
+        finally:
+            del self._endings[request_id]
+        response = _failure(request_id, Cancelled(told or reason))
+        if request_id in self._unacknowledged:  # the outcome of the call itself is kept
+            self._transmit(fitted(response, self._room))
+        else:
+            self._answer(response)
+
+    def cancel(self, request_id: str, reason: str, grace: float = CANCEL_GRACE_SECONDS) -> None:
+        """Ask a call to stop; one that does not within the grace has its task cancelled."""
+        if request_id in self._waiting:
+            del self._waiting[request_id]
+            self._refuse(request_id, Cancelled(f"cancelled before it started: {reason}"))
+            return
+        found = self._running.get(request_id)
+        if found is None:
+            return
+        task, token = found
+        token.cancel(reason)
+        asyncio.get_running_loop().call_later(grace, task.cancel)
+
+    def acknowledge(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if self._unacknowledged.pop(request_id, None) is not None:
+                self._past.add(request_id)
+            if request_id in self._accepted or request_id in self._ledger.earlier:
+                self._accepted.discard(request_id)
+                try:
+                    self._ledger.settle(request_id)
+                except OSError as error:  # it is asked about once more after a restart, that is all
+                    log.warning("the ledger cannot be written: %s", error)
+
+    def stop_all(self, reason: str) -> int:
+        """Ask every call to stop, those that wait for their turn too; how many that are."""
+        known = [*self._waiting, *self._running]
+        for request_id in known:
+            self.cancel(request_id, reason, FREEZE_GRACE_SECONDS)
+        return len(known)
+
+    async def stopped(self, seconds: float) -> int:
+        """Wait until no call runs; how many still do after `seconds`."""
+        tasks = [task for task, _ in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._running)
+
+    async def close(self, reason: str, *, leave: bool = False) -> None:
+        """Cancel everything and wait for it to end; no tool runs afterwards.
+
+        With `leave`, the gateway is told nothing about calls that the next life of this program continues, and about
+        those that wait for their turn: it sends them again then.
+        """
+        self._closing = reason
+        if leave and self._keeps:
+            self._leaving = True
+            self._waiting.clear()
+            for request_id, (task, _) in self._running.items():
+                if request_id in self._continuing and request_id not in self._left:
+                    self._left.add(request_id)
+                    task.cancel(LEAVING)
+        for request_id in list(self._waiting):
+            self.cancel(request_id, reason)
+        tasks = [task for task, _ in self._running.values()]
+        for request_id in list(self._running):
+            if request_id not in self._left:
+                self.cancel(request_id, reason)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS + 1)
+        for ending in self._endings.values():
+            ending.cancel()
+        if self._endings:
+            await asyncio.wait(self._endings.values())
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    def _start(self, request: ToolRequest, tool: Registered) -> None:
+        if not tool.spec.read_only and self._keeps and storable(request.request_id):
+            try:
+                self._ledger.accept(request.request_id)
+            except OSError as error:
+                self._refuse(request.request_id, Failed(f"the call cannot be written down: {error}; it did not run"))
+                return
+            self._accepted.add(request.request_id)
+            if tool.continues:
+                self._continuing.add(request.request_id)
+        token = CancelToken()
+        # A name of its own: one that asyncio makes up takes as long as the rest of making a task.
+        task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
+        self._running[request.request_id] = (task, token)
+
+    async def _run(self, request: ToolRequest, tool: Registered, token: CancelToken) -> None:
+        request_id = request.request_id
+        try:
+            response = await self._outcome(request, tool, token)
+        finally:
+            del self._running[request_id]
+            self._continuing.discard(request_id)
+        if request_id in self._left:
+            return
+        if request_id in self._orphans:
+            self._orphans.discard(request_id)  # its gateway gave the call up with the link
+            self._past.add(request_id, fitted(response, self._room))
+        else:
+            self._answer(response)
+        while self._waiting and len(self._running) < self._max_concurrent:
+            self._start(*self._waiting.popitem(last=False)[1])
+
+    async def _outcome(self, request: ToolRequest, tool: Registered, token: CancelToken) -> ToolResponse:
+        context = ToolContext(
+            request_id=request.request_id,
+            tool_name=request.tool,
+            session_key=request.session_key or None,
+            cancel=token,
+            timeout_ms=None if request.timeout_ms is UNSET else request.timeout_ms,
+        )
+        try:
+            value = await tool.run(context, request.args)
+            result = msgspec.json.encode(value)
+            if not self._keeps and (fault := unreadable(result)) is not None:
+                raise Failed(f"the result cannot be sent to this gateway: {fault}")
+        except ToolError as error:
+            return _failure(request.request_id, error)
+        except asyncio.CancelledError:
+            return _failure(request.request_id, Cancelled(token.reason or "cancelled"))
+        except (KeyboardInterrupt, GeneratorExit):  # the program ends, or its loop is gone
+            raise
+        except BaseException as error:  # whatever it is: a Rust extension's panic is not even an Exception
+            log.exception("tool %s failed on call %s", request.tool, request.request_id)
+            return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
+        return ToolResponse(request.request_id, True, result=Raw(result))
+
+    # -- answering --------------------------------------------------------------------------------------
+
+    def _refuse(self, request_id: str, error: ToolError) -> None:
+        """Answer a call that does not run; a plain gateway may ask for it again."""
+        response = _failure(request_id, error)
+        if self._keeps:
+            self._answer(response)
+        else:
+            self._transmit(fitted(response, self._room))
+
+    def _repeat(self, request_id: str) -> None:
+        """Answer a call that has run as it was answered then."""
+        if (kept := self._past.answer(request_id)) is not None:
+            self._transmit(self._refitted(kept))
+        elif not self._keeps:  # else it was acknowledged: the gateway has it
+            self._refuse(request_id, Failed(f"call {request_id} was run before; its result is no longer kept"))
+
+    def _answer(self, response: ToolResponse) -> None:
+        """Send an answer, and keep it until it is acknowledged; towards a plain gateway, for a while."""
+        frame = fitted(response, self._room)
+        if self._keeps:
+            self._unacknowledged[response.request_id] = frame
+        else:
+            self._past.add(response.request_id, frame)
+        self._transmit(frame)
+
+    def _refitted(self, frame: bytes) -> bytes:
+        """A frame that may have been made for a gateway that takes longer ones."""
+        if len(frame) <= min(self._room.result, self._room.frame):
+            return frame
+        return fitted(msgspec.json.decode(frame, type=ToolResponse), self._room)
+
+    def _transmit(self, frame: bytes) -> None:
+        if self._send is not None:
+            self._send(frame)
+
+
+def _failure(request_id: str, error: ToolError) -> ToolResponse:
+    return ToolResponse(request_id, False, error=ToolFailure.of(error))
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

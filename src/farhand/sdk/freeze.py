@@ -1,0 +1,73 @@
+"""A node's part in a freeze: stop at once, end everything, and say for oneself what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from farhand.protocol.freeze import Brake
+from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
+from farhand.sdk.dispatcher import Dispatcher, Send
+
+log = logging.getLogger(__name__)
+
+# How long calls may take to end before it is told that some did not.
+STOP_SECONDS = 2.0
+
+# Ends every process that calls left; how many those were, and what could not be ended.
+EndAll = Callable[[], Awaitable[tuple[int, str | None]]]
+
+
+class Freezing:
+    """Obeys the gateway's orders, across any number of connections."""
+
+    def __init__(self, brake: Brake, end_all: EndAll | None) -> None:
+        self.brake = brake
+        self._end_all = end_all
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
+        """Holds for the very next frame; the report follows once everything has ended."""
+        self.brake.order = message.order  # from now on; on disk while everything is being ended
+        calls = dispatcher.stop_all(message.order.told)
+        log.warning("this node is %s", message.order.told, extra={"event": "freeze"})
+        # Not with the link: a gateway that is killed now has given its order all the same.
+        ending = asyncio.get_running_loop().create_task(self._end(message, calls, dispatcher, send))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def thaw(self, message: NodeThaw, send: Send) -> None:
+        error = self.brake.release(message.gateway_id, time.time_ns() // 1_000_000)
+        if error is None:
+            log.warning("this node takes calls again", extra={"event": "thaw"})
+        send(encode(FreezeReport(message.number, error is not None, error=error)))
+
+    async def _end(self, message: NodeFreeze, calls: int, dispatcher: Dispatcher, send: Send) -> None:
+        errors: list[str] = []
+        processes = 0
+        own = ThreadPoolExecutor(1, "farhand-freeze")  # the shared threads may all be busy
+        keeping = asyncio.get_running_loop().run_in_executor(own, self.brake.keep_freezing, message.order)
+        own.shutdown(wait=False)
+        try:
+            processes = await self._end_processes(errors)
+            if left := await dispatcher.stopped(STOP_SECONDS):
+                errors.append(f"{left} calls did not stop")
+            if calls:  # what one had just begun to start is there by now
+                processes += await self._end_processes(errors)
+        except Exception as error:
+            log.exception("the freeze did not go well")
+            errors.append(f"{type(error).__name__}: {error}")
+        if unkept := await keeping:
+            errors.append(unkept)
+        told = "; ".join(dict.fromkeys(errors)) or None
+        send(encode(FreezeReport(message.number, True, processes, calls, told)))
+
+    async def _end_processes(self, errors: list[str]) -> int:
+        if self._end_all is None:
+            return 0
+        ended, error = await self._end_all()
+        errors += [error] if error else []
+        return ended

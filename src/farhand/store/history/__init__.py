@@ -1,0 +1,1 @@
+"""Reading and pruning what was recorded: timelines, verification of seals, retention."""

@@ -1,0 +1,260 @@
+"""Reading the journal as a story: of a session, a machine or a stretch of time, with what each row tells of, in short.
+
+No index stands behind the filters, so that appending costs nothing more: a page looks at a bounded number of rows, and
+says where the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+# Rows that one page looks at.
+SCANNED: Final = 20_000
+# Bytes of arguments and results that a timeline shows.
+SHORT: Final = 400
+# Rows are in the order in which they were written; their times are, but for a jump of the clock or a late record.
+SLACK_MS: Final = 60 * 60 * 1000
+
+_ROWS: Final = "SELECT id, at, kind, subject, data FROM events AS e WHERE "
+# What may be shown of a text that goes on behind its end.
+Hide = Callable[[bytes], bytes]
+
+_CALL: Final = """
+    SELECT tool, substr(args, 1, ?1), length(args), session_key, node_id, state, duration_ms, substr(result, 1, ?1),
+        length(result), error_kind, error_message, credential, on_behalf_of
+    FROM calls WHERE id = ?2"""
+_RUN: Final = """
+    SELECT session_key, state, origin, substr(reply, 1, ?1), error_message, steps, joined_to FROM runs WHERE id = ?2"""
+_ENTRY: Final = "SELECT message, run_id, model, keeps_from FROM entries WHERE seq = ?"
+_AT: Final = "SELECT id, at FROM events WHERE id >= ? ORDER BY id LIMIT 1"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which rows; what is not said does not matter."""
+
+    # The full key.
+    session: str | None = None
+    node: str | None = None
+    # `call.ended`, or `call` for all kinds that begin so.
+    kinds: tuple[str, ...] = ()
+    since: int | None = None
+    # Milliseconds; before that moment.
+    until: int | None = None
+
+
+class Short(msgspec.Struct, frozen=True):
+    """The beginning of something longer."""
+
+    text: str
+    # Of the whole, in bytes.
+    length: int
+
+
+class CallLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call, as a timeline shows it."""
+
+    tool: str
+    args: Short
+    session_key: str | None
+    node_id: str | None
+    state: str
+    duration_ms: float | None
+    result: Short | None
+    error_kind: str | None
+    error_message: str | None
+    credential: str
+    on_behalf_of: str | None = None
+
+
+class RunLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    session_key: str
+    state: str
+    origin: str
+    reply: str | None
+    error_message: str | None
+    steps: int
+    joined_to: str | None
+
+
+class MessageLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    seq: int
+    role: str
+    text: Short
+    # Names of the tools it asks for.
+    calls: list[str]
+    run_id: str | None
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A row of the journal, and what it tells of."""
+
+    id: int
+    at: int
+    kind: str
+    subject: str
+    data: msgspec.Raw
+    call: CallLine | None = None
+    run: RunLine | None = None
+    message: MessageLine | None = None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Rows in their order, and where to go on: `before` this event for older ones, None when there are no more."""
+
+    events: list[Line]
+    before: int | None
+    # The newest event there is, fitting or not: a reader who wants what comes later asks for what is `after` it.
+    last: int
+
+
+class _Told(msgspec.Struct, frozen=True):
+    role: str = ""
+    content: Any = ""
+    tool_calls: list[dict[str, Any]] = []
+
+
+class _Seq(msgspec.Struct, frozen=True):
+    seq: int
+
+
+def page(
+    connection: apsw.Connection,
+    wanted: Wanted,
+    limit: int,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    hide: Hide = bytes,
+) -> Page:
+    """The newest `limit` rows that fit, older than `before`; or the oldest ones after `after`.
+
+    What is cut to be short passes `hide`, since half a secret is not known for one later.
+    """
+    found: list[Any] = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchall()
+    last: int = found[0][0]
+    clauses, values = _conditions(wanted)
+    if after is not None:
+        rows = _select(connection, ["e.id > ?", "e.id <= ?", *clauses], [after, last, *values], "ASC", limit)
+        newest = rows[-1][0] if len(rows) == limit else last
+        return Page([_line(connection, row, hide) for row in rows], None, newest)
+    end = last + 1 if before is None else before
+    if wanted.until is not None:
+        end = min(end, _first_at(connection, wanted.until + SLACK_MS, last))
+    beginning = 0 if wanted.since is None else _first_at(connection, wanted.since - SLACK_MS, last)
+    floors: list[Any] = connection.execute(
+        "SELECT id FROM events WHERE id < ? ORDER BY id DESC LIMIT 1 OFFSET ?", (end, SCANNED)
+    ).fetchall()
+    floor = max(beginning, floors[0][0] + 1 if floors else 0)
+    rows = _select(connection, ["e.id < ?", "e.id >= ?", *clauses], [end, floor, *values], "DESC", limit)
+    if len(rows) == limit:
+        more: int | None = rows[-1][0]
+    else:
+        more = floor if floor > max(beginning, 1) else None
+    return Page([_line(connection, row, hide) for row in reversed(rows)], more, last)
+
+
+def _select(connection: apsw.Connection, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
+    query = f"{_ROWS}{' AND '.join(clauses)} ORDER BY id {order} LIMIT ?"
+    return connection.execute(query, (*values, limit)).fetchall()
+
+
+def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
+    clauses: list[str] = []
+    values: list[Any] = []
+    if wanted.since is not None:
+        clauses.append("e.at >= ?")
+        values.append(wanted.since)
+    if wanted.until is not None:
+        clauses.append("e.at < ?")
+        values.append(wanted.until)
+    if wanted.kinds:
+        clauses.append("(" + " OR ".join(["e.kind = ? OR substr(e.kind, 1, ?) = ?"] * len(wanted.kinds)) + ")")
+        for kind in wanted.kinds:
+            values += [kind, len(kind) + 1, f"{kind}."]
+    if wanted.session is not None:
+        clauses.append(
+            "(e.subject = ? OR instr(e.data, ?) OR instr(e.data, ?)"
+            " OR EXISTS (SELECT 1 FROM calls WHERE calls.id = e.subject AND calls.session_key = ?)"
+            " OR EXISTS (SELECT 1 FROM runs WHERE runs.id = e.subject AND runs.session_key = ?))"
+        )
+        said = msgspec.json.encode(wanted.session)
+        values += [wanted.session, b'"session":' + said, b'"session_key":' + said, wanted.session, wanted.session]
+    if wanted.node is not None:
+        clauses.append(
+            "(substr(e.kind, 1, 5) = 'node.' AND e.subject = ? OR instr(e.data, ?) OR instr(e.data, ?)"
+            " OR instr(e.data, ?)"
+            " OR EXISTS (SELECT 1 FROM calls WHERE calls.id = e.subject AND calls.node_id = ?))"
+        )
+        said = msgspec.json.encode(wanted.node)
+        place = said[:-1] + b":"  # of a transfer
+        values += [wanted.node, b'"node_id":' + said, b'"node":' + said, place, wanted.node]
+    return clauses, values
+
+
+def _first_at(connection: apsw.Connection, at: int, last: int) -> int:
+    """The first row from a moment on, by halving; `last + 1` when there is none."""
+    low, high = 1, last + 1
+    while low < high:
+        middle = (low + high) // 2
+        rows: list[Any] = connection.execute(_AT, (middle,)).fetchall()
+        if not rows or rows[0][1] >= at:
+            high = middle
+        else:
+            low = rows[0][0] + 1
+    return low
+
+
+def _line(connection: apsw.Connection, row: tuple[Any, ...], hide: Hide) -> Line:
+    number, at, kind, subject, data = row
+    line = Line(number, at, kind, subject, msgspec.Raw(data))
+    if kind == "message.added":
+        return msgspec.structs.replace(line, message=_message(connection, data, hide))
+    if kind.startswith("run."):
+        return msgspec.structs.replace(line, run=_run(connection, subject, hide))
+    return msgspec.structs.replace(line, call=_call(connection, subject, hide))
+
+
+def _call(connection: apsw.Connection, call_id: str, hide: Hide) -> CallLine | None:
+    rows: list[Any] = connection.execute(_CALL, (SHORT, call_id)).fetchall()
+    if not rows:
+        return None
+    tool, args, size, session, node, state, took, result, length, kind, message, credential, behalf = rows[0]
+    told = None if result is None else _short(result, length, hide)
+    shown = _short(args, size, hide)
+    return CallLine(tool, shown, session, node, state, took, told, kind, message, credential, behalf)
+
+
+def _run(connection: apsw.Connection, run_id: str, hide: Hide) -> RunLine | None:
+    rows: list[Any] = connection.execute(_RUN, (SHORT, run_id)).fetchall()
+    if not rows:
+        return None
+    line = RunLine(*rows[0])
+    if line.reply is None or len(line.reply) < SHORT:
+        return line
+    return msgspec.structs.replace(line, reply=hide(line.reply.encode()).decode(errors="ignore"))
+
+
+def _message(connection: apsw.Connection, data: bytes, hide: Hide) -> MessageLine | None:
+    try:
+        seq = msgspec.json.decode(data, type=_Seq).seq
+        rows: list[Any] = connection.execute(_ENTRY, (seq,)).fetchall()
+        if not rows:
+            return None
+        told = msgspec.json.decode(rows[0][0], type=_Told)
+    except msgspec.MsgspecError:
+        return None
+    content = told.content
+    if not isinstance(content, str):
+        content = " ".join(str(block.get("text", "[image]")) for block in content if isinstance(block, dict))
+    role = told.role if rows[0][3] is None else "summary"
+    names = [str(use.get("name", "")) for use in told.tool_calls]
+    return MessageLine(seq, role, _short(content.encode(), len(content.encode()), hide), names, rows[0][1])
+
+
+def _short(data: bytes, length: int, hide: Hide) -> Short:
+    shown = data[:SHORT] if length <= SHORT else hide(data[:SHORT])
+    return Short(shown.decode(errors="ignore"), length)

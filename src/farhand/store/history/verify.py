@@ -1,0 +1,398 @@
+"""Is the journal what was written, all of it and in its order? Looked at without writing, also while it grows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.protocol.errors import FarhandError
+from farhand.store.history.seal_coverage import (
+    CALL_KINDS,
+    CUT,
+    SEALED,
+    UNGUARDED,
+    Covers,
+    Pruned,
+    Row,
+    SealedRows,
+    chained_entries,
+    checkpoint,
+    open_before,
+    rows_after,
+    seal_before,
+)
+from farhand.store.journal.seal import Head, KeptHead, Pending, Sealer, boot_id, journal_end, kept_head, load_key
+from farhand.store.tables.calls import ENDED, NOT_ENDED, CallState
+
+MOST_FAULTS: Final = 100
+UNTOLD: Final = """
+    SELECT id FROM calls
+    WHERE id NOT IN (
+            SELECT subject FROM events WHERE kind IN ('call.waiting', 'call.started', 'call.ended', 'call.kept')
+        )
+        AND id NOT IN (SELECT value FROM json_each(?))
+    LIMIT 1"""
+RESTORED: Final = ("store.restored", "store.recovered")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that is not as it was written. `id` is that of the event where it shows, if there is one.
+
+    What was committed at once has one seal: where it cannot be told which of these events it is, `last` is their last.
+    """
+
+    id: int | None
+    message: str
+    last: int | None = None
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something an owner should know, and that the journal itself tells or explains."""
+
+    id: int | None
+    at: int | None
+    message: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    ok: bool
+    # Rows of the journal.
+    checked: int
+    # Records of calls that go with them.
+    calls: int
+    first: int | None
+    # The newest row, as `ID:HASH`.
+    head: str
+    # The first.
+    fault: Fault | None
+    faults: list[Fault]
+    notes: list[Note]
+
+
+class RestoredJournal(msgspec.Struct, frozen=True):
+    """What `store.restored` and `store.recovered` tell of the journal."""
+
+    head: str
+    head_before: str | None = None
+    other_key: bool = False
+
+
+class _Restored(msgspec.Struct, frozen=True):
+    journal: RestoredJournal | None = None
+
+
+class _CutData(msgspec.Struct, frozen=True):
+    expected: str
+    found: str
+    crash: bool = False
+
+
+def verify(home: Path, store: Path, *, start: int | None = None, noted: Head | None = None) -> Report:
+    """Check the whole journal, or from the event `start` on; with `noted`, that this event is in it as well.
+
+    Raises FarhandError when it cannot be checked.
+    """
+    sealer = Sealer(load_key(home))
+    kept = kept_head(home)  # before the rows are read: what is noted there is in them
+    with reading(store) as connection:
+        return _Verification(connection, sealer, kept, start, noted).report()
+
+
+def read_head(store: Path) -> Head:
+    """The newest row of a journal. Raises FarhandError."""
+    with reading(store) as connection:
+        return journal_end(connection)
+
+
+def quick_look(home: Path, store: Path) -> tuple[Head, str | None]:
+    """The head, and what is wrong with the journal's end, if anything is. Nothing else is looked at."""
+    sealer = Sealer(load_key(home))
+    kept = kept_head(home)
+    with reading(store) as connection:
+        end = journal_end(connection)
+        verification = _Verification(connection, sealer, kept, None, None)
+        return end, verification.end_fault()
+
+
+@contextlib.contextmanager
+def reading(store: Path) -> Iterator[apsw.Connection]:
+    """A store as of one moment, in use or not; nothing can be written. Raises FarhandError."""
+    if not store.exists():
+        raise FarhandError(f"there is no journal: {store} does not exist")
+    try:
+        connection = apsw.Connection(str(store), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            connection.set_busy_timeout(2000)
+            connection.execute("BEGIN")  # one moment, whatever is written meanwhile
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(events)")}
+            if "hash" not in columns:
+                raise FarhandError(f"{store} was written by a version without seals; start this gateway on it once")
+            yield connection
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise FarhandError(f"{store} cannot be read: {error}") from None
+
+
+class _Verification:
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        sealer: Sealer,
+        kept: KeptHead | None,
+        start: int | None,
+        noted: Head | None,
+    ) -> None:
+        self._store = connection
+        self._sealer = sealer
+        self._kept = kept
+        self._start = start
+        self._noted = noted
+        self._faults: list[Fault] = []
+        self._notes: list[Note] = []
+        self._covers = Covers(connection)
+        self._begun = 0
+        self._messages = 0
+        self._old_entries = 0
+        # Restores: the event, how far the copy went, how far the journal had gone.
+        self._losses: list[tuple[int, Head, Head]] = []
+        self._foreign = False
+        self._pruned = checkpoint(connection)
+        if self._pruned is not None and (start is None or start <= self._pruned.through + 1):
+            self._note_pruning(self._pruned)
+
+    def _note_pruning(self, pruned: Pruned) -> None:
+        when = datetime.fromtimestamp(pruned.until / 1000, UTC).isoformat(timespec="seconds")
+        message = (
+            f"history before {when} was pruned by retention: {pruned.events} events up to {pruned.through}, and "
+            f"{pruned.calls} calls; they cannot be checked any more"
+        )
+        self._notes.append(Note(None, None, message))
+        if pruned.broken is not None:
+            message = f"events from {pruned.broken} on did not fit their seals when retention removed them"
+            self._faults.append(Fault(None, message))
+
+    def report(self) -> Report:
+        last, before = self._beginning()
+        checked, first = 0, None
+        group: list[Row] = []
+        while page := rows_after(self._store, group[-1][0] if group else last):
+            for row in page:
+                group.append(row)
+                first = int(row[0]) if first is None else first
+                checked += 1
+                if row[5] is not None:
+                    self._group(group, last, before)
+                    last, before = int(row[0]), bytes(row[5])
+                    group = []
+        if group:
+            self._fault(group[0][0], f"{_named(group)} without a seal: the gateway did not write this")
+        end = journal_end(self._store)
+        self._end()
+        if self._start is None and not self._foreign:
+            self._records()
+        if self._noted is not None:
+            self._find(self._noted)
+        faults = self._faults[:MOST_FAULTS]
+        return Report(
+            not faults, checked, self._begun, first, str(end), faults[0] if faults else None, faults, self._notes
+        )
+
+    # -- where to begin ---------------------------------------------------------------------------------
+
+    def _beginning(self) -> tuple[int, bytes]:
+        """The id and seal behind which the check begins."""
+        if self._start is not None:
+            return self._behind(self._start)
+        rows: list[Any] = self._store.execute(
+            "SELECT id, at, data FROM events WHERE kind IN (?, ?) ORDER BY id DESC", RESTORED
+        ).fetchall()
+        for number, at, data in rows:
+            told = _restored(data)
+            if told is not None and told.other_key and self._sealed_here(number):
+                self._foreign = True
+                message = f"the events up to {told.head.partition(':')[0]} are of a home with another key: not checked"
+                self._notes.append(Note(number, at, message))
+                return self._behind(number)
+        if self._pruned is not None:
+            return self._after_pruning(self._pruned)
+        return 0, self._sealer.beginning
+
+    def _after_pruning(self, pruned: Pruned) -> tuple[int, bytes]:
+        """Begin behind what retention removed. That the gateway removed it shows when its event is reached."""
+        self._covers.open, self._covers.waiting = set(pruned.open), set(pruned.waiting)
+        self._begun = len(self._covers.open | self._covers.waiting)
+        self._old_entries = pruned.entries
+        for (number,) in self._store.execute("SELECT id FROM events WHERE id <= ? LIMIT 1", (pruned.through,)):
+            self._fault(number, f"event {number} was added: retention removed all up to {pruned.through}")
+        if chained_entries(self._store, 0, pruned.entries, b"").hex() != pruned.digest:
+            self._fault(
+                None, f"a message up to {pruned.entries} was changed, removed or added: their digest is another"
+            )
+        return pruned.through, bytes.fromhex(pruned.hash)
+
+    def _behind(self, number: int) -> tuple[int, bytes]:
+        last, before = seal_before(self._store, number, self._sealer)
+        self._covers.open = open_before(self._store, last + 1)
+        return last, before
+
+    def _sealed_here(self, number: int) -> bool:
+        """Whether the rows that were written with this one have our seal."""
+        last, before = seal_before(self._store, number, self._sealer)
+        covers = Covers(self._store, open_before(self._store, last + 1))
+        rows: list[Pending] = []
+        for row in rows_after(self._store, last):
+            rows.append((_plain(row), covers(*row[2:5])))
+            if row[5] is not None:
+                return bool(self._sealer.hash(before, rows) == row[5])
+        return False
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def _group(self, group: list[Row], last: int, before: bytes) -> None:
+        """Rows that were committed at once, after `last`."""
+        rows: list[Pending] = []
+        missing: str | None = None
+        for row in group:
+            number, at, kind, subject, data, _ = row
+            if kind in CALL_KINDS and subject not in self._covers.open and subject not in self._covers.waiting:
+                self._begun += 1
+            rows.append((_plain(row), self._covers(kind, subject, data)))
+            if self._covers.missing is not None and missing is None:
+                missing = f"{self._covers.missing}, of which event {number} ({kind}) tells, is gone"
+            if kind == "message.added":
+                self._messages += 1
+            elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
+                self._told(number, at, kind, data)
+        if self._sealer.hash(before, rows) != group[-1][5]:
+            number, what = _what(group, last)
+            self._faults.append(Fault(number, missing or what, group[-1][0]))
+
+    def _told(self, number: int, at: int, kind: str, data: bytes) -> None:
+        """What the journal says of itself."""
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            if kind == SEALED:
+                sealed = msgspec.json.decode(data, type=SealedRows)
+                self._old_entries = max(self._old_entries, sealed.entries)
+                message = f"{sealed.rows} events before were written by a version without seals, and sealed then"
+                self._notes.append(Note(number, at, message))
+            elif kind == UNGUARDED:
+                message = "the gateway started without knowing how far the journal had gone: its last rows may be gone"
+                self._notes.append(Note(number, at, message))
+            elif kind == CUT:
+                cut = msgspec.json.decode(data, type=_CutData)
+                what = f"the journal had gone to {cut.expected[:40]}… and ended at {cut.found[:40]}…"
+                if cut.crash:
+                    message = f"after the machine went down {what}: what the disk had not yet taken is gone"
+                    self._notes.append(Note(number, at, message))
+                else:
+                    self._fault(number, f"when the gateway started, {what}: rows at its end were removed or changed")
+            elif (told := _restored(data)) is not None:
+                copy, gone = Head.parse(told.head) if told.head[0] != "0" else Head(0, b""), None
+                if told.head_before is not None:
+                    gone = Head.parse(told.head_before)
+                    self._losses.append((number, copy, gone))
+                how = "an earlier copy of the store took its place" if copy.id else "the store began anew"
+                far = f"; the journal had gone to event {gone.id}" if gone and gone.id > copy.id else ""
+                self._notes.append(Note(number, at, f"{how}, with events up to {copy.id}{far}"))
+
+    # -- the end, and what goes with it -----------------------------------------------------------------
+
+    def end_fault(self) -> str | None:
+        self._end()
+        return self._faults[0].message if self._faults else None
+
+    def _end(self) -> None:
+        if self._kept is None:
+            message = "journal.head is missing: rows cut off at the journal's end would not be missed"
+            self._notes.append(Note(None, None, message))
+            return
+        kept = self._kept.head
+        found: list[Any] = self._store.execute("SELECT hash FROM events WHERE id = ?", (kept.id,)).fetchall()
+        if kept.id == 0 or (found and found[0][0] == kept.hash):
+            return
+        end = journal_end(self._store).id
+        what = f"the journal went to event {kept.id}" if end < kept.id else f"event {kept.id} is not what it was"
+        if not self._kept.clean and self._kept.boot != boot_id():
+            message = f"{what} and ends at {end}: the machine went down before the disk had all of it"
+            self._notes.append(Note(end, None, message))
+        else:
+            self._fault(end, f"{what}, and ends at {end} now: rows at its end were removed or changed")
+
+    def _records(self) -> None:
+        """Calls and messages that no event tells of, and calls that say more than the journal."""
+        ((rows,),) = self._store.execute("SELECT count(*) FROM calls").fetchall()
+        if rows != self._begun:
+            known = [] if self._pruned is None else [*self._pruned.open, *self._pruned.waiting]
+            for (call_id,) in self._store.execute(UNTOLD, (msgspec.json.encode(known).decode(),)):
+                self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
+        for call_id in sorted(self._covers.open | self._covers.waiting):
+            found = self._store.execute(f"SELECT {', '.join(ENDED)} FROM calls WHERE id = ?", (call_id,)).fetchall()  # noqa: S608
+            state = CallState.WAITING if call_id in self._covers.waiting else CallState.RUNNING
+            if found and found[0] != (state.value, *NOT_ENDED[1:]):
+                self._fault(None, f"call {call_id} is said to be {found[0][0]}, and no event tells of it")
+        ((rows,),) = self._store.execute("SELECT count(*) FROM entries WHERE seq > ?", (self._old_entries,)).fetchall()
+        if rows != self._messages:
+            self._fault(None, f"there are {rows} messages in the transcripts, and events tell of {self._messages}")
+
+    def _find(self, noted: Head) -> None:
+        found: list[Any] = self._store.execute("SELECT hash FROM events WHERE id = ?", (noted.id,)).fetchall()
+        if found and found[0][0] == noted.hash:
+            return
+        if found:
+            self._fault(noted.id, f"event {noted.id} is not the one that was noted: its hash is another")
+            return
+        if self._pruned is not None and noted.id <= self._pruned.through:
+            message = f"event {noted.id}, which was noted, was pruned by retention: it cannot be compared any more"
+            self._notes.append(Note(None, None, message))
+            return
+        for number, copy, gone in self._losses:
+            if copy.id < noted.id <= gone.id:
+                how = f"when an earlier copy took the store's place (event {number})"
+                self._fault(None, f"event {noted.id}, which was noted, was lost {how}")
+                return
+        self._fault(None, f"event {noted.id}, which was noted, is not in the journal: rows were removed")
+
+    def _fault(self, number: int | None, message: str) -> None:
+        self._faults.append(Fault(number, message))
+
+
+def _plain(row: Row) -> tuple[int, int, str, str, bytes]:
+    number, at, kind, subject, data = row[:5]
+    return number, at, kind, subject, data
+
+
+def _named(group: list[Row]) -> str:
+    first, last = group[0], group[-1]
+    if first is last:
+        return f"event {first[0]} ({first[2]})"
+    return f"events {first[0]} to {last[0]} ({first[2]} … {last[2]})"
+
+
+def _what(group: list[Row], last: int) -> tuple[int, str]:
+    """Where rows that do not fit their seal go wrong, as far as it shows, and what it may be."""
+    for row in group:
+        number, kind = row[0], row[2]
+        if number > last + 1 and kind not in ("store.gap", CUT):
+            gone = f"event {last + 1} is" if number == last + 2 else f"events {last + 1} to {number - 1} are"
+            return number, f"{gone} missing before event {number} ({kind}), or its id was changed"
+        last = number
+    covered = [f"the record of call {row[3]}" for row in group if row[2] in CALL_KINDS]
+    covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
+    covered += ["a message older than it" for row in group if row[2] == SEALED]
+    others = " or another they tell of" if len(covered) > 5 else ""
+    shown = f", or {' or '.join(covered[:5])}{others}," if covered else ""
+    moved = "it stands in another's place" if len(group) == 1 else "they stand in another order"
+    return group[0][0], f"{_named(group)}{shown} was changed, or {moved}"
+
+
+def _restored(data: Any) -> RestoredJournal | None:
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(data, type=_Restored).journal
+    return None

@@ -1,0 +1,1 @@
+"""The journal: events in order, each group sealed with a keyed hash."""

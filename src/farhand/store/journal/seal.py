@@ -1,0 +1,225 @@
+"""What makes the journal's rows hold together: all that is committed at once carries a keyed hash, over itself and the
+hash before, on the last of its rows.
+
+The key lies in the home, beside the database and apart from it: who can write the database alone cannot seal anything.
+The head, the newest row's id and hash, is kept in a third file after every commit, so that rows cut off at the end are
+missed. A row that tells of a record kept elsewhere (a call, a message) has that record in the hash, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+from blake3 import blake3
+
+from farhand.protocol.errors import FarhandError
+
+log = logging.getLogger(__name__)
+
+KEY_FILE: Final = "journal.key"
+HEAD_FILE: Final = "journal.head"
+KEY_BYTES: Final = 32
+HASH_BYTES: Final = 32
+APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
+LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
+
+# Values as they are hashed: two lists of values have the same bytes only if they are the same.
+packed = msgspec.msgpack.Encoder().encode
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_MAGIC: Final = b"fhhead1\n"
+_HEAD: Final = struct.Struct(f"<q{HASH_BYTES}s")
+_REST: Final = struct.Struct("<c36s")
+_OPEN, _CLEAN = b"o", b"c"
+
+
+# A row (id, at, kind, subject, data), and what it covers beside itself.
+Pending = tuple[tuple[int, int, str, str, bytes], bytes]
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The newest row of a journal; `0` and the hash of nothing when there is none."""
+
+    id: int
+    hash: bytes
+
+    def __str__(self) -> str:
+        return f"{self.id}:{self.hash.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        """Raises ValueError for anything but `ID:HASH`."""
+        number, _, digits = text.strip().partition(":")
+        if not number.isdecimal() or len(number) > 18 or len(digits) != 2 * HASH_BYTES:
+            raise ValueError(f"a head is ID:HASH as `farhand audit head` prints it, not {text[:100]!r}")
+        return cls(int(number), bytes.fromhex(digits))
+
+
+class KeptHead(msgspec.Struct, frozen=True):
+    """What the head's file says."""
+
+    head: Head
+    # The gateway was stopped in order: nothing can be missing.
+    clean: bool
+    # Of the machine, when the gateway ran: after a crash of the machine the disk may lack what was not yet synced.
+    boot: str
+
+
+class Sealer:
+    """Hashes rows with one key."""
+
+    __slots__ = ("_base", "beginning")
+
+    def __init__(self, key: bytes) -> None:
+        self._base = blake3(key=key)
+        # What stands before the first row.
+        self.beginning = self._base.copy().update(b"farhand journal").digest()
+
+    def hash(self, before: bytes, rows: Iterable[Pending]) -> bytes:
+        """Of rows that were committed at once, behind those with the hash `before`."""
+        parts = [before]
+        for row, covered in rows:
+            parts.append(packed(row))
+            parts.append(covered)
+        state = self._base.copy()
+        state.update(b"".join(parts))
+        return state.digest()
+
+
+class Chain:
+    """The end of the journal that is being written, and the files that belong to it. Its owner calls `close`."""
+
+    __slots__ = ("_file", "_kept", "hash", "id", "pending", "sealer")
+
+    def __init__(self, home: Path) -> None:
+        self.sealer = Sealer(load_key(home, make=True))
+        # Rows of the transaction under way.
+        self.pending: list[Pending] = []
+        # Of the newest row, pending ones included.
+        self.id = 0
+        self.hash = self.sealer.beginning
+        self._kept = (self.id, self.hash)
+        self._file = os.open(home / HEAD_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def load(self, connection: apsw.Connection) -> None:
+        """Go on behind the newest row there is."""
+        end = journal_end(connection)
+        self.id, self.hash = (end.id, end.hash) if end.id else (0, self.sealer.beginning)
+        self._kept = (self.id, self.hash)
+
+    def write(self, connection: apsw.Connection) -> None:
+        """Put the pending rows into the journal, under one seal; before the commit."""
+        pending = self.pending
+        if not pending:
+            return
+        sealed = self.sealer.hash(self.hash, pending)
+        last = pending[-1][0][0]
+        try:
+            with connection:
+                connection.executemany(APPEND, [(*row, sealed if row[0] == last else None) for row, _ in pending])
+        except apsw.ConstraintError:
+            # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
+            self.load(connection)
+            behind = self.id - pending[0][0][0] + 1
+            self.pending = [((number + behind, *rest), covered) for (number, *rest), covered in pending]  # type: ignore[misc]
+            self.write(connection)
+            self.id = last + behind
+            return
+        self.hash = sealed
+        self.pending = []
+
+    def drop(self, count: int) -> None:
+        """Forget the pending rows but the first `count`: what they tell of did not happen."""
+        del self.pending[count:]
+        self.id = self.pending[-1][0][0] if self.pending else self._kept[0]
+
+    def opened(self) -> None:
+        """From here on, the file tells where the journal stands."""
+        os.pwrite(self._file, _MAGIC + _HEAD.pack(self.id, self.hash) + _REST.pack(_OPEN, boot_id().encode()), 0)
+        self._kept = (self.id, self.hash)
+
+    def committed(self) -> None:
+        if self._kept[0] != self.id:
+            self._kept = (self.id, self.hash)
+            try:
+                os.pwrite(self._file, _HEAD.pack(self.id, self.hash), len(_MAGIC))
+            except OSError as error:  # the journal itself is kept; only its last rows are less well guarded
+                log.warning("the head of the journal could not be noted: %s", error)
+
+    def rolled_back(self) -> None:
+        self.pending = []
+        self.id, self.hash = self._kept
+
+    def close(self) -> None:
+        os.pwrite(self._file, _CLEAN, len(_MAGIC) + _HEAD.size)
+        os.fsync(self._file)
+        os.close(self._file)
+
+
+class JournalConnection(apsw.Connection):
+    """The one connection that appends to the journal."""
+
+    chain: Chain
+
+
+def load_key(home: Path, *, make: bool = False) -> bytes:
+    """The key of a home's journal. Raises FarhandError when there is none, or it is none."""
+    path = home / KEY_FILE
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        if not make:
+            raise FarhandError(f"{path} is missing: without it the journal cannot be checked") from None
+        key = secrets.token_bytes(KEY_BYTES)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise FarhandError(f"{path} cannot be read: {error.strerror}") from None
+    if len(key) != KEY_BYTES:
+        raise FarhandError(f"{path} holds {len(key)} bytes instead of the {KEY_BYTES} of the journal's key")
+    return key
+
+
+def journal_end(connection: apsw.Connection) -> Head:
+    """The newest row there is, whatever it says."""
+    rows: list[Any] = connection.execute(LAST).fetchall()
+    return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
+
+
+def kept_head(home: Path) -> KeptHead | None:
+    """What is noted of the end of a home's journal; None when nothing is."""
+    try:
+        data = (home / HEAD_FILE).read_bytes()
+    except OSError:
+        return None
+    if len(data) < len(_MAGIC) + _HEAD.size + _REST.size or not data.startswith(_MAGIC):
+        return None
+    number, digest = _HEAD.unpack_from(data, len(_MAGIC))
+    state, boot = _REST.unpack_from(data, len(_MAGIC) + _HEAD.size)
+    return KeptHead(Head(number, digest), state == _CLEAN, boot.decode(errors="replace"))
+
+
+def forget_head(home: Path) -> KeptHead | None:
+    """Take the note of the journal's end away, since another journal is put in its place; what it said."""
+    kept = kept_head(home)
+    (home / HEAD_FILE).unlink(missing_ok=True)
+    return kept
+
+
+def boot_id() -> str:
+    """Names the time since this machine was started."""
+    try:
+        return _BOOT.read_text().strip()[:36]
+    except OSError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""Object stores: the contract, a folder, and S3."""

@@ -1,0 +1,449 @@
+"""Objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which its owner may edit as he likes.
+
+A file is written beside its place and renamed. A link is followed where it stays within its agent's folder, or within
+the skills; one that leads out is refused. Only folders that hold an object, at any depth, are told of in listings.
+
+A content type that differs from what the extension says is kept in `<home>/object-types/`, one small file for each such
+object, and holds for the content it was given with. What is written piece by piece is noted in `<home>/object-writes/`
+meanwhile: a gateway that was killed leaves nothing half written for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from farhand.machine.files.confined_root import Root
+from farhand.machine.files.direct_writes import WriteOut
+from farhand.machine.files.files import Files, told
+from farhand.machine.files.private_files import replace_private
+from farhand.machine.files.steering_files import SteeringFiles
+from farhand.machine.files.undo_log import KeptFiles
+from farhand.protocol.errors import Failed, NotAllowed, NotFound, ToolError
+from farhand.store.objects.base import (
+    AGENTS,
+    CHUNK,
+    MAX_KEY_BYTES,
+    PAGE,
+    RESERVED,
+    Conflict,
+    InTheWay,
+    Listing,
+    ObjectInfo,
+    check_key,
+    check_prefix,
+    content_type_of,
+    is_nameable,
+)
+
+TYPES_FOLDER = "object-types"
+WRITES_FOLDER = "object-writes"
+
+
+class Typed(msgspec.Struct, frozen=True):
+    """A content type that was given, and the content it was given for."""
+
+    key: str
+    etag: str
+    content_type: str
+
+
+class _Child(NamedTuple):
+    name: str
+    # None for a folder.
+    status: os.stat_result | None
+
+
+class FolderObjects:
+    """The engine of one home folder, which no other process writes through at the same time."""
+
+    def __init__(self, home: Path, kept: KeptFiles | None = None) -> None:
+        """`kept`: where what calls change is kept."""
+        self._home = Path(os.path.realpath(home))
+        self._kept = kept
+        self._trees: dict[str, Files] = {}
+        self._types = self._read_types()
+        # Folders that have become empty are removed: never one in which a file is about to be made.
+        self.shaping = threading.Lock()
+        self._clear_writes()
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        return await asyncio.to_thread(self._head, check_key(key))
+
+    async def get(self, key: str) -> tuple[ObjectInfo, bytes]:
+        return await asyncio.to_thread(self._get, check_key(key))
+
+    async def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        content_type: str | None = None,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> ObjectInfo:
+        def write() -> ObjectInfo:
+            writer = FolderWriter(self, check_key(key), content_type, if_absent=if_absent, if_match=if_match)
+            try:
+                writer.write_now(data)
+                return writer.commit_now()
+            finally:
+                writer.abort_now()
+
+        return await asyncio.to_thread(write)
+
+    async def delete(self, key: str, *, if_match: str | None = None) -> bool:
+        return await asyncio.to_thread(self._delete, check_key(key), if_match)
+
+    async def list(
+        self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
+    ) -> Listing:
+        return await asyncio.to_thread(self._list, check_prefix(prefix), delimiter, after, limit)
+
+    async def open_read(self, key: str, offset: int = 0) -> FolderReader:
+        info, file = await asyncio.to_thread(self._open, check_key(key), offset)
+        return FolderReader(info, file)
+
+    async def open_write(
+        self,
+        key: str,
+        content_type: str | None = None,
+        *,
+        held: bool = False,  # noqa: ARG002 - what is written is on disk anyway
+    ) -> FolderWriter:
+        return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type, noted=True)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    # -- in a thread ------------------------------------------------------------------------------------
+
+    def tree(self, key: str, *, make: bool = False) -> tuple[Files, str]:
+        """The files a key is among, and its path there. Raises NotFound when nothing was ever stored there."""
+        parts = key.split("/")
+        depth = 2 if parts[0] == AGENTS else 1
+        name = "/".join(parts[:depth])
+        folder = self._home / name
+        if make:
+            with told("create", name):
+                (self._home / parts[0]).mkdir(mode=0o700, exist_ok=True)
+                folder.mkdir(exist_ok=True)
+        # The links that lead on from here are judged by where they lead; this one decides what that means.
+        if os.path.realpath(folder) != str(folder):
+            raise NotAllowed(f"{folder} is a link, or beneath one; objects are kept in a real folder")
+        if not folder.is_dir():
+            raise NotFound(f"there is no object {key!r}")
+        files = self._trees.get(name)
+        if files is None:
+            files = self._trees[name] = Files(
+                folder, roots=[Root(folder)], kept=self._kept, steering=SteeringFiles(self._home)
+            )
+        return files, "/".join(parts[depth:])
+
+    def files_of(self, path: str) -> Files:
+        """The files among which an object's file is, for whoever puts an old content back. Raises NotFound."""
+        return self.tree(os.path.relpath(path, self._home))[0]
+
+    def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            files, path = self.tree(key)
+            status = files.status(path)
+        except NotFound:
+            return None
+        return self._info(key, status) if stat.S_ISREG(status.st_mode) else None
+
+    def _open(self, key: str, offset: int = 0) -> tuple[ObjectInfo, BinaryIO]:
+        if self._head(key) is None:
+            raise NotFound(f"there is no object {key!r}")
+        files, path = self.tree(key)
+        file = files.open(path)
+        file.seek(offset)
+        return self._info(key, os.fstat(file.fileno())), file
+
+    def _get(self, key: str) -> tuple[ObjectInfo, bytes]:
+        info, file = self._open(key)
+        with file:
+            return info, file.read()
+
+    def _delete(self, key: str, if_match: str | None) -> bool:
+        with self.shaping:
+            try:
+                files, path = self.tree(key)
+                status = files.status(path)
+                if stat.S_ISDIR(status.st_mode):
+                    return False
+                if if_match is not None and _etag(status) != if_match:
+                    raise Conflict(f"the object {key!r} was changed in the meantime; it was not removed")
+                files.remove(path)
+            except NotFound:
+                return False
+            self._forget_type(key)
+            prune(files, path)
+        return True
+
+    # -- what is being written ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def noting(self, path: str) -> Iterator[None]:
+        """Have a file removed at the next start, should this process end before the block does."""
+        note = self._home / WRITES_FOLDER / Path(path).name
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.symlink_to(path)
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+
+    def _clear_writes(self) -> None:
+        """Remove what an earlier process did not finish."""
+        for note in (self._home / WRITES_FOLDER).glob(f"{RESERVED[0]}*{RESERVED[1]}"):
+            with contextlib.suppress(OSError, ToolError):
+                path = note.readlink().parent / note.name
+                files, relative = self.tree(os.path.relpath(path, self._home))
+                files.remove(relative)
+                prune(files, relative)
+            note.unlink(missing_ok=True)
+
+    # -- listing ----------------------------------------------------------------------------------------
+
+    def _list(self, prefix: str, delimiter: bool, after: str | None, limit: int) -> Listing:
+        page = list(itertools.islice(self._walk(prefix[:-1], delimiter, after or ""), limit + 1))
+        more = len(page) > limit
+        objects = [self._listed(key, status) for key, status in page[:limit] if status is not None]
+        prefixes = [key for key, status in page[:limit] if status is None]
+        return Listing(objects, prefixes, page[limit - 1][0] if more else None)
+
+    def _walk(self, folder: str, delimiter: bool, after: str) -> Iterator[tuple[str, os.stat_result | None]]:
+        """Keys with their status and, with a delimiter, prefixes without; in order, those after `after`."""
+        for child in self._children(folder):
+            key = f"{folder}/{child.name}"
+            if len(key.encode()) > MAX_KEY_BYTES:
+                continue  # no object has such a key, nor is one to be found deeper
+            if child.status is not None:
+                if key > after:
+                    yield key, child.status
+            elif not delimiter:
+                if f"{key}/" > after or after.startswith(f"{key}/"):
+                    yield from self._walk(key, False, after)
+            elif f"{key}/" > after and next(self._walk(key, False, ""), None) is not None:
+                yield f"{key}/", None
+
+    def _children(self, folder: str) -> Sequence[_Child]:
+        """What lies in a folder, in the order of the keys beneath it."""
+        children = []
+        try:
+            if folder == AGENTS:
+                files, path = Files(self._home, roots=[Root(self._home)]), AGENTS
+            else:
+                files, path = self.tree(f"{folder}/")
+            descriptor = files.open_folder(files.place(path.rstrip("/") or "."))
+        except (NotFound, OSError):
+            return []
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    child = _child(files, path, entry)
+                    if child is not None and (child.status is None or folder != AGENTS):
+                        children.append(child)
+        finally:
+            os.close(descriptor)
+        return sorted(children, key=lambda child: child.name if child.status else f"{child.name}/")
+
+    # -- what is known of an object ---------------------------------------------------------------------
+
+    def _listed(self, key: str, status: os.stat_result) -> ObjectInfo:
+        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, _etag(status))
+
+    def _info(self, key: str, status: os.stat_result) -> ObjectInfo:
+        etag = _etag(status)
+        typed = self._types.get(key)
+        content_type = typed.content_type if typed is not None and typed.etag == etag else content_type_of(key)
+        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, etag, content_type)
+
+    def _read_types(self) -> dict[str, Typed]:
+        types = {}
+        for path in (self._home / TYPES_FOLDER).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # a lost type costs no content
+                typed = msgspec.json.decode(path.read_bytes(), type=Typed)
+                types[typed.key] = typed
+        return types
+
+    def keep_type(self, key: str, etag: str, content_type: str | None) -> None:
+        """Before the content is in place: should that fail, the type belongs to a content that never was."""
+        if content_type is None or content_type == content_type_of(key):
+            return
+        typed = self._types[key] = Typed(key, etag, content_type)
+        path = self._type_path(key)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        replace_private(path, msgspec.json.encode(typed))
+
+    def _forget_type(self, key: str) -> None:
+        if self._types.pop(key, None) is not None:
+            self._type_path(key).unlink(missing_ok=True)
+
+    def _type_path(self, key: str) -> Path:
+        return self._home / TYPES_FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+
+
+class FolderReader:
+    """A file being read. It stays the one that was opened, whatever takes its name."""
+
+    def __init__(self, info: ObjectInfo, file: BinaryIO) -> None:
+        self.info = info
+        self._file = file
+        self._using = threading.Lock()
+
+    async def read(self) -> bytes:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> bytes:
+        with self._using:
+            return self._file.read(CHUNK)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._using:
+            self._file.close()
+
+
+class FolderWriter:
+    """A file being written beside its place. The methods that end in `_now` are for a thread."""
+
+    def __init__(
+        self,
+        objects: FolderObjects,
+        key: str,
+        content_type: str | None = None,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        noted: bool = False,
+    ) -> None:
+        """`noted`: it takes a while, see `FolderObjects.noting`."""
+        self._objects = objects
+        self._key = key
+        self._content_type = content_type
+        self._using = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._open = True
+        new_etag = self._new_etag = [""]  # not of this writer: one that is dropped must go at once
+
+        def judge(old: os.stat_result | None) -> None:
+            if if_absent and old is not None:
+                raise Conflict(f"the object {key!r} exists already; nothing was written")
+            if if_match is not None and (old is None or _etag(old) != if_match):
+                raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written")
+            # Only now: the content that is there keeps its own type when it stays.
+            objects.keep_type(key, new_etag[0], content_type)
+
+        with objects.shaping:
+            self._files, self._path = objects.tree(key, make=True)
+            beside = f"{RESERVED[0]}{secrets.token_hex(8)}{RESERVED[1]}"
+            try:
+                if noted:
+                    folder = Path(self._files.place(self._path).real).parent
+                    with told("write", key):
+                        self._stack.enter_context(objects.noting(f"{folder}/{beside}"))
+                self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge, beside=beside))
+                self._out = WriteOut(self._file.fileno())
+            except ToolError as error:
+                self._stack.close()
+                in_the_way = isinstance(error.__cause__, IsADirectoryError | NotADirectoryError)
+                if in_the_way and isinstance(error, Failed):
+                    raise InTheWay(error.message) from None
+                raise
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        await asyncio.to_thread(self.write_now, data)
+
+    async def commit(self) -> ObjectInfo:
+        return await asyncio.to_thread(self.commit_now)
+
+    async def abort(self) -> None:
+        await asyncio.to_thread(self.abort_now)
+
+    def write_now(self, data: bytes | bytearray | memoryview) -> None:
+        with self._using, told("write", self._key):
+            self._file.write(data)
+            self._out.wrote(len(data))
+
+    def commit_now(self) -> ObjectInfo:
+        with self._using, told("write", self._key):
+            assert self._open, "an object is committed once"
+            self._file.flush()
+            # The kernel's own clock ticks too slowly to tell two quick writes apart.
+            now = time.time_ns()
+            os.utime(self._file.fileno(), ns=(now, now))
+            status = os.fstat(self._file.fileno())
+            self._new_etag[0] = _etag(status)
+            self._open = False
+            self._stack.close()
+        return ObjectInfo(
+            self._key,
+            status.st_size,
+            status.st_mtime_ns // 1_000_000,
+            _etag(status),
+            self._content_type or content_type_of(self._key),
+        )
+
+    def abort_now(self) -> None:
+        with self._using:
+            if self._open:
+                self._open = False
+                with contextlib.suppress(ToolError):  # of a full disk: what is left to be written is not wanted
+                    self._stack.__exit__(_Aborted, _Aborted(), None)
+                with self._objects.shaping:
+                    prune(self._files, self._path)
+
+
+class _Aborted(Exception):
+    """Makes the file that was being written go away."""
+
+
+def prune(files: Files, path: str) -> None:
+    """Remove the folders above a file that is gone, as far as they are empty now."""
+    parts = path.split("/")[:-1]
+    while parts:
+        *above, name = parts
+        try:
+            folder = files.open_folder(files.place("/".join(above) or "."))
+            try:
+                os.rmdir(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            return
+        parts = above
+
+
+def _child(files: Files, path: str, entry: os.DirEntry[str]) -> _Child | None:
+    """An entry of a folder, unless it cannot be an object or hold one."""
+    name = entry.name
+    if not is_nameable(name) or (name.startswith(RESERVED[0]) and name.endswith(RESERVED[1])):
+        return None
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return _Child(name, None)
+        linked = entry.is_symlink()
+        status = files.status(f"{path}/{name}".lstrip("/")) if linked else entry.stat(follow_symlinks=False)
+    except (OSError, NotFound, NotAllowed):
+        return None
+    return _Child(name, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"

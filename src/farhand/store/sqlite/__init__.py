@@ -1,0 +1,1 @@
+"""The SQLite engine: one writer, group commit, migrations, copies and archives."""

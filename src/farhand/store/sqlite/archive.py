@@ -1,0 +1,279 @@
+"""The whole home in one file: settings, keys, agents' files, and the stores as of one moment; and back again.
+
+Left out is what belongs to a running machine alone: commands under way, logs, what a node has accepted, older copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import msgspec
+
+from farhand.machine.files.private_files import open_private
+from farhand.store.journal.seal import HEAD_FILE
+from farhand.store.sqlite.ahead import INTENTS_SUFFIXES
+from farhand.store.sqlite.database import StoreError, damage_in
+from farhand.store.sqlite.snapshots import (
+    BACKUPS_FOLDER,
+    DAMAGED_FOLDER,
+    REVOKED_FILE,
+    STORE_FILE,
+    copy_store,
+    put_in_place,
+    set_aside,
+    settle_file,
+    settle_restored,
+    sync_folder,
+)
+
+MANIFEST = "farhand-backup.json"
+REPLACED_FOLDER = "replaced"
+LEFT_OUT = frozenset(
+    {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json", HEAD_FILE}
+    | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
+    | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
+    | {"skill-files"}  # copies of what is in skills
+    | {"undo", "changes"}  # of changes that this machine made to its files
+)
+BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENTS_SUFFIXES)
+_SQLITE = b"SQLite format 3\0"
+
+
+class ArchiveError(StoreError):
+    """An archive that cannot be made, or not be trusted; what was there is unchanged."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A file as it was packed."""
+
+    size: int
+    mode: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The last member: nothing is restored from an archive that does not end with it, or differs from it."""
+
+    version: str
+    created_at: int
+    files: dict[str, Entry]
+
+
+class Packed(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    files: int
+    created_at: int
+    # What is neither a file nor a folder, or could not be read.
+    skipped: list[str]
+
+
+def pack(home: Path, target: Path, version: str) -> Packed:
+    """Pack a home that is in use or not into a new file readable by its owner alone, and read it back.
+
+    Raises ArchiveError, and leaves nothing behind then.
+    """
+    if not (home / STORE_FILE).exists():
+        raise ArchiveError(f"there is nothing to back up in {home}: it has no {STORE_FILE}")
+    if target.exists():
+        raise ArchiveError(f"{target} exists; name another file, or remove it")
+    part = target.with_name(f".{target.name}.part")
+    created_at = time.time_ns() // 1_000_000
+    skipped: list[str] = []
+    files: dict[str, Entry] = {}
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with (
+            os.fdopen(descriptor, "wb") as output,
+            tarfile.open(fileobj=output, mode="w:gz", compresslevel=3, format=tarfile.PAX_FORMAT) as archive,
+            tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as folder,
+        ):
+            for name in _names(home, skipped):
+                if name.endswith(".db"):
+                    copy = Path(folder) / "copy.db"
+                    copy_store(home / name, copy)
+                    files[name] = _add(archive, copy, name)
+                    copy.unlink()
+                    continue
+                try:
+                    files[name] = _add(archive, home / name, name)
+                except FileNotFoundError:  # removed since it was listed
+                    continue
+            manifest = msgspec.json.encode(Manifest(version, created_at, files))
+            member = tarfile.TarInfo(MANIFEST)
+            member.size, member.mode = len(manifest), 0o600
+            archive.addfile(member, io.BytesIO(manifest))
+        with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as folder:
+            _unpack(part, Path(folder))
+        settle_file(part, target)
+    except (OSError, tarfile.TarError) as error:
+        raise ArchiveError(f"the backup {target} could not be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    return Packed(str(target), target.stat().st_size, len(files), created_at, skipped)
+
+
+def restore(file: Path, home: Path) -> Manifest:
+    """Make a home what a backup holds; what it replaces goes to `<home>/replaced/`. Raises ArchiveError.
+
+    Takes what `pack` wrote, or one of the copies in `<home>/backups`. Everything is unpacked and checked before
+    anything of the home is touched. No gateway may be running on it.
+    """
+    now = time.time_ns() // 1_000_000
+    try:
+        with file.open("rb") as opened:
+            single = opened.read(len(_SQLITE)) == _SQLITE
+        with tempfile.TemporaryDirectory(prefix=".restore-", dir=home) as folder:
+            staged = Path(folder)
+            if single:
+                manifest = _single(file, staged, now)
+            else:
+                manifest = _unpack(file, staged)
+                if STORE_FILE not in manifest.files:
+                    raise ArchiveError(f"{file} holds no {STORE_FILE}, so it is no backup of a home")
+            _swap(staged, home, manifest)
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise ArchiveError(f"{file} could not be restored: {error}") from None
+    settle_restored(home, now)
+    return manifest
+
+
+def _single(file: Path, staged: Path, now: int) -> Manifest:
+    damage = damage_in(file)
+    if damage is not None:
+        raise ArchiveError(f"{file} is damaged: {damage}; nothing was changed")
+    put_in_place(file, staged / STORE_FILE)
+    return Manifest("", now, {STORE_FILE: Entry(file.stat().st_size, 0o600, "")})
+
+
+def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
+    """Put each staged file in its place. The store comes last: with it the home is the restored one."""
+    aside = set_aside(home, REPLACED_FOLDER, *INTENTS_SUFFIXES)
+    for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
+        target = home / name
+        if name == REVOKED_FILE and target.exists():
+            continue  # what was revoked since stays revoked
+        if target.is_symlink() or target.exists():
+            kept = aside / name
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.replace(kept)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settle_file(staged / name, target)
+    sync_folder(aside)
+
+
+def _names(home: Path, skipped: list[str]) -> Iterator[str]:
+    """The files to pack, the stores last: what the journal tells of files is then in the archive."""
+    stores = []
+
+    def unreadable(error: OSError) -> None:
+        skipped.append(str(error.filename))
+
+    for folder, folders, names in os.walk(home, onerror=unreadable):
+        top = Path(folder) == home
+        folders[:] = sorted(name for name in folders if not (top and (name in LEFT_OUT or name.startswith("."))))
+        for name in sorted(names):
+            path = Path(folder) / name
+            shown = path.relative_to(home).as_posix()
+            if top and (
+                name in LEFT_OUT
+                or name.startswith(".")
+                or name.endswith(("-wal", "-shm", "-journal", *INTENTS_SUFFIXES))
+            ):
+                continue
+            if top and name.endswith(".db"):
+                stores.append(shown)
+            elif stat.S_ISREG(path.lstat().st_mode):
+                yield shown
+            else:
+                skipped.append(shown)
+        skipped += [f"{path}/" for name in folders if (path := Path(folder) / name).is_symlink()]
+    yield from stores
+
+
+class _Digested:
+    """A file that is read once, at most so far as it went when it was opened."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self.digest.update(piece)
+        return piece
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> Entry:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        member = tarfile.TarInfo(name)
+        member.size, member.mode, member.mtime = status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime
+        source = _Digested(file)
+        archive.addfile(member, source)
+    return Entry(status.st_size, member.mode, source.digest.hexdigest())
+
+
+def _unpack(file: Path, folder: Path) -> Manifest:
+    """Every file of an archive, checked, in `folder`. Raises ArchiveError for one that is not what it says."""
+    found: dict[str, Entry] = {}
+    manifest: Manifest | None = None
+    try:
+        with gzip.open(file) as plain, tarfile.open(fileobj=plain, mode="r|") as archive:
+            for member in archive:
+                if manifest is not None or not member.isreg() or not _inside(member.name) or member.name in found:
+                    raise ArchiveError(
+                        f"{file} holds {member.name[:200]!r}, which no backup holds; nothing was changed"
+                    )
+                source = archive.extractfile(member)
+                assert source is not None, "a regular file has content"
+                if member.name == MANIFEST:
+                    manifest = msgspec.json.decode(source.read(64 * 1024 * 1024), type=Manifest)
+                else:
+                    found[member.name] = _write(source, folder / member.name, stat.S_IMODE(member.mode))
+            while plain.read(1 << 20):  # to the end, where the checksum is
+                pass
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
+        raise ArchiveError(f"{file} cannot be read as a backup: {error}; nothing was changed") from None
+    if manifest is None:
+        raise ArchiveError(f"{file} ends too early; nothing was changed")
+    if manifest.files != found:
+        differs = sorted(name for name in {*found, *manifest.files} if found.get(name) != manifest.files.get(name))
+        raise ArchiveError(f"{file} is damaged: {differs[0]!r} is not what was packed; nothing was changed")
+    for name in found:
+        if name.endswith(".db") and "/" not in name and (damage := damage_in(folder / name)) is not None:
+            raise ArchiveError(f"{name} in {file} is damaged: {damage}; nothing was changed")
+    return manifest
+
+
+def _inside(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return (
+        bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name and parts[0] not in LEFT_OUT
+    )
+
+
+def _write(source: IO[bytes], target: Path, mode: int) -> Entry:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open_private(target, "xb") as file:
+        target.chmod(mode & 0o777)
+        while piece := source.read(1 << 20):
+            digest.update(piece)
+            size += len(piece)
+            file.write(piece)
+    return Entry(size, mode, digest.hexdigest())

@@ -1,0 +1,1 @@
+"""One module per table: its row types and its statements."""

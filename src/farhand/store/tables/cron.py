@@ -1,0 +1,385 @@
+"""Jobs, and a row for every slot of theirs: the moment a job was to run, and what became of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+import apsw
+import msgspec
+
+# -- nouns ------------------------------------------------------------------------------------------------
+
+
+class At(msgspec.Struct, frozen=True, tag_field="kind", tag="at", rename="camel"):
+    """Once."""
+
+    at_ms: int
+
+
+class Every(msgspec.Struct, frozen=True, tag_field="kind", tag="every", rename="camel"):
+    """At the anchor and each interval after it, however long the runs take."""
+
+    every_ms: int
+    anchor_ms: int
+
+
+class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", rename="camel", omit_defaults=True):
+    """Five fields, read in a time zone; without one, in the user's."""
+
+    expr: str
+    tz: str | None = None
+
+
+Schedule = At | Every | Cron
+
+
+class SystemEvent(msgspec.Struct, frozen=True, tag_field="mode", tag="systemEvent", rename="camel"):
+    """A message into the agent's main session."""
+
+    text: str
+
+
+class Task(msgspec.Struct, frozen=True, tag_field="mode", tag="task", rename="camel", omit_defaults=True):
+    """A turn of the agent in a session of its own, clean for each run."""
+
+    message: str
+    deliver: bool | None = None
+    channel: str | None = None
+    to: str | None = None
+    model: str | None = None
+    thinking: str | None = None
+    timeout_seconds: float | None = None
+    best_effort_deliver: bool = False
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag_field="mode", tag="heartbeat"):
+    """The agent looks into its HEARTBEAT.md. Such jobs come from the settings and are nobody's to change."""
+
+
+Spec = SystemEvent | Task | Heartbeat
+Missed = Literal["skip", "once", "all", "window"]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    agent_id: str
+    name: str
+    schedule: Schedule
+    spec: Spec
+    description: str | None = None
+    enabled: bool = True
+    delete_after_run: bool = False
+    # What becomes of slots whose time passed while nothing could run.
+    missed: Missed = "once"
+    window_seconds: float | None = None
+    retries: int = 0
+    retry_delay_seconds: float = 60.0
+    node: str | None = None
+    tag: str | None = None
+    created_at: int
+    updated_at: int
+    # Every slot up to here has its row.
+    cursor: int
+    # Slots up to here may have run and left the history since: they do not run again when the clock goes back.
+    floor: int = 0
+    # The first slot after the cursor; None when there is none.
+    next_at: int | None = None
+    # The credential on whose behalf the job runs, whole; empty: the owner, as in jobs of earlier versions.
+    made_by: dict[str, Any] = {}
+    # Where the call came from that made it, as `RunOptions.origins`.
+    origins: tuple[str, ...] = ()
+
+    @property
+    def hidden(self) -> bool:
+        return isinstance(self.spec, Heartbeat)
+
+
+class SlotStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    MISSED = "missed"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+RAN: Final = (SlotStatus.OK, SlotStatus.ERROR, SlotStatus.TIMEOUT, SlotStatus.UNKNOWN)
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment a job was to run."""
+
+    job: str
+    slot: int
+    # Of the job, which may be gone.
+    name: str
+    agent_id: str
+    status: SlotStatus
+    recorded_at: int
+    cause: Literal["schedule", "manual"] = "schedule"
+    # The scheduler that runs it.
+    holder: str | None = None
+    # Grows while its holder lives.
+    beat: int = 0
+    attempts: int = 0
+    late: bool = False
+    # This row stands for all slots after that moment too.
+    since: int | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    error: str | None = None
+    summary: str | None = None
+    session_key: str | None = None
+
+
+# -- jobs -------------------------------------------------------------------------------------------------
+
+ADD_JOB: Final = """
+    INSERT INTO cron_jobs (id, agent_id, hidden, enabled, created_at, cursor, floor, next_at, job)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET agent_id = excluded.agent_id, enabled = excluded.enabled,
+        cursor = excluded.cursor, floor = excluded.floor, next_at = excluded.next_at, job = excluded.job"""
+JOB: Final = "SELECT enabled, cursor, floor, next_at, job FROM cron_jobs"
+JOBS: Final = f"""{JOB} WHERE hidden = 0 AND (?1 IS NULL OR agent_id = ?1) AND (enabled OR ?2)
+    ORDER BY next_at IS NULL, next_at, created_at, id LIMIT ?3 OFFSET ?4"""
+COUNT_JOBS: Final = """
+    SELECT count(*), count(*) FILTER (WHERE enabled AND next_at <= ?3), min(next_at) FILTER (WHERE enabled)
+    FROM cron_jobs WHERE hidden = 0 AND (?1 IS NULL OR agent_id = ?1) AND (enabled OR ?2)"""
+DUE: Final = f"{JOB} WHERE enabled AND (next_at <= ?1 OR cursor > ?2) ORDER BY next_at, id"
+PRESSING: Final = """
+    SELECT 1 FROM cron_jobs WHERE enabled AND (next_at <= ?1 OR cursor > ?2)
+    UNION ALL SELECT 1 FROM cron_slots WHERE status = 'waiting' LIMIT 1"""
+NEXT_AT: Final = "SELECT min(next_at) FROM cron_jobs WHERE enabled"
+MOVE: Final = "UPDATE cron_jobs SET cursor = ?, next_at = ? WHERE id = ?"
+DISABLE: Final = "UPDATE cron_jobs SET enabled = 0, next_at = NULL WHERE id = ?"
+ENABLED: Final = f"{JOB} WHERE enabled"
+HIDDEN: Final = f"{JOB} WHERE hidden = 1"
+
+
+def save_job(connection: apsw.Connection, job: Job) -> None:
+    connection.execute(
+        ADD_JOB,
+        (
+            job.id,
+            job.agent_id,
+            job.hidden,
+            job.enabled,
+            job.created_at,
+            job.cursor,
+            job.floor,
+            job.next_at,
+            msgspec.json.encode(job),
+        ),
+    )
+
+
+def find_job(connection: apsw.Connection, job_id: str) -> Job | None:
+    return next((_job(*row) for row in connection.execute(f"{JOB} WHERE id = ?", (job_id,))), None)
+
+
+def list_jobs(
+    connection: apsw.Connection, agent_id: str | None, include_disabled: bool, limit: int, offset: int
+) -> list[Job]:
+    """By their next slot; those without one last."""
+    return [_job(*row) for row in connection.execute(JOBS, (agent_id, include_disabled, limit, offset))]
+
+
+def count_jobs(
+    connection: apsw.Connection, agent_id: str | None, include_disabled: bool, now: int
+) -> tuple[int, int, int | None]:
+    """How many there are, how many of them are due, and the next slot of any."""
+    row: Any = connection.execute(COUNT_JOBS, (agent_id, include_disabled, now)).fetchall()[0]
+    return int(row[0]), int(row[1]), row[2]
+
+
+def enabled_jobs(connection: apsw.Connection) -> list[Job]:
+    return [_job(*row) for row in connection.execute(ENABLED)]
+
+
+def hidden_jobs(connection: apsw.Connection) -> list[Job]:
+    return [_job(*row) for row in connection.execute(HIDDEN)]
+
+
+def due_jobs(connection: apsw.Connection, now: int, ahead: int) -> list[Job]:
+    """Jobs with a slot that has no row yet, and those whose cursor lies later than `ahead`: the clock went back."""
+    return [_job(*row) for row in connection.execute(DUE, (now, ahead))]
+
+
+def pressing(connection: apsw.Connection, now: int, ahead: int) -> bool:
+    """Whether there is a slot to record or to start."""
+    return bool(connection.execute(PRESSING, (now, ahead)).fetchall())
+
+
+def next_at(connection: apsw.Connection) -> int | None:
+    """The next slot of any job."""
+    row: Any = connection.execute(NEXT_AT).fetchall()[0]
+    return None if row[0] is None else int(row[0])
+
+
+def move_cursor(connection: apsw.Connection, job_id: str, cursor: int, next_at: int | None) -> None:
+    connection.execute(MOVE, (cursor, next_at, job_id))
+
+
+def disable_job(connection: apsw.Connection, job_id: str) -> None:
+    connection.execute(DISABLE, (job_id,))
+
+
+def remove_job(connection: apsw.Connection, job_id: str, *, history: bool) -> bool:
+    connection.execute("DELETE FROM cron_jobs WHERE id = ?", (job_id,))
+    known = connection.changes() > 0
+    if history:
+        connection.execute("DELETE FROM cron_slots WHERE job = ?", (job_id,))
+    return known
+
+
+def _job(enabled: int, cursor: int, floor: int, next_at: int | None, job: bytes) -> Job:
+    kept = msgspec.json.decode(job, type=Job)
+    return msgspec.structs.replace(kept, enabled=bool(enabled), cursor=cursor, floor=floor, next_at=next_at)
+
+
+# -- slots ------------------------------------------------------------------------------------------------
+
+COLUMNS: Final = ", ".join(Slot.__struct_fields__)
+ADD_SLOT: Final = f"""INSERT OR IGNORE INTO cron_slots ({COLUMNS})
+    VALUES ({", ".join("?" * len(Slot.__struct_fields__))})"""  # noqa: S608
+OPEN: Final = f"SELECT {COLUMNS} FROM cron_slots WHERE status IN ('waiting', 'running') ORDER BY slot, job"  # noqa: S608
+TAKE: Final = """
+    UPDATE cron_slots SET status = 'running', holder = ?, started_at = ?, late = ?, attempts = 1, beat = 0
+    WHERE job = ? AND slot = ? AND status = 'waiting'"""
+ADOPT: Final = """
+    UPDATE cron_slots SET holder = ?, beat = 0 WHERE job = ? AND slot = ? AND holder IS ? AND status = 'running'"""
+END: Final = """
+    UPDATE cron_slots SET status = ?1, ended_at = ?2, error = ?3, summary = ?4, session_key = ?5
+    WHERE job = ?6 AND slot = ?7 AND holder IS ?8
+    AND (status IN ('waiting', 'running') OR (status = 'unknown' AND ?1 != 'unknown'))"""
+ATTEMPT: Final = "UPDATE cron_slots SET attempts = ?, error = ? WHERE job = ? AND slot = ? AND holder = ?"
+BEAT: Final = "UPDATE cron_slots SET beat = beat + 1 WHERE holder = ? AND status = 'running'"
+RUNS: Final = f"""SELECT {COLUMNS} FROM cron_slots
+    WHERE ended_at IS NOT NULL AND (?1 IS NULL OR job = ?1) AND (?1 IS NOT NULL OR job NOT IN
+        (SELECT id FROM cron_jobs WHERE hidden))
+    ORDER BY ended_at DESC, slot DESC LIMIT ?2 OFFSET ?3"""  # noqa: S608
+COUNT_RUNS: Final = """
+    SELECT count(*) FROM cron_slots
+    WHERE ended_at IS NOT NULL AND (?1 IS NULL OR job = ?1) AND (?1 IS NOT NULL OR job NOT IN
+        (SELECT id FROM cron_jobs WHERE hidden))"""
+LATEST: Final = f"""SELECT {COLUMNS} FROM cron_slots
+    WHERE job = ? AND ended_at IS NOT NULL ORDER BY ended_at DESC, slot DESC LIMIT ?"""  # noqa: S608
+LATEST_RUN: Final = f"""SELECT {COLUMNS} FROM cron_slots
+    WHERE job = ? AND status IN ('ok', 'error', 'timeout', 'unknown') AND slot != ?
+    ORDER BY started_at DESC LIMIT 1"""  # noqa: S608
+UNRUN_AFTER: Final = """
+    DELETE FROM cron_slots WHERE job = ? AND slot > ? AND status IN ('missed', 'skipped', 'waiting')
+    AND cause = 'schedule'"""
+SURPLUS: Final = """
+    SELECT max(slot) FILTER (WHERE status IN ('ok', 'error', 'timeout', 'unknown')), count(*) FROM (
+        SELECT slot, status FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
+        ORDER BY ended_at DESC, slot DESC LIMIT -1 OFFSET ?2)"""
+PRUNE: Final = """
+    DELETE FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL AND slot NOT IN (
+        SELECT slot FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
+        ORDER BY ended_at DESC, slot DESC LIMIT ?2)"""
+RAISE_FLOOR: Final = "UPDATE cron_jobs SET floor = max(floor, ?) WHERE id = ?"
+FORGET_ORPHANS: Final = """
+    DELETE FROM cron_slots WHERE (job, slot) IN (
+        SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""
+
+
+def add_slot(connection: apsw.Connection, slot: Slot) -> bool:
+    """False when this slot has its row already: it is not to be run again."""
+    connection.execute(ADD_SLOT, msgspec.structs.astuple(slot))
+    return connection.changes() > 0
+
+
+def find_slot(connection: apsw.Connection, job_id: str, slot: int) -> Slot | None:
+    found = connection.execute(f"SELECT {COLUMNS} FROM cron_slots WHERE job = ? AND slot = ?", (job_id, slot))  # noqa: S608
+    return next((_slot(row) for row in found), None)
+
+
+def open_slots(connection: apsw.Connection) -> list[Slot]:
+    """What waits or runs, oldest slot first."""
+    return [_slot(row) for row in connection.execute(OPEN)]
+
+
+def take_slot(connection: apsw.Connection, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
+    connection.execute(TAKE, (holder, now, late, job_id, slot))
+    return connection.changes() > 0
+
+
+def adopt_slot(connection: apsw.Connection, slot: Slot, holder: str) -> bool:
+    """Take a running slot over from a holder that is gone."""
+    connection.execute(ADOPT, (holder, slot.job, slot.slot, slot.holder))
+    return connection.changes() > 0
+
+
+def end_slot(
+    connection: apsw.Connection,
+    slot: Slot,
+    status: SlotStatus,
+    now: int,
+    *,
+    error: str | None = None,
+    summary: str | None = None,
+    session_key: str | None = None,
+) -> bool:
+    """A slot's end is written by its holder; only an end that was merely supposed gives way to it."""
+    connection.execute(END, (status, now, error, summary, session_key, slot.job, slot.slot, slot.holder))
+    return connection.changes() > 0
+
+
+def note_attempt(connection: apsw.Connection, slot: Slot, error: str) -> None:
+    """A further attempt begins; what became of the one before."""
+    connection.execute(ATTEMPT, (slot.attempts, error, slot.job, slot.slot, slot.holder))
+
+
+def beat(connection: apsw.Connection, holder: str) -> None:
+    connection.execute(BEAT, (holder,))
+
+
+def list_runs(connection: apsw.Connection, job_id: str | None, limit: int, offset: int) -> list[Slot]:
+    """Slots that are over, newest first."""
+    return [_slot(row) for row in connection.execute(RUNS, (job_id, limit, offset))]
+
+
+def count_runs(connection: apsw.Connection, job_id: str | None) -> int:
+    row: Any = connection.execute(COUNT_RUNS, (job_id,)).fetchall()[0]
+    return int(row[0])
+
+
+def latest_slots(connection: apsw.Connection, job_id: str, limit: int) -> list[Slot]:
+    return [_slot(row) for row in connection.execute(LATEST, (job_id, limit))]
+
+
+def latest_run(connection: apsw.Connection, job_id: str, *, other_than: int = -1) -> Slot | None:
+    """The last slot that ran, whatever came of it."""
+    return next((_slot(row) for row in connection.execute(LATEST_RUN, (job_id, other_than))), None)
+
+
+def forget_unrun(connection: apsw.Connection, job_id: str, after: int) -> int:
+    """Drop the rows of slots after a moment that never ran: their time is still to come."""
+    connection.execute(UNRUN_AFTER, (job_id, after))
+    return connection.changes()
+
+
+def prune_history(connection: apsw.Connection, job_id: str, keep: int) -> None:
+    row: Any = connection.execute(SURPLUS, (job_id, keep)).fetchall()[0]
+    newest, surplus = row
+    if surplus:
+        connection.execute(PRUNE, (job_id, keep))
+    if newest is not None:
+        connection.execute(RAISE_FLOOR, (newest, job_id))
+
+
+def forget_orphans(connection: apsw.Connection, before: int, most: int) -> int:
+    """Drop runs that ended before a moment and whose job is gone; the others' history is bounded by their number."""
+    connection.execute(FORGET_ORPHANS, (before, most))
+    return connection.changes()
+
+
+def _slot(row: Any) -> Slot:
+    values = dict(zip(Slot.__struct_fields__, row, strict=True))
+    values["status"] = SlotStatus(values["status"])
+    values["late"] = bool(values["late"])
+    return Slot(**values)

@@ -1,0 +1,70 @@
+"""People who wrote on a channel and are not known there yet, and what the owner said about them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.store.journal.events import append_event
+
+
+class PairingState(StrEnum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+class Pairing(msgspec.Struct, frozen=True, kw_only=True):
+    channel: str
+    account: str
+    sender: str
+    name: str
+    code: str
+    state: PairingState = PairingState.PENDING
+    # Where the sender is answered.
+    peer: str
+    first_text: str
+    requested_at: int
+    decided_at: int | None = None
+
+
+_COLUMNS: Final = Pairing.__struct_fields__
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM pairings"  # noqa: S608
+
+
+def save_pairing(connection: apsw.Connection, pairing: Pairing) -> None:
+    connection.execute(
+        f"INSERT OR REPLACE INTO pairings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",  # noqa: S608
+        [str(value) if isinstance(value, StrEnum) else value for value in msgspec.structs.astuple(pairing)],
+    )
+    kind = "channel.pairing_requested" if pairing.decided_at is None else f"channel.pairing_{pairing.state.value}"
+    data = {"channel": pairing.channel, "account": pairing.account, "sender": pairing.sender, "name": pairing.name}
+    append_event(connection, pairing.decided_at or pairing.requested_at, kind, pairing.sender, data)
+
+
+def find_pairing(connection: apsw.Connection, channel: str, account: str, sender: str) -> Pairing | None:
+    rows = connection.execute(
+        f"{_SELECT} WHERE channel = ? AND account = ? AND sender = ?", (channel, account, sender)
+    ).fetchall()
+    return _pairing(rows[0]) if rows else None
+
+
+def list_pairings(connection: apsw.Connection) -> list[Pairing]:
+    """Newest first."""
+    return [_pairing(row) for row in connection.execute(f"{_SELECT} ORDER BY requested_at DESC")]
+
+
+def forget_pairing(connection: apsw.Connection, pairing: Pairing) -> None:
+    connection.execute(
+        "DELETE FROM pairings WHERE channel = ? AND account = ? AND sender = ?",
+        (pairing.channel, pairing.account, pairing.sender),
+    )
+
+
+def _pairing(row: tuple[Any, ...]) -> Pairing:
+    values = dict(zip(_COLUMNS, row, strict=True))
+    values["state"] = PairingState(values["state"])
+    return Pairing(**values)

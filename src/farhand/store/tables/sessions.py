@@ -1,0 +1,527 @@
+"""Sessions, their transcripts and their runs.
+
+A transcript only grows: a new beginning or a summary is one more row, and everything said before stays to be read.
+A run is what one message to a session set going; a message that joined the run of another one shares its end.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.store.journal.events import append_event
+from farhand.store.journal.seal import packed
+
+
+class RunState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    # Its message was taken up by another run of the session, and ends with that.
+    JOINED = "joined"
+    OK = "ok"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+
+
+LISTED: Final = ("chat", "child", "cron")
+ONCE: Final = "once"
+OPEN_STATES: Final = (RunState.QUEUED, RunState.RUNNING, RunState.JOINED)
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the sessions. Tokens and cost add up over its whole life, sub-agents included."""
+
+    key: str
+    # Names the present conversation; a new beginning has another.
+    id: str
+    agent_id: str
+    # `chat`, `child` (of a sub-agent), `cron` (of a scheduled task) or `once` (its client keeps the conversation).
+    kind: str = "chat"
+    parent_key: str | None = None
+    title: str = ""
+    # Chosen for this session instead of the agent's.
+    model: str | None = None
+    thinking: str | None = None
+    # Where its last message from a person came from, so that an answer finds the way back.
+    channel: msgspec.Raw | None = None
+    previous_ids: tuple[str, ...] = ()
+    created_at: int
+    updated_at: int
+    # Of the present conversation.
+    messages: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+    # How full the model's context was after its last reply.
+    context_tokens: int = 0
+    compactions: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a transcript."""
+
+    seq: int = 0
+    session_key: str
+    session_id: str
+    run_id: str | None
+    at: int
+    message: msgspec.Raw
+    model: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+    # Of a summary: it stands for everything before the entry with this number.
+    keeps_from: int | None = None
+
+
+class _Role(msgspec.Struct, frozen=True):
+    """Who speaks in a message; the rest of it is not read here."""
+
+    role: str
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the runs."""
+
+    id: str
+    session_key: str
+    state: RunState = RunState.QUEUED
+    origin: str
+    credential: str
+    scopes: tuple[str, ...]
+    message: msgspec.Raw
+    options: msgspec.Raw
+    joined_to: str | None = None
+    attempts: int = 0
+    created_at: int
+    started_at: int | None = None
+    ended_at: int | None = None
+    reply: str | None = None
+    error_kind: str | None = None
+    error_message: str | None = None
+    steps: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
+    # Why the model said no more, where the run has a reply.
+    finish_reason: str | None = None
+    # Calls that are left to whoever asked.
+    handed: msgspec.Raw | None = None
+    # The credential on whose behalf the run acts, whole; None in rows of earlier versions.
+    asker: msgspec.Raw | None = None
+
+
+_SESSION: Final = SessionRecord.__struct_fields__
+MOST_HISTORY_BYTES: Final = 8 * 1024 * 1024
+_ENTRY: Final = Entry.__struct_fields__
+_RUN: Final = RunRecord.__struct_fields__
+ENTRY_COLUMNS: Final = _ENTRY
+
+
+def _select(columns: tuple[str, ...], table: str) -> str:
+    return f"SELECT {', '.join(columns)} FROM {table}"  # noqa: S608
+
+
+def _insert(columns: tuple[str, ...], table: str) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+
+
+ADD_SESSION: Final = f"{_insert(_SESSION, 'sessions')} ON CONFLICT (key) DO NOTHING"
+ADD_ENTRY: Final = f"{_insert(_ENTRY[1:], 'entries')} RETURNING seq"
+ADD_RUN: Final = _insert(_RUN, "runs")
+ONE_SESSION: Final = f"{_select(_SESSION, 'sessions')} WHERE key = ?"
+ONE_RUN: Final = f"{_select(_RUN, 'runs')} WHERE id = ?"
+OPEN_RUNS: Final = f"{_select(_RUN, 'runs')} WHERE ended_at IS NULL ORDER BY seq"
+COUNTED: Final = """
+    UPDATE sessions SET messages = messages + ?, prompt_tokens = prompt_tokens + ?,
+        completion_tokens = completion_tokens + ?, cached_tokens = cached_tokens + ?, cost = cost + ?, updated_at = ?
+    WHERE key = ?"""
+LAST_SUMMARY: Final = """
+    SELECT seq, keeps_from FROM entries
+    WHERE session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NOT NULL ORDER BY seq DESC LIMIT 1"""
+NEWEST: Final = 2**62
+OWN: Final = """EXISTS (SELECT 1 FROM runs WHERE credential = ? AND session_key = key)
+    AND NOT EXISTS (SELECT 1 FROM runs WHERE session_key = key AND credential <> ?)"""
+
+
+def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRecord:
+    """The session of that key: this one if there was none."""
+    values = [_value(getattr(record, name)) for name in _SESSION]
+    connection.execute(ADD_SESSION, values)
+    if connection.changes():
+        append_event(
+            connection,
+            record.created_at,
+            "session.created",
+            record.key,
+            {"agent": record.agent_id, "kind": record.kind},
+        )
+        return record
+    found = find_session(connection, record.key)
+    assert found is not None
+    return found
+
+
+def find_session(connection: apsw.Connection, key: str) -> SessionRecord | None:
+    rows = connection.execute(ONE_SESSION, (key,)).fetchall()
+    return _session(rows[0]) if rows else None
+
+
+def list_sessions(
+    connection: apsw.Connection,
+    *,
+    limit: int,
+    offset: int = 0,
+    oldest_first: bool = False,
+    kinds: tuple[str, ...] = LISTED,
+    parent_key: str | None = None,
+    own_to: str | None = None,
+) -> tuple[list[SessionRecord], int]:
+    """A page of sessions by their last activity, or by their age, and how many there are.
+
+    `own_to`: only those all of whose runs act on behalf of this credential.
+    """
+    where = f"kind IN ({', '.join('?' * len(kinds))})"
+    values: list[Any] = [*kinds]
+    if parent_key is not None:
+        where += " AND parent_key = ?"
+        values.append(parent_key)
+    if own_to is not None:
+        where += f" AND {OWN}"
+        values += [own_to, own_to]
+    order = "created_at, key" if oldest_first else "updated_at DESC, key"
+    rows = connection.execute(
+        f"{_select(_SESSION, 'sessions')} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
+    ).fetchall()
+    ((count,),) = connection.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608
+    return [_session(row) for row in rows], _number(count)
+
+
+def change_session(connection: apsw.Connection, key: str, **values: Any) -> None:
+    columns = ", ".join(f"{name} = ?" for name in values)
+    connection.execute(
+        f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608
+        (*(_value(value) for value in values.values()), key),
+    )
+
+
+def begin_anew(connection: apsw.Connection, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
+    """A new conversation under the same key; the old one stays, under its own id."""
+    fresh = msgspec.structs.replace(
+        record,
+        id=new_id,
+        previous_ids=(*record.previous_ids, record.id),
+        title="" if record.kind == "chat" else record.title,
+        messages=0,
+        context_tokens=0,
+        updated_at=now,
+    )
+    names = ("id", "previous_ids", "title", "messages", "context_tokens", "updated_at")
+    change_session(connection, record.key, **{name: getattr(fresh, name) for name in names})
+    append_event(connection, now, "session.reset", record.key, {"previous": record.id})
+    return fresh
+
+
+# -- the transcript -----------------------------------------------------------------------------------------
+
+
+def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: int | None = None) -> int:
+    """Add to a transcript and to its session's counts; the entry's number."""
+    seq = _add_entry(connection, entry)
+    count_usage(
+        connection,
+        entry.session_key,
+        entry.at,
+        messages=int(entry.keeps_from is None),
+        prompt_tokens=entry.prompt_tokens,
+        completion_tokens=entry.completion_tokens,
+        cached_tokens=entry.cached_tokens,
+        cost=entry.cost,
+    )
+    if context_tokens is not None:
+        change_session(connection, entry.session_key, context_tokens=context_tokens)
+    return seq
+
+
+def _add_entry(connection: apsw.Connection, entry: Entry) -> int:
+    values = [_value(getattr(entry, name)) for name in _ENTRY[1:]]
+    ((seq,),) = connection.execute(ADD_ENTRY, values).fetchall()
+    role = msgspec.json.decode(entry.message, type=_Role).role
+    data = {"seq": seq, "role": role if entry.keeps_from is None else "summary"}
+    if entry.run_id is not None:
+        data["run"] = entry.run_id
+    append_event(connection, entry.at, "message.added", entry.session_key, data, packed((seq, *values)))
+    return _number(seq)
+
+
+def copy_entry(connection: apsw.Connection, entry: Entry, now: int) -> int:
+    """Add to a transcript what was said, and paid for, elsewhere; the entry's number."""
+    seq = _add_entry(connection, entry)
+    if entry.keeps_from is None:
+        count_usage(connection, entry.session_key, now, messages=1)
+    else:
+        count_compaction(connection, entry.session_key)
+    return seq
+
+
+def count_usage(
+    connection: apsw.Connection,
+    key: str,
+    now: int,
+    *,
+    messages: int = 0,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
+    cached_tokens: int = 0,
+    cost: float = 0.0,
+) -> None:
+    connection.execute(COUNTED, (messages, prompt_tokens, completion_tokens, cached_tokens, cost, now, key))
+
+
+def count_compaction(connection: apsw.Connection, key: str) -> None:
+    connection.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
+
+
+def conversation(connection: apsw.Connection, key: str, session_id: str, last: int | None = None) -> list[Entry]:
+    """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first.
+
+    `last`: as it was when that was the newest entry.
+    """
+    values: tuple[Any, ...] = (key, session_id, NEWEST if last is None else last)
+    summaries = connection.execute(LAST_SUMMARY, values).fetchall()
+    where = "session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NULL"
+    found: list[Entry] = []
+    if summaries:
+        seq, keeps_from = summaries[0]
+        found = [_entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,))]
+        where += " AND seq >= ?"
+        values += (keeps_from,)
+    return found + [
+        _entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq", values)
+    ]
+
+
+def history(
+    connection: apsw.Connection,
+    key: str,
+    *,
+    limit: int,
+    offset: int = 0,
+    before: int | None = None,
+    session_id: str | None = None,
+) -> list[Entry]:
+    """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all.
+
+    There are fewer once their messages have more than `MOST_HISTORY_BYTES`.
+    """
+    where, values = "session_key = ?", [key]
+    if session_id is not None:
+        where += " AND session_id = ?"
+        values.append(session_id)
+    if before is not None:
+        where += " AND seq < ?"
+        values.append(before)  # type: ignore[arg-type]
+    found: list[Entry] = []
+    size = 0
+    for row in connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
+    ):
+        found.append(_entry(row))
+        size += len(bytes(found[-1].message))
+        if size > MOST_HISTORY_BYTES:
+            break
+    return found[::-1]
+
+
+def find_entry(connection: apsw.Connection, seq: int) -> Entry | None:
+    rows = connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
+    return _entry(rows[0]) if rows else None
+
+
+def entry_by(connection: apsw.Connection, key: str, event: int, at: int) -> Entry | None:
+    """The newest entry of a session when an event was written, which was at that time."""
+    rows: list[Any] = connection.execute(
+        "SELECT data FROM events WHERE id <= ? AND kind = 'message.added' AND subject = ? ORDER BY id DESC LIMIT 1",
+        (event, key),
+    ).fetchall()
+    if rows:
+        return find_entry(connection, msgspec.json.decode(rows[0][0])["seq"])
+    rows = connection.execute(  # entries that are older than the events which tell of them
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
+    ).fetchall()
+    return _entry(rows[0]) if rows else None
+
+
+def entries_after(connection: apsw.Connection, key: str, seq: int) -> list[Entry]:
+    """Every entry of a session behind one, whichever conversation it is of."""
+    rows = connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq)
+    )
+    return [_entry(row) for row in rows]
+
+
+def transcript(connection: apsw.Connection, key: str, session_id: str, last: int) -> list[Entry]:
+    """Every entry of a conversation up to one, summaries included; oldest first."""
+    rows = connection.execute(
+        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq",
+        (key, session_id, last),
+    )
+    return [_entry(row) for row in rows]
+
+
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+def is_own(connection: apsw.Connection, key: str, credential: str) -> bool:
+    """Whether a session has runs, and all of them act on behalf of a credential."""
+    rows = connection.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
+    return bool(rows.fetchall())
+
+
+def is_unused(connection: apsw.Connection, key: str) -> bool:
+    """Whether nothing was ever said in a session."""
+    used = "SELECT 1 FROM runs WHERE session_key = ? UNION ALL SELECT 1 FROM entries WHERE session_key = ? LIMIT 1"
+    return not connection.execute(used, (key, key)).fetchall()
+
+
+def first_credential(connection: apsw.Connection, key: str) -> str | None:
+    """Whose message began a session."""
+    row = connection.execute(
+        "SELECT credential FROM runs WHERE session_key = ? ORDER BY seq LIMIT 1", (key,)
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def add_run(connection: apsw.Connection, run: RunRecord) -> None:
+    connection.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
+    append_event(connection, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
+
+
+def find_run(connection: apsw.Connection, run_id: str) -> RunRecord | None:
+    rows = connection.execute(ONE_RUN, (run_id,)).fetchall()
+    return _run(rows[0]) if rows else None
+
+
+def open_runs(connection: apsw.Connection) -> list[RunRecord]:
+    """In the order in which their messages came."""
+    return [_run(row) for row in connection.execute(OPEN_RUNS)]
+
+
+def list_runs(connection: apsw.Connection, key: str, limit: int) -> list[RunRecord]:
+    """Newest first."""
+    rows = connection.execute(
+        f"{_select(_RUN, 'runs')} WHERE session_key = ? ORDER BY seq DESC LIMIT ?", (key, limit)
+    ).fetchall()
+    return [_run(row) for row in rows]
+
+
+def hands_over(connection: apsw.Connection, key: str) -> bool:
+    """Whether a run of this session has ever left calls to its client."""
+    rows = connection.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
+    return bool(rows.fetchall())
+
+
+def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
+    connection.execute(
+        "UPDATE runs SET state = 'running', started_at = coalesce(started_at, ?), attempts = attempts + 1 WHERE id = ?",
+        (now, run_id),
+    )
+    append_event(connection, now, "run.started", run_id, {})
+
+
+def got_on(connection: apsw.Connection, run_id: str) -> None:
+    """A run that gets on is not one that ends the gateway each time it is taken up."""
+    connection.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
+
+
+def forgive_attempts(connection: apsw.Connection) -> None:
+    """The gateway is stopped on purpose: that is not held against the runs under way."""
+    connection.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
+
+
+def joined_to(connection: apsw.Connection, run_id: str) -> list[str]:
+    """The runs whose messages this one took up."""
+    return [str(row[0]) for row in connection.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
+
+
+def join_run(connection: apsw.Connection, run_id: str, to: str, now: int) -> None:
+    connection.execute(
+        "UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id)
+    )
+    append_event(connection, now, "run.joined", run_id, {"to": to})
+
+
+def end_run(connection: apsw.Connection, run: RunRecord) -> None:
+    """Write down how a run ended, for itself and for those that joined it. An end that is written stays."""
+    connection.execute(
+        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,
+               prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?, finish_reason = ?, handed = ?
+           WHERE id = ? AND ended_at IS NULL""",
+        (
+            str(run.state),
+            run.ended_at,
+            run.reply,
+            run.error_kind,
+            run.error_message,
+            run.steps,
+            run.prompt_tokens,
+            run.completion_tokens,
+            run.cached_tokens,
+            run.cost,
+            run.finish_reason,
+            _value(run.handed),
+            run.id,
+        ),
+    )
+    if not connection.changes():
+        return
+    connection.execute(
+        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, finish_reason = ?
+           WHERE joined_to = ? AND ended_at IS NULL""",
+        (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.finish_reason, run.id),
+    )
+    data: dict[str, Any] = {"session": run.session_key, "state": str(run.state)}
+    if run.error_kind is not None:
+        data["error"] = {"kind": run.error_kind, "message": run.error_message}
+    append_event(connection, run.ended_at or run.created_at, "run.ended", run.id, data)
+
+
+def _number(value: Any) -> int:
+    return int(value)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return bytes(value)
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _session(row: tuple[Any, ...]) -> SessionRecord:
+    values = dict(zip(_SESSION, row, strict=True))
+    values["channel"] = None if values["channel"] is None else msgspec.Raw(values["channel"])
+    values["previous_ids"] = tuple(values["previous_ids"].split())
+    return SessionRecord(**values)
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    values = dict(zip(_ENTRY, row, strict=True))
+    values["message"] = msgspec.Raw(values["message"])
+    return Entry(**values)
+
+
+def _run(row: tuple[Any, ...]) -> RunRecord:
+    values = dict(zip(_RUN, row, strict=True))
+    values["state"] = RunState(values["state"])
+    values["scopes"] = tuple(values["scopes"].split())
+    for name in ("message", "options", "handed", "asker"):
+        values[name] = None if values[name] is None else msgspec.Raw(values[name])
+    return RunRecord(**values)

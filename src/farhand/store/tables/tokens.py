@@ -1,0 +1,82 @@
+"""Credentials, kept as hashes: a copy of the store lets nobody in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import apsw
+import msgspec
+
+ADD: Final = """
+    INSERT INTO tokens
+    (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
+    made_by)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
+REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+ALL: Final = """
+    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
+    made_by
+    FROM tokens ORDER BY created_at, id"""
+META: Final = "SELECT value FROM meta WHERE key = ?"
+SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+
+
+class Token(msgspec.Struct, frozen=True):
+    id: str
+    hash: bytes
+    # Words separated by spaces.
+    scopes: str
+    node_id: str | None
+    label: str
+    created_at: int
+    revoked_at: int | None = None
+    # Patterns of the tools it is for, separated by spaces; empty: all.
+    tools: str = ""
+    # Nodes it is for, separated by spaces; empty: all.
+    nodes: str = ""
+    expires_at: int | None = None
+    # Of a node that logs in by its key: then there is no secret, here or anywhere but on that node.
+    public_key: bytes | None = None
+    last_used_at: int | None = None
+    # The credential that made it.
+    made_by: str = "owner"
+
+
+def token_hash(secret: str) -> bytes:
+    # 256 random bits need no slow hash; a fast one cannot be searched either.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def add_token(connection: apsw.Connection, token: Token) -> None:
+    connection.execute(ADD, msgspec.structs.astuple(token))
+
+
+def revoke_token(connection: apsw.Connection, token_id: str, at: int) -> bool:
+    connection.execute(REVOKE, (at, token_id))
+    return connection.changes() > 0
+
+
+def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str]) -> None:
+    """Those that are valid in spite of having been revoked: the store was brought back from before."""
+    connection.executemany(REVOKE, [(0, token_id) for token_id in token_ids])
+
+
+def tokens_used(connection: apsw.Connection, used: Mapping[str, int]) -> None:
+    """When tokens were used, by their ids."""
+    connection.executemany(USED, [(at, token_id) for token_id, at in used.items()])
+
+
+def all_tokens(connection: apsw.Connection) -> list[Token]:
+    return [Token(*row) for row in connection.execute(ALL)]
+
+
+def get_meta(connection: apsw.Connection, key: str) -> str | None:
+    rows = connection.execute(META, (key,)).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
+def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
+    connection.execute(SET_META, (key, value))

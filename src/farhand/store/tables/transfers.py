@@ -1,0 +1,114 @@
+"""The record of every transfer: one row from its start until its one honest end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from farhand.store.journal.events import append_event
+
+
+class TransferState(StrEnum):
+    RUNNING = "running"
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the record."""
+
+    id: str
+    source: str
+    destination: str
+    agent_id: str | None = None
+    credential: str
+    state: TransferState = TransferState.RUNNING
+    files: int | None = None
+    bytes_total: int | None = None
+    bytes_done: int = 0
+    mime: str | None = None
+    error_kind: str | None = None
+    error_message: str | None = None
+    created_at: int
+    ended_at: int | None = None
+
+
+_COLUMNS: Final = TransferRecord.__struct_fields__
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM transfers"  # noqa: S608
+
+INSERT: Final = f"INSERT INTO transfers ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+UPDATE: Final = """
+    UPDATE transfers SET state = ?, files = ?, bytes_total = ?, bytes_done = ?, mime = ?,
+    error_kind = ?, error_message = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL"""
+ONE: Final = f"{_SELECT} WHERE id = ?"
+OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
+NEWEST: Final = f"{_SELECT} ORDER BY seq DESC LIMIT ?"
+
+
+def begin_transfer(connection: apsw.Connection, record: TransferRecord) -> None:
+    connection.execute(INSERT, _values(record))
+    data = {"source": record.source, "destination": record.destination}
+    append_event(connection, record.created_at, "transfer.started", record.id, data)
+
+
+def save_transfer(connection: apsw.Connection, record: TransferRecord, now: int) -> bool:
+    """Write down how far a transfer has come, or how it ended; False when its end is already written."""
+    connection.execute(
+        UPDATE,
+        (
+            str(record.state),
+            record.files,
+            record.bytes_total,
+            record.bytes_done,
+            record.mime,
+            record.error_kind,
+            record.error_message,
+            record.ended_at,
+            record.id,
+        ),
+    )
+    if not connection.changes():
+        return False
+    data: dict[str, Any] = {
+        "source": record.source,
+        "destination": record.destination,
+        "bytes": record.bytes_done,
+        "total": record.bytes_total,
+        "files": record.files,
+    }
+    if record.ended_at is None:
+        append_event(connection, now, "transfer.progress", record.id, data)
+        return True
+    data["state"] = str(record.state)
+    if record.error_kind is not None:
+        data["error"] = {"kind": record.error_kind, "message": record.error_message}
+    append_event(connection, now, "transfer.ended", record.id, data)
+    return True
+
+
+def find_transfer(connection: apsw.Connection, transfer_id: str) -> TransferRecord | None:
+    rows = connection.execute(ONE, (transfer_id,)).fetchall()
+    return _record(rows[0]) if rows else None
+
+
+def open_transfers(connection: apsw.Connection) -> list[TransferRecord]:
+    return [_record(row) for row in connection.execute(OPEN)]
+
+
+def newest_transfers(connection: apsw.Connection, limit: int) -> list[TransferRecord]:
+    return [_record(row) for row in connection.execute(NEWEST, (limit,))]
+
+
+def _values(record: TransferRecord) -> tuple[Any, ...]:
+    return tuple(str(value) if isinstance(value, TransferState) else value for value in msgspec.structs.astuple(record))
+
+
+def _record(row: tuple[Any, ...]) -> TransferRecord:
+    values = dict(zip(_COLUMNS, row, strict=True))
+    values["state"] = TransferState(values["state"])
+    return TransferRecord(**values)

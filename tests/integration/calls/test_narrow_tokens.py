@@ -1,0 +1,103 @@
+"""Tokens for some tools, some nodes, some time: no other door leads round them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhand.api.server.router import PUBLIC
+from tests.integration.cli.conftest import Command
+from tests.support.harness import GatewayProcess, NodeProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def hands(shared_gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(shared_gateway, tmp_path_factory.mktemp("hands"), "hands") as node:
+        (node.workspace / "note.txt").write_text("hi\n")
+        yield node
+
+
+def made(gateway: GatewayProcess, *options: str) -> str:
+    return str(Command(gateway.home)("token", "create", *options, "--json").json()["token"])
+
+
+def call(gateway: GatewayProcess, token: str, tool: str, args: Any = None) -> Any:
+    answer = gateway.request("POST", "/v1/tools/invoke", {"tool": tool, "args": args or {}}, token=token)
+    return answer.json() if answer.status == 200 else answer.status
+
+
+READ = {"path": "note.txt"}
+TOUCH = {"command": "touch touched"}
+
+
+def test_a_token_for_one_tool_reaches_that_tool_alone(hands: NodeProcess) -> None:
+    token = made(hands.gateway, "--tool", "hands__Read")
+    assert call(hands.gateway, token, "hands__Read", READ)["ok"] is True
+    for tool, args in (("hands__Bash", TOUCH), ("gsv__ReadFile", READ), ("read", READ), ("exec", TOUCH)):
+        answer = call(hands.gateway, token, tool, args)
+        assert answer["ok"] is False and answer["error"]["kind"] == "not_allowed", (tool, answer)
+    assert not (hands.workspace / "touched").exists()
+
+
+def test_a_token_for_one_node_reaches_that_node_alone(hands: NodeProcess, tmp_path: Path) -> None:
+    token = made(hands.gateway, "--node-only", "hands")
+    assert call(hands.gateway, token, "hands__Bash", {"command": "true"})["ok"] is True
+    for tool in ("gsv__ReadFile", "read"):
+        assert call(hands.gateway, token, tool, READ)["error"]["kind"] == "not_allowed"
+    with NodeProcess(hands.gateway, tmp_path, "feet"):
+        assert call(hands.gateway, token, "feet__Bash", TOUCH)["error"]["kind"] == "not_allowed"
+
+
+# Whatever comes through these passes the gate as the token's own call.
+GATED = ("/v1/tools/invoke", "/v1/tools/fanout", "/agent/process", "/mcp", "/v1/calls/{call_id}/undo")
+
+
+def test_no_other_door_leads_round_it(hands: NodeProcess) -> None:
+    """Of every route but those that pass the gate, or only read with a scope the token lacks."""
+    gateway, token = hands.gateway, made(hands.gateway, "--tool", "hands__Read")
+    paths = gateway.get("/v1/openapi.json")["paths"]
+    tried = 0
+    for path, methods in paths.items():
+        if path in (*PUBLIC, *GATED):
+            continue
+        for method in methods:
+            body = None if method in ("get", "delete") else {}
+            status = gateway.request(method.upper(), path.replace("{", "").replace("}", ""), body, token=token).status
+            assert status == 403, (method, path, status)
+            tried += 1
+    chat = gateway.request("POST", "/agent/process", {"session_id": "s", "user_id": "u", "input": []}, token=token)
+    assert chat.status in (400, 403), chat
+    print(f"other doors: {tried} tried, {tried} shut")
+    assert tried > 30
+
+
+@pytest.mark.parametrize("scope", ["chat", "pair", "admin", "approve"])
+def test_a_narrowed_token_has_no_right_that_gets_round_it(hands: NodeProcess, scope: str) -> None:
+    body = {"scopes": [scope], "tools": ["hands__Read"]}
+    assert hands.gateway.request("POST", "/v1/tokens", body).status == 400
+
+
+def test_a_token_ends_by_itself(hands: NodeProcess) -> None:
+    body = {"scopes": ["tools.read"], "expires_seconds": 1.5}
+    token = hands.gateway.request("POST", "/v1/tokens", body).json()
+    until = token["expires_at"] / 1000
+    assert call(hands.gateway, token["token"], "hands__Read", READ)["ok"] is True
+    wait_until(lambda: time.time() > until, 5, "the end of the token")
+    assert call(hands.gateway, token["token"], "hands__Read", READ) == 401
+    node = hands.gateway.request("POST", "/v1/tokens", {"node_id": "brief", "expires_seconds": 0.01}).json()
+    wait_until(lambda: time.time() > node["expires_at"] / 1000, 5, "the end of the node's token")
+    assert hands.gateway.upgrade(f"token={node['token']}&node_id=brief").status == 401
+    shown = Command(hands.gateway.home)("token", "list").out
+    assert "expired" in shown
+
+
+@pytest.mark.parametrize(
+    "options", [["--expires", "soon"], ["--expires", "0h"], ["--tool", "a b"], ["--node-only", "gsv"]]
+)
+def test_what_cannot_be_meant_is_refused(hands: NodeProcess, options: list[str]) -> None:
+    done = Command(hands.gateway.home)("token", "create", *options, "--json")
+    assert done.status in (1, 2) and "error" in done.json()

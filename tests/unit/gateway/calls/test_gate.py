@@ -1,0 +1,343 @@
+"""The gate against a store that fails and a node at the other end of a link, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.protocol.calls import ToolCall, ToolFailure, ToolSpec
+from farhand.protocol.messages import (
+    FEATURES,
+    NodeExtras,
+    NodeHello,
+    NodeInfo,
+    Resume,
+    ToolAck,
+    ToolRequest,
+    ToolResponse,
+    decode,
+)
+from farhand.store.journal.events import events_after
+from farhand.store.sqlite.database import Database
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallState
+
+SPECS = [ToolSpec("Look", read_only=True, capability="x.look"), ToolSpec("Act", capability="x.act")]
+
+
+class FarEnd:
+    """The node's end of a link: what it was sent, decoded from the frames."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+        self.connection: Connection
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(decode(frame))
+
+    def close(self, code: int, reason: str) -> None:
+        self.frames.append((code, reason))
+
+    def requests(self) -> list[str]:
+        return [frame.request_id for frame in self.frames if isinstance(frame, ToolRequest)]
+
+    def acknowledged(self) -> list[str]:
+        return [call_id for frame in self.frames if isinstance(frame, ToolAck) for call_id in frame.request_ids]
+
+
+class Bench:
+    def __init__(self, path: Path) -> None:
+        self.database = Database.open(path / "x.db")
+        self.roster = Roster()
+        self.gate = Gate(self.database, self.roster, Catalog(self.roster))
+
+    def join(self, boot: str | None = "life", **resume: Any) -> FarEnd:
+        end = FarEnd()
+        extras = NodeExtras(
+            features=list(FEATURES) if boot else [], tools=SPECS, resume=Resume(boot, **resume) if boot else None
+        )
+        hello = NodeHello(node=NodeInfo("far", "far", "test", "1"), capabilities=["x"], farhand=extras)
+        end.connection, _ = self.roster.join(self.roster.examine(hello, None), hello, end)
+        self.gate.node_joined(end.connection)
+        return end
+
+    async def begin(self, tool: str = "far__Act", credential: Credential = OWNER, **options: Any) -> Any:
+        call = ToolCall(new_call_id(), tool, msgspec.Raw(b"{}"))
+        return await self.gate.begin(call, principal=Principal(credential), **options)
+
+    def recorded(self, call_id: str) -> Any:
+        self.database._catch_up()
+        self.database.commit()
+        return self.database.query(lambda store: calls.find(store, call_id))
+
+
+def on_bench(test: Callable[[Bench], Awaitable[None]]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        async def main() -> None:
+            bench = Bench(tmp_path)
+            await bench.gate.recover()
+            try:
+                await test(bench)
+            finally:
+                bench.gate.close()
+                await bench.database.close()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def answer(end: FarEnd, gate: Gate, call_id: str) -> None:
+    gate.answered(end.connection, ToolResponse(call_id, True, result=msgspec.Raw(b'"done"')))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class FullStore:
+    """While entered, the store has no room for anything large."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._store = bench.database._connection
+        self._room = self._store.pragma("max_page_count")
+
+    def __enter__(self) -> None:
+        self._store.pragma("max_page_count", self._store.pragma("page_count"))
+
+    def __exit__(self, *_: object) -> None:
+        self._store.pragma("max_page_count", self._room)
+
+
+BIG = msgspec.Raw(b'"' + b"r" * 100_000 + b'"')
+
+
+@on_bench
+async def test_an_end_that_cannot_be_written_stays_with_its_node_until_it_is(bench: Bench) -> None:
+    end = bench.join()
+    opened = await bench.begin()
+    with FullStore(bench):
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        assert (await bench.gate.wait(opened)).record.state is CallState.OK
+        await asyncio.sleep(0.2)
+        answer(end, bench.gate, opened.record.id)  # the node says it again; nothing is kept, so nothing is forgotten
+        await asyncio.sleep(0.2)
+        assert end.acknowledged() == [] and bench.recorded(opened.record.id) is None
+    await until(lambda: end.acknowledged() == [opened.record.id])
+    record = bench.recorded(opened.record.id)
+    assert record.state is CallState.OK and bytes(record.result) == bytes(BIG)
+
+
+@on_bench
+async def test_an_end_that_nobody_else_holds_and_cannot_be_written_is_unknown(bench: Bench) -> None:
+    end = bench.join(boot=None)
+    opened = await bench.begin()
+    with FullStore(bench):
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        told = (await bench.gate.wait(opened)).record
+        assert told.state is CallState.UNKNOWN and "could not be written down" in (told.error_message or "")
+    await until(lambda: bench.recorded(opened.record.id) is not None)
+    assert bench.recorded(opened.record.id).state is CallState.OK
+
+
+@on_bench
+async def test_the_end_of_a_plain_nodes_call_shows_only_once_it_is_written(bench: Bench) -> None:
+    end = bench.join(boot=None)
+    opened = await bench.begin()
+    answer(end, bench.gate, opened.record.id)
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state is CallState.RUNNING
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state is CallState.OK
+
+
+@on_bench
+async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> None:
+    refused = await bench.begin(idempotency_key="k")
+    assert isinstance(refused, Outcome) and refused.record.error_kind == "not_found"
+    end = bench.join()
+    opened = await bench.begin(idempotency_key="k")
+    answer(end, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    bench.roster.leave(end.connection)
+    again = await bench.begin(idempotency_key="k")  # the node is gone, the first outcome stands
+    assert isinstance(again, Outcome) and again.repeated and again.record.id == opened.record.id
+    assert end.requests() == [opened.record.id]
+
+
+@on_bench
+async def test_scopes_decide_which_tools_a_credential_reaches(bench: Bench) -> None:
+    end = bench.join()
+    reader = Credential("reader", frozenset({"tools.read"}))
+    denied = await bench.begin("far__Act", reader)
+    assert isinstance(denied, Outcome) and denied.record.state is CallState.DENIED
+    assert denied.record.error_kind == "not_allowed" and "tools.exec" in (denied.record.error_message or "")
+    opened = await bench.begin("far__Look", reader)
+    assert isinstance(opened, OpenCall)
+    answer(end, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert end.requests() == [opened.record.id]
+
+
+@on_bench
+async def test_a_read_only_call_is_written_behind_and_shown_at_once(bench: Bench) -> None:
+    end = bench.join()
+    opened = await bench.begin("far__Look")
+    assert bench.recorded(opened.record.id) is None
+    answer(end, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    found = await bench.gate.find(opened.record.id)
+    assert found is not None and found.state is CallState.OK
+    await until(lambda: bench.recorded(opened.record.id) is not None)
+    assert bench.recorded(opened.record.id).state is CallState.OK
+
+
+@on_bench
+async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(bench: Bench) -> None:
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    bench.gate.node_left(first.connection)
+    second = bench.join()
+    assert second.requests() == [opened.record.id]
+    answer(second, bench.gate, opened.record.id)
+    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+
+
+@on_bench
+async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) -> None:
+    first = bench.join("one")
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    second = bench.join("two")
+    record = (await bench.gate.wait(opened)).record
+    assert record.state is CallState.UNKNOWN and (record.error_message or "").startswith("outcome unknown:")
+    assert second.requests() == []
+
+
+@on_bench
+async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench: Bench) -> None:
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    opened.waiters = 0
+    second = bench.join(earlier=[opened.record.id, "long-settled"])
+    assert second.requests() == [opened.record.id]
+    await until(lambda: second.acknowledged() == ["long-settled"])
+
+
+@on_bench
+async def test_counters_go_back_to_nothing(bench: Bench) -> None:
+    end = bench.join()
+    node = bench.roster.nodes["far"]
+    opened = [await bench.begin() for _ in range(20)]
+    assert node.running == 20
+    for each in opened[:10]:
+        answer(end, bench.gate, each.record.id)
+    for each in opened[10:]:
+        bench.gate.abandon(each)
+    bench.roster.leave(end.connection)
+    bench.join("another life")
+    for each in opened:
+        await bench.gate.wait(each)
+    assert node.running == 0 and bench.gate.open_records() == []
+
+
+async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any]:
+    """A call whose node leaves after it was examined, and before it is sent."""
+    beginning = asyncio.create_task(bench.begin(idempotency_key=key))
+    await asyncio.sleep(0)  # it is examined, and the disk is about to be asked
+    assert bench.gate.open_count == 1 and first.requests() == []
+    bench.roster.leave(first.connection)
+    bench.gate.node_left(first.connection)
+    return beginning
+
+
+@on_bench
+async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Bench) -> None:
+    for boot in ("life", "another life"):  # nothing of the call has left, so any life of the node may have it
+        beginning = await left_behind(bench, bench.join(), boot)
+        opened = await beginning
+        assert not opened.over
+        second = bench.join(boot)
+        assert second.requests() == [opened.record.id]
+        third = bench.join(boot)
+        assert third.requests() == [opened.record.id], "it may not have arrived, and runs once by its id"
+        answer(third, bench.gate, opened.record.id)
+        assert (await bench.gate.wait(opened)).record.state is CallState.OK
+        await until(lambda call_id=opened.record.id: bench.recorded(call_id) is not None)
+        bench.roster.leave(third.connection)
+
+
+@on_bench
+async def test_a_plain_node_that_leaves_before_a_call_is_sent_is_not_waited_for(bench: Bench) -> None:
+    beginning = await left_behind(bench, bench.join(None), "again")
+    record = (await bench.gate.wait(await beginning)).record
+    assert record.state is CallState.ERROR and (record.error_message or "").endswith("it did not run")
+    end = bench.join(None)
+    again = await bench.begin(idempotency_key="again")
+    assert end.requests() == [again.record.id], "the first did not run, so its key is free"
+
+
+@on_bench
+async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> None:
+    busy = ToolFailure("failed", "busy: 1 calls are running and 64 waiting; it did not run, try again later")
+    for boot, key in (("life", "a"), (None, "b")):
+        end = bench.join(boot)
+        opened = await bench.begin(idempotency_key=key)
+        bench.gate.answered(end.connection, ToolResponse(opened.record.id, False, error=busy))
+        assert (await bench.gate.wait(opened)).record.error_message == busy.message
+        again = await bench.begin(idempotency_key=key)
+        assert end.requests() == [opened.record.id, again.record.id]
+        answer(end, bench.gate, again.record.id)
+        done = (await bench.gate.wait(again)).record
+        assert done.state is CallState.OK
+        assert (await bench.begin(idempotency_key=key)).record == done, "now it is used up"
+        bench.roster.leave(end.connection)
+
+
+@on_bench
+async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None:
+    def told() -> list[Any]:
+        told = bench.database.query(lambda store: events_after(store, 0, 100))
+        return [event for event in told if event.kind == "call.late"]
+
+    first = bench.join()
+    opened = await bench.begin()
+    bench.roster.leave(first.connection)
+    bench.gate._expire(opened)
+    assert (await bench.gate.wait(opened)).record.state is CallState.UNKNOWN
+    await until(lambda: bench.recorded(opened.record.id) is not None)
+    end = bench.join(finished=[opened.record.id])
+    answer(end, bench.gate, opened.record.id)
+    await until(lambda: end.acknowledged() == [opened.record.id])
+    assert [(event.subject, msgspec.json.decode(event.data)) for event in told()] == [
+        (opened.record.id, {"tool": "far__Act", "node_id": "far", "ok": True, "result": "done"})
+    ]
+    assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "nobody's answer is rewritten"
+    for _ in range(100):
+        answer(end, bench.gate, opened.record.id)
+    await until(lambda: len(end.acknowledged()) == 101)
+    assert len(told()) == 1, "a node that says it again and again fills no journal"
+    done = await bench.begin()
+    for _ in range(2):
+        answer(end, bench.gate, done.record.id)
+        await until(lambda: bench.recorded(done.record.id) is not None)
+    await until(lambda: end.acknowledged().count(done.record.id) == 2)
+    assert len(told()) == 1, "what was waited for is not late"

@@ -1,0 +1,374 @@
+"""The rules of a policy: which fits a call, read against whoever makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farhand.config import ConfigError, LiveConfig, load
+from farhand.gateway.calls.catalog import Catalog, Target
+from farhand.gateway.calls.policy import Policy, PolicySettings, Reached, Subject, subject_of
+from farhand.gateway.nodes.registry import Roster
+from farhand.machine.files.files import Files
+from farhand.protocol.calls import ToolCall
+from farhand.tools.agent_files import AgentFiles
+
+
+def policy(*rules: dict[str, Any], default: str = "allow") -> Policy:
+    return Policy(msgspec.convert({"default": default, "rules": list(rules)}, PolicySettings), "/work")
+
+
+def call(tool: str = "Bash", node: str | None = "laptop", **more: Any) -> Subject:
+    names = (tool.casefold(),) if node is None else (f"{node}__{tool}".casefold(), tool.casefold())
+    return Subject(names=names, route="local" if node is None else "node", node_id=node, **more)
+
+
+def decided(rule: dict[str, Any], subject: Subject, default: str = "allow") -> str:
+    return policy(rule, default=default).judge(subject).decision
+
+
+def test_the_first_rule_that_fits_decides() -> None:
+    rules = policy({"decision": "ask", "tool": "*__Bash"}, {"name": "second", "decision": "deny", "tool": "Bash"})
+    verdict = rules.judge(call())
+    assert (verdict.decision, verdict.rule) == ("ask", "rule 1")
+    assert [one.rule for one in rules.all_fitting(call())] == ["rule 1", "second", "default"]
+    assert rules.judge(call("Read")).rule == "default"
+
+
+@pytest.mark.parametrize(
+    ("tool", "fits"),
+    [("Bash", True), ("bash", True), ("laptop__Bash", True), ("LAPTOP__*", True), ("*", True), ("other__*", False)],
+)
+def test_tools_by_any_name_in_any_case(tool: str, fits: bool) -> None:
+    assert (decided({"decision": "deny", "tool": tool}, call()) == "deny") is fits
+
+
+def test_nodes_by_id_pattern_and_tag() -> None:
+    subject = call(tags=("prod", "web"))
+    for node, fits in (("laptop", True), ("lap*", True), ("tag:prod", True), ("tag:p*", False), ("other", False)):
+        assert (decided({"decision": "deny", "node": node}, subject) == "deny") is fits, node
+    assert decided({"decision": "deny", "node": "*"}, call(node=None)) == "allow"
+
+
+def test_arguments_by_glob_and_regular_expression() -> None:
+    subject = call(args={"command": "sudo reboot\nnow", "n": 5, "deep": {"list": ["secret"]}})
+    for args, fits in (
+        ({"command": "*reboot*"}, True),
+        ({"command": "re:^sudo\\s"}, True),
+        ({"command": "re:^reboot"}, False),
+        ({"n": "5"}, True),
+        ({"missing": "*"}, False),
+        ({"*": "secret"}, True),
+        ({"command": "*sudo*", "n": "6"}, False),
+    ):
+        assert (decided({"decision": "deny", "args": args}, subject) == "deny") is fits, args
+
+
+def test_a_pattern_of_the_owner_cannot_hold_the_gateway_up() -> None:
+    subject = call(args={"command": "a" * 50_000 + "!"})
+    assert decided({"decision": "deny", "args": {"command": "re:^(a+)+$"}}, subject) == "allow"
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/tmp/../etc/passwd", "//etc//passwd", "/etc/./passwd", "../etc/passwd"]
+)
+def test_a_path_is_stopped_however_it_is_spelled(path: str) -> None:
+    subject = call("Write", args={"path": path}, workspace="/home")
+    assert decided({"decision": "deny", "args": {"path": "/etc/*"}}, subject) == "deny"
+
+
+def test_a_path_is_let_through_as_it_is_meant() -> None:
+    rule = {"decision": "allow", "args": {"path": "/home/me/*"}}
+    for path, fits in (
+        ("notes.txt", True),
+        ("/home/me/a", True),
+        ("/home/me/../../etc/passwd", False),
+        ("../x", False),
+    ):
+        subject = call("Write", args={"path": path}, workspace="/home/me")
+        assert (decided(rule, subject, "deny") == "allow") is fits, path
+    local = call("write", None, args={"path": "a.txt"})
+    assert decided({"decision": "deny", "args": {"path": "/work/*"}}, local) == "deny"
+
+
+@pytest.mark.parametrize(
+    ("command", "fits"),
+    [
+        ("git status", True),
+        ("git log --oneline", True),
+        ("git status; rm -rf /", False),
+        ("git status && curl evil", False),
+        ("git log `id`", False),
+        ("git log $(id)", False),
+        ("git log > /etc/passwd", False),
+        ("git status\nid", False),
+        ("git status & id", False),
+    ],
+)
+def test_what_lets_a_command_through_lets_no_other_ride_along(command: str, fits: bool) -> None:
+    rule = {"decision": "allow", "args": {"command": "git *"}}
+    assert (decided(rule, call(args={"command": command}), "deny") == "allow") is fits
+
+
+def test_a_command_that_is_allowed_sets_no_variables_unless_they_are_too() -> None:
+    """`GIT_SSH_COMMAND`, `LD_PRELOAD` and their like make any program run another."""
+    for command in ("git *", "git status", "re:^git status$"):
+        rule = {"decision": "allow", "args": {"command": command}}
+        plain = {"command": "git status"}
+        assert decided(rule, call(args={**plain, "env": {}}), "deny") == "allow"
+        assert decided(rule, call(args={**plain, "env": {"LD_PRELOAD": "/tmp/x.so"}}), "deny") == "deny"
+        named = {"decision": "allow", "args": {"command": command, "env": "C"}}
+        assert decided(named, call(args={**plain, "env": {"LC_ALL": "C"}}), "deny") == "allow"
+        stopped = {"decision": "deny", "args": {"command": command}}
+        assert decided(stopped, call(args={**plain, "env": {"A": "b"}})) == "deny", "what is stopped stays so"
+
+
+def test_a_command_that_is_spelled_out_may_have_operators() -> None:
+    rule = {"decision": "allow", "args": {"command": "make test | tail -5"}}
+    assert decided(rule, call(args={"command": "make test | tail -5"}), "deny") == "allow"
+    assert decided(rule, call(args={"command": "make test | tail -55"}), "deny") == "deny"
+
+
+@pytest.mark.parametrize(
+    ("argument", "path"),
+    [
+        ("path", "SOUL.md"),
+        ("path", "/SOUL.md"),
+        ("path", "//SOUL.md"),
+        ("path", "./SOUL.md"),
+        ("path", " SOUL.md "),
+        ("destination", "gsv:SOUL.md"),
+        ("destination", "gsv:/SOUL.md"),
+        ("destination", "gsv:.//SOUL.md"),
+        ("destination", "gsv:agents/main/SOUL.md"),
+    ],
+)
+def test_a_path_of_the_workspace_is_stopped_however_it_is_spelled(argument: str, path: str) -> None:
+    pattern = "SOUL.md" if argument == "path" else "gsv:SOUL.md"
+    rule = {"decision": "deny", "args": {argument: pattern}}
+    subject = Subject(names=("gsv__x",), route="native", args={argument: path})
+    assert decided(rule, subject) == "deny"
+    allow = {"decision": "allow", "args": {argument: f"{pattern[:-7]}public/*"}}
+    assert decided(allow, subject, default="deny") == "deny"
+    for usual in (pattern, f"{pattern[:-7]}/SOUL.md"):
+        allow = {"decision": "allow", "args": {argument: usual}}
+        assert decided(allow, subject, default="deny") == "allow"
+
+
+@pytest.mark.parametrize("path", ["box:/etc/passwd", "box://etc/passwd", "box:/./etc//passwd", "box:/x/../etc/passwd"])
+def test_the_path_of_a_transfer_is_stopped_however_it_is_spelled(path: str) -> None:
+    rule = {"decision": "deny", "args": {"source": "*:/etc/*"}}
+    assert decided(rule, Subject(names=("gsv__transfer",), route="native", args={"source": path})) == "deny"
+    long = {"source": path.replace("box:", "box:/" + "./" * 1_000_000)}
+    assert decided(rule, Subject(names=("gsv__transfer",), route="native", args=long)) == "deny"
+
+
+def test_a_rule_sees_where_the_links_of_this_machine_lead(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "secret").mkdir(parents=True)
+    (work / "public").mkdir()
+    (work / "way").symlink_to("secret")
+    (work / "public" / "out").symlink_to(work / "secret")
+    (tmp_path / "alias").symlink_to(work)
+
+    def decision(rule: dict[str, Any], path: str, workspace: Path = work) -> str:
+        settings = msgspec.convert({"default": "ask", "rules": [rule]}, PolicySettings)
+        subject = Subject(names=("read",), route="local", args={"path": path})
+        return Policy(settings, str(workspace)).judge(subject).decision
+
+    deny = {"decision": "deny", "args": {"path": f"{work}/secret/*"}}
+    for path in ("secret/x", "way/x", "./" * 3000 + "way/x", "public/out/x", f"/{work}/way/x", "./way//x"):
+        assert decision(deny, path) == "deny", path
+    assert decision(deny, "public/x") == "ask"
+    allow = {"decision": "allow", "args": {"path": f"{work}/public/*"}}
+    assert decision(allow, "public/x") == "allow"
+    assert decision(allow, "public/out/x") == "ask"
+    # A workspace behind a link keeps its spelling.
+    behind = {"decision": "allow", "args": {"path": f"{tmp_path}/alias/public/*"}}
+    assert decision(behind, "public/x", tmp_path / "alias") == "allow"
+    for odd in ("/proc/1/root/etc/passwd", "a/" * 3000, "\0", "\ud800"):
+        assert decision(deny, odd) == "ask"
+
+
+def test_the_paths_in_a_patch_are_paths(tmp_path: Path) -> None:
+    tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "apply_patch")
+    patch = "*** Begin Patch\n*** Add File: ok.txt\n+x\n*** Delete File: secret/key\n*** End Patch"
+    args = msgspec.Raw(msgspec.json.encode({"patch": patch}))
+    target = Target(None, "apply_patch", None, tool.spec, tool)
+    subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
+    assert decided({"decision": "deny", "args": {"path": "secret/*"}}, subject) == "deny"
+    assert decided({"decision": "allow", "args": {"path": "/work/ok*"}}, subject, "deny") == "deny"
+
+
+def test_another_name_of_a_parameter_gets_round_nothing(tmp_path: Path) -> None:
+    tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "write")
+    target = Target(None, "write", None, tool.spec, tool)
+    for name in ("path", "file_path"):
+        args = msgspec.Raw(msgspec.json.encode({name: "/etc/hosts", "content": "x"}))
+        made = Catalog(Roster()).checked(target, ToolCall("1", "write", args))
+        assert msgspec.json.decode(made.args) == {"path": "/etc/hosts", "content": "x"}
+        subject = subject_of(target, made.args, credential="owner", session_key=None, origins=("http",))
+        for written in ("path", "file_path"):  # a rule may use either name as well
+            assert decided({"decision": "deny", "args": {written: "/etc/*"}}, subject) == "deny"
+            assert decided({"decision": "allow", "args": {written: "/work/*"}}, subject, "deny") == "deny"
+
+
+def test_origins_credentials_and_routes() -> None:
+    cron = call(origins=("agent:main", "cron:nightly"), credential="agent:main")
+    assert decided({"decision": "deny", "origin": "cron:*"}, cron) == "deny"  # a sub-agent of a scheduled run
+    assert decided({"decision": "allow", "origin": "agent:*"}, cron, "deny") == "deny"
+    assert decided({"decision": "deny", "credential": "agent:*"}, cron) == "deny"
+    assert decided({"decision": "deny", "route": "native"}, cron) == "allow"
+
+
+def test_a_session_that_a_caller_only_names_lets_nothing_through() -> None:
+    rule = {"decision": "allow", "session": "agent:main:main"}
+    claimed = call(session_key="agent:main:main", credential="1a2b3c4d")
+    proven = call(session_key="agent:main:main", credential="agent:main", origins=("telegram",))
+    assert decided(rule, claimed, "deny") == "deny"
+    assert decided(rule, proven, "deny") == "allow"
+    assert decided({**rule, "decision": "deny"}, claimed) == "deny"
+
+
+def test_without_rules_there_is_nothing_to_judge() -> None:
+    assert Policy.of(PolicySettings()) is None
+    assert Policy.of(PolicySettings(default="ask")) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[policy.rules]]\ndecision = "maybe"\n', "decision"),
+        ('[[policy.rules]]\ntool = "x"\n', "decision"),
+        ('[[policy.rules]]\ndecision = "deny"\ntol = "x"\n', "tool"),
+        ('[[policy.rules]]\ndecision = "deny"\nargs = { command = "re:(" }\n', "no regular expression"),
+        ('[[policy.rules]]\ndecision = "deny"\nseconds = 5\n', "belong to a rule that asks"),
+        ("[policy]\napproval_seconds = 0\n", "approval_seconds"),
+    ],
+)
+def test_rules_that_cannot_be_meant_stop_the_start(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "farhand.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, {})
+
+
+def test_whoever_watches_is_told_of_a_change_and_not_of_a_mistake(tmp_path: Path) -> None:
+    live = LiveConfig(tmp_path, load(tmp_path, {}), {})
+    told: list[int] = []
+    live.watch(lambda config: told.append(len(config.policy.rules)))
+    file = tmp_path / "farhand.toml"
+    file.write_text('[[policy.rules]]\ndecision = "deny"\n')
+    live._looked = 0.0
+    assert len(live.now.policy.rules) == 1
+    file.write_text('[[policy.rules]]\ndecision = "denied"\n')
+    live._looked = 0.0
+    assert len(live.now.policy.rules) == 1
+    assert told == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"workdir": "/repo/evil"}, {"cwd": "/repo/evil"}, {"input": "rm -rf /\n"}, {"stdin": "x"}, {"shell": "x"}],
+)
+def test_an_allowed_command_is_not_allowed_with_more_than_the_rule_names(beside: dict[str, Any]) -> None:
+    rule = {"decision": "allow", "args": {"command": "make test"}}
+    assert decided(rule, call(args={"command": "make test"}), "deny") == "allow"
+    assert decided(rule, call(args={"command": "make test", "timeout": 5, "background": True}), "deny") == "allow"
+    assert decided(rule, call(args={"command": "make test", **beside}), "deny") == "deny"
+    named = {"decision": "allow", "args": {"command": "make test", **dict.fromkeys(beside, "*")}}
+    assert decided(named, call(args={"command": "make test", **beside}), "deny") == "allow"
+    stops = {"decision": "deny", "args": {"command": "make test"}}
+    assert decided(stops, call(args={"command": "make test", **beside})) == "deny"
+
+
+@pytest.mark.parametrize(("route", "hint"), [("nodes", "'node'"), ("mcp", "origin"), ("Local", "'local'")])
+def test_an_unknown_route_is_an_error_of_the_settings(tmp_path: Path, route: str, hint: str) -> None:
+    (tmp_path / "farhand.toml").write_text(f'[[policy.rules]]\nname = "r"\ndecision = "deny"\nroute = "{route}"\n')
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {})
+    assert f"r: unknown route {route!r}" in str(caught.value) and hint in str(caught.value)
+
+
+def test_rules_that_stop_a_credential_hold_for_what_is_done_on_its_behalf() -> None:
+    acting = call(credential="agent:main", askers=("a1", "issuer"))
+    for decision in ("ask", "deny"):
+        for name in ("a1", "issuer", "agent:main"):
+            assert decided({"decision": decision, "credential": name}, acting) == decision
+        assert decided({"decision": decision, "on_behalf_of": "a1"}, acting) == decision
+    assert decided({"decision": "allow", "credential": "a1"}, acting, "deny") == "deny"
+    assert decided({"decision": "allow", "credential": "agent:main"}, acting, "deny") == "allow"
+    assert decided({"decision": "allow", "on_behalf_of": "a1"}, acting, "deny") == "deny", "all of them must fit"
+    assert decided({"decision": "allow", "on_behalf_of": ["a1", "issuer"]}, acting, "deny") == "allow"
+    assert decided({"decision": "deny", "on_behalf_of": "*"}, call(credential="a1")) == "allow", "a direct call"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/self/root/etc/passwd",
+        "/proc/1/root/etc/passwd",
+        "/proc/thread-self/root/../etc/passwd",
+        "/proc/self/task/12/root/etc/passwd",
+        "/proc/self/root/proc/self/root/etc/passwd",
+        "//proc//self/./root/etc/passwd",
+        "/proc/self/cwd/../etc/passwd",
+    ],
+)
+def test_a_path_through_a_process_is_the_path_it_leads_to(path: str) -> None:
+    subject = call("Read", args={"path": path}, workspace="/home")
+    assert decided({"decision": "deny", "args": {"path": "/etc/*"}}, subject) == "deny"
+    assert decided({"decision": "allow", "args": {"path": "/proc/*"}}, subject, "deny") == "deny"
+
+
+def test_a_relative_rule_fits_the_whole_path_too() -> None:
+    rule = {"decision": "deny", "args": {"path": "secret/*"}}
+    for path in ("secret/a", "./secret/a", "x/../secret/a", "/home/me/secret/a", "/home/me/../me/secret/a"):
+        assert decided(rule, call("Read", args={"path": path}, workspace="/home/me")) == "deny", path
+    assert decided(rule, call("Read", args={"path": "/etc/secret/a"}, workspace="/home/me")) == "allow"
+
+
+def test_a_folder_that_is_left_out_is_the_workspace() -> None:
+    rule = {"decision": "deny", "args": {"path": "/home/me*"}}
+    left_out = {"left_out": frozenset({"path"}), "workspace": "/home/me"}
+    for args in ({"pattern": "*"}, {"pattern": "*", "path": None}, {"pattern": "*", "path": ""}):
+        assert decided(rule, call("Glob", args=args, **left_out)) == "deny", args
+    allow = {"decision": "allow", "args": {"path": "/home/me*"}}
+    assert decided(allow, call("Glob", args={"pattern": "/etc/*"}, **left_out), "deny") == "deny"
+
+
+def test_where_case_makes_no_difference_a_path_is_stopped_in_any() -> None:
+    for pattern in ("/Users/me/.ssh/*", "re:^/Users/me/\\.ssh/"):
+        rule = {"decision": "deny", "args": {"path": pattern}}
+        subject = call("Read", args={"path": "/users/ME/.SSH/id"}, folds=True)
+        assert decided(rule, subject) == "deny", pattern
+        assert decided(rule, msgspec.structs.replace(subject, folds=False)) == "allow", pattern
+        assert decided({**rule, "decision": "allow"}, subject, "deny") == "deny", pattern
+
+
+def test_the_end_of_a_transfer_is_stopped_from_the_nodes_workspace_too() -> None:
+    reached = (Reached("laptop", ("prod",), "/home/me"),)
+    for source in ("laptop:.ssh/id", "laptop:x/../.ssh/id", "laptop:/home/me/.ssh/id", "laptop:/proc/self/cwd/.ssh/id"):
+        subject = Subject(names=("gsv__transfer",), route="native", args={"source": source}, reached=reached)
+        assert decided({"decision": "deny", "args": {"source": "laptop:/home/me/.ssh/*"}}, subject) == "deny", source
+        assert decided({"decision": "deny", "args": {"source": "laptop:.ssh/*"}}, subject) == "deny", source
+        assert decided({"decision": "deny", "node": "tag:prod"}, subject) == "deny"
+        assert decided({"decision": "allow", "node": "laptop"}, subject, "deny") == "deny", "it does not run there"
+
+
+def test_a_pattern_for_anything_lets_through_only_what_fits_it_altogether() -> None:
+    rule = {"decision": "allow", "args": {"*": "git *"}}
+    for args, fits in (
+        ({"command": "git status"}, True),
+        ({"command": "git status", "timeout": 5}, True),
+        ({"command": "rm -rf /", "description": "git status"}, False),
+        ({"command": "git status; rm -rf /"}, False),
+        ({"command": "git status", "workdir": "/tmp"}, False),
+        ({"command": "git status", "env": {"LD_PRELOAD": "git x"}}, False),
+        ({}, False),
+    ):
+        assert (decided(rule, call(args=args), "deny") == "allow") is fits, args
+    hidden = {"options": {"rm -rf /": True}}
+    assert decided({"decision": "deny", "args": {"*": "*rm -rf*"}}, call("plug.in", args=hidden)) == "deny"

@@ -1,0 +1,152 @@
+"""The direct door's chats with an agent behind them; over HTTP, tests/integration/test_http_guide.py has the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhand.agent.events import Appended, Completed, Event, Failed, StepStarted, TextDelta, ToolCalled, ToolEnded
+from farhand.agent.tool_outcome import Outcome
+from farhand.api.routes.agent_process import DirectDoor
+from farhand.api.server.http import Problem, Request
+from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.hub import Hub
+from farhand.gateway.sessions.agent_process import Direct, Turn
+from farhand.llm.messages import Message, ToolUse, Usage
+from farhand.store.tables.chats import ChatKey
+
+
+class ScriptedAgent:
+    """Answers every turn with the same events."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = events
+        self.asked: list[str] = []
+        self.forgotten: list[ChatKey] = []
+        self.closed = 0
+
+    async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
+        self.asked.append(turn.text)
+        try:
+            for event in self.events:
+                yield event
+        finally:
+            self.closed += 1
+
+    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
+        """Every credential may start the chat afresh."""
+
+    async def forget(self, chat: ChatKey) -> None:
+        self.forgotten.append(chat)
+
+
+USE = ToolUse("c1", "laptop__Bash", '{"command": "ls"}')
+ANSWER: tuple[Event, ...] = (
+    StepStarted(1, "model"),
+    TextDelta(1, "Let me "),
+    Appended(1, Message("assistant", "Let me ", (USE,))),
+    ToolCalled(1, USE),
+    ToolEnded(1, USE, Outcome("listed " * 50), 0.1),
+    StepStarted(2, "model"),
+    TextDelta(2, "Done."),
+    Completed("Done.", Usage(), 2),
+)
+
+
+def request(text: str, **fields: Any) -> Request:
+    body = {"session_id": "s", "user_id": "u", "input": [{"content": text}], **fields}
+    messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+    async def receive() -> Any:
+        message = next(messages, None)
+        return message or await asyncio.Event().wait()
+
+    scope = {"method": "POST", "path": "/agent/process", "query_string": b""}
+    return Request(scope, receive, {}, OWNER)
+
+
+def run(path: Path, agent: ScriptedAgent, test: Callable[[DirectDoor, Direct], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        hub = await Hub.open(path, {})
+        try:
+            direct = Direct(hub, [], agent)
+            await test(DirectDoor(hub, direct), direct)
+        finally:
+            await hub.close()
+
+    asyncio.run(whole())
+
+
+def test_the_agent_answers_what_names_no_tool(tmp_path: Path) -> None:
+    agent = ScriptedAgent(*ANSWER)
+
+    async def test(door: DirectDoor, direct: Direct) -> None:
+        answer = json.loads((await door.process(request("What is there?"))).body)
+        assert answer["reply"] == "Done." and agent.asked == ["What is there?"]
+        shown = [
+            (event["type"], event.get("delta") or event.get("tool_call") or event.get("reply"))
+            for event in answer["events"]
+        ]
+        assert shown == [
+            ("step_started", None),
+            ("assistant_delta", "Let me "),
+            ("tool_call", {"name": "laptop__Bash", "input": {"command": "ls"}}),
+            ("tool_result", None),
+            ("step_started", None),
+            ("assistant_delta", "Done."),
+            ("completed", "Done."),
+        ]
+        result = answer["events"][3]["tool_result"]
+        assert result["ok"] and result["summary"].endswith("...") and len(result["summary"]) == 163
+        (chat,) = await direct.chats({}, 9)
+        said = await direct.history(chat.id)
+        assert said is not None
+        assert [(one.role, one.text) for one in said] == [("user", "What is there?"), ("assistant", "Done.")]
+
+    run(tmp_path, agent, test)
+
+
+def test_new_reaches_the_agent(tmp_path: Path) -> None:
+    agent = ScriptedAgent(*ANSWER)
+
+    async def test(door: DirectDoor, direct: Direct) -> None:
+        await door.process(request("/new"))
+        assert agent.forgotten == [ChatKey("s", "u", "console")] and agent.asked == []
+        assert await direct.chats({}, 9) == []
+
+    run(tmp_path, agent, test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"), [("not_configured", 503, "model_not_configured"), ("refused", 502, "model_failed")]
+)
+def test_a_run_that_failed_is_an_error(tmp_path: Path, kind: str, status: int, code: str) -> None:
+    agent = ScriptedAgent(StepStarted(1, "m"), Failed(kind, "no reply", Usage(), 1))
+
+    async def test(door: DirectDoor, direct: Direct) -> None:
+        with pytest.raises(Problem) as raised:
+            await door.process(request("hello"))
+        assert (raised.value.status, raised.value.code) == (status, code)
+        reply = await door.process(request("hello", stream=True))
+        assert reply.pieces is not None
+        pieces = [piece async for piece in reply.pieces]
+        assert code.encode() in pieces[1] and pieces[-1] == b"data: [DONE]\n\n"
+
+    run(tmp_path, agent, test)
+
+
+def test_closing_a_stream_ends_the_run(tmp_path: Path) -> None:
+    agent = ScriptedAgent(*ANSWER)
+
+    async def test(door: DirectDoor, direct: Direct) -> None:
+        events = direct.answer(Turn(ChatKey("s", "u", "c"), [("user", "x")], OWNER))
+        await anext(events)
+        await events.aclose()
+        assert agent.closed == 1
+
+    run(tmp_path, agent, test)

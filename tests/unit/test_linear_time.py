@@ -1,0 +1,88 @@
+"""Patterns and parsers take time in proportion to their input.
+
+None of these has a limit on time of its own: with an expression that backtracks, each would take hours at least.
+"""
+
+from __future__ import annotations
+
+import email.message
+
+import msgspec
+import pytest
+
+from farhand.api.server.http import json_fault
+from farhand.channels import email as mail_channel
+from farhand.gateway.calls.policy import Policy, PolicyRule, PolicySettings, Subject
+from farhand.gateway.schedule.heartbeat import nothing_in
+from farhand.gateway.workspace.skill_file import read_head
+from farhand.machine.patch.parse import parse
+from farhand.memory.chunks import chunks
+from farhand.protocol.json_limits import refuse_many_values
+from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.masking import masked, masked_text
+
+MANY = 1_000_000
+
+
+def test_headings_of_memory_files() -> None:
+    assert chunks("# a" + " " * MANY + "x\n\ntext\n")
+    assert chunks("# One #\n\ntext\n\n## Two\n\nmore")[-1].headings == "One"
+
+
+def test_masked_log_lines() -> None:
+    assert masked_text("a." * MANY) == "a." * MANY
+    assert masked({"x": "a." * MANY}) == {"x": "a." * MANY}
+    assert masked_text("see postgres://me:secret@db") == "see postgres://me:***@db"
+
+
+def test_heartbeat_files() -> None:
+    assert not nothing_in(" " * MANY + "x" + " " * MANY)
+    assert nothing_in("  # \n\n - [ ] \n" + " " * MANY)
+
+
+def test_headings_of_patches() -> None:
+    blank = " " * MANY
+    (section,) = parse(f"*** Begin Patch\n*** Update File: x\n@@{blank}x\n-a\n+b\n*** End Patch\n")
+    assert section.path == "x"
+
+
+def test_mails() -> None:
+    mail = email.message.EmailMessage()
+    mail["Authentication-Results"] = "here; " + "(" * MANY
+    assert not mail_channel._vouched(mail, "here")
+    for piece in ("<", "<!--", "<a ", "<![", "</", "&"):
+        mail_channel._plain(piece * (MANY // 8))
+
+
+def test_heads_of_skills() -> None:
+    for piece in ("[1,", "{a: ", "- ", "? ", "a: ["):
+        read_head("a: " + piece * 4000)
+
+
+def test_policy_rules_over_many_values() -> None:
+    rule = PolicyRule(decision="allow", args={"*": "*a*a*a*"})
+    stop = PolicyRule(decision="deny", args={"*": "*a*a*a*"})
+    subject = Subject(names=("x",), route="node", args={"x": ["b"] * MANY})
+    assert Policy(PolicySettings(default="ask", rules=[rule])).judge(subject).decision == "ask"
+    assert Policy(PolicySettings(default="ask", rules=[stop])).judge(subject).decision == "deny"
+    long = Subject(names=("x",), route="node", args={"x": "ab" * MANY})
+    assert Policy(PolicySettings(default="ask", rules=[PolicyRule(decision="deny", args={"x": "*c*d*e"})])).judge(long)
+
+
+def test_secrets_in_long_texts() -> None:
+    secrets = KnownSecrets()
+    for piece in (b"fh", b"fho_", b"://a:", b"\\u00"):
+        assert len(secrets.hide(piece * MANY)) >= MANY
+
+
+def test_json_with_too_many_values_is_refused_and_long_texts_are_not() -> None:
+    for many in (b"[" + b"[]," * MANY + b"1]", b'["",' + b'"",' * MANY + b'""]', b"{" + b'"a":1,' * MANY + b'"a":1}'):
+        with pytest.raises(msgspec.DecodeError, match="more than 100000 values"):
+            refuse_many_values(many)
+    for text in ("a,b\n" * MANY, '["' * MANY, "\\" * 200_001 + ",", '\\",' * MANY, "é[" * MANY):
+        refuse_many_values(msgspec.json.encode({"content": text, "more": [1, 2, "x"]}))
+
+
+def test_the_fault_in_a_long_body() -> None:
+    body = b'{"a":"' + b"\\n" * (5 * MANY)
+    assert json_fault(body, msgspec.DecodeError("Input data was truncated")) == "Input data was truncated"
