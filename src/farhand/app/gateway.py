@@ -257,11 +257,11 @@ class Gateway:
                 **{name: msgspec.to_builtins(getattr(live.now, name)) for name in LIVE_SECTIONS},
             }
         )
-        logs = NodeLogs(hub.roster, hub.queries)
+        logs = NodeLogs(hub.node_registry, hub.queries)
         own_workspace = self.workspace.resolve() == (self._home / AGENTS_FOLDER / MAIN).resolve()
         skills = Skills(
             workspace,
-            hub.roster,
+            hub.node_registry,
             hub.probe,
             holds=settings.holds,
             folders=SkillFolders(objects, skill_files),
@@ -290,11 +290,11 @@ class Gateway:
             hub, self.chats, workspace, self._config, environ, lambda: live.now.policy.approvers
         )
         stack.push_async_callback(messaging.close)
-        self._retention = Retention(hub.database, lambda: live.now.retention.keep_days, clock=hub.roster.clock)
+        self._retention = Retention(hub.database, lambda: live.now.retention.keep_days, clock=hub.node_registry.clock)
         self._history = HistoryRetention(
             hub.database,
             lambda: HistoryLimits(live.now.retention.history_days, live.now.retention.history_mb),
-            clock=hub.roster.clock,
+            clock=hub.node_registry.clock,
             has_undo=lambda call: kept.find(call) is not None,
         )
         self._scheduler, book = await open_schedule(
@@ -332,7 +332,7 @@ class Gateway:
             found = [job for call_id in call_ids if (job := await jobs.find_call(call_id)) is not None]
             await asyncio.gather(*(jobs.end(job) for job in found))
 
-        prompts = Prompts(agents, hub.roster, workspace=self.workspace, files=files, skills=skills)
+        prompts = Prompts(agents, hub.node_registry, workspace=self.workspace, files=files, skills=skills)
         turns = Turns(
             hub,
             models,
@@ -346,7 +346,7 @@ class Gateway:
         chats = self._chats = ChatSessions(
             hub.database,
             turns,
-            clock=hub.roster.clock,
+            clock=hub.node_registry.clock,
             dm_scope=config.sessions.dm_scope,
             compact=turns.compact,
             describe_model=turns.model_name,
@@ -397,7 +397,7 @@ class Gateway:
             SessionLimits(int(console.idle_hours * 3_600_000), int(console.max_days * 86_400_000)),
             port=listener.getsockname()[1],
             secure=bool(section.tls_cert),
-            clock=hub.roster.clock,
+            clock=hub.node_registry.clock,
             note=hub.note,
         )
         described = openapi_routes(lambda: router.routes)
@@ -419,7 +419,7 @@ class Gateway:
         guard = Guard(
             router, hub.credentials, sessions, settings, hub.secrets, held=lambda: hub.freeze.order, note=hub.note
         )
-        guard.repeats = Repeats(hub.database, hub.roster.clock)
+        guard.repeats = Repeats(hub.database, hub.node_registry.clock)
         loop = asyncio.get_running_loop()
         lobby = Lobby(loop.call_later)
         try:

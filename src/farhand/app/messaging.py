@@ -35,7 +35,7 @@ class Messaging:
     ) -> None:
         """`approvers`: who may approve calls, by channel and address. Raises ChannelError for settings that cannot be
         meant."""
-        clock = hub.roster.clock
+        clock = hub.node_registry.clock
         self.messages = Messages(hub.database, workspace, clock=clock, alone=True, hide=hub.secrets.hide_text)
         self.reception = Reception(
             hub.database,

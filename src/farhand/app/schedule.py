@@ -135,7 +135,7 @@ async def open_schedule(
 
     def reachable(job: Job) -> bool:
         pin = Pin.of(job.node, job.tag)
-        return pin is None or any(node.online and pin.fits(node) for node in hub.roster.nodes.values())
+        return pin is None or any(node.online and pin.fits(node) for node in hub.node_registry.nodes.values())
 
     def paused(job: Job) -> str | None:
         return hub.credentials.ended(Principal(maker_of(job)).ids)

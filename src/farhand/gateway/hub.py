@@ -28,7 +28,7 @@ from farhand.gateway.control.freeze import Freeze
 from farhand.gateway.nodes.cards import cleaned_runtime
 from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.queries import Queries
-from farhand.gateway.nodes.registry import Connection, Link, Roster
+from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
@@ -131,23 +131,23 @@ class Hub:
         self.secrets = KnownSecrets([owner, *environment.secrets])
         self.credentials = Credentials(owner, read(all_tokens), environment, open=open)
         nodes = read(all_nodes)
-        self.roster = Roster(nodes, environment.capabilities)
+        self.node_registry = NodeRegistry(nodes, environment.capabilities)
         # Work that was open when the gateway stopped, or is late, begins when these are back.
-        self.returning = ReturningNodes(self.roster, read(lambda store: connected_at_the_end(store, nodes)))
-        self.catalog = Catalog(self.roster)
-        self.gate = Gate(database, self.roster, self.catalog, self.credentials)
+        self.returning = ReturningNodes(self.node_registry, read(lambda store: connected_at_the_end(store, nodes)))
+        self.catalog = Catalog(self.node_registry)
+        self.gate = Gate(database, self.node_registry, self.catalog, self.credentials)
         self.credentials.on_removed.append(self.gate.credential_ended)
         self.gate.secrets = self.secrets
-        self.queries = Queries(self.roster)
-        self.end_orders = EndOrders(database, self.roster, self.roster.clock)
-        self.transfers = Transfers(database, self.roster, self.queries)
+        self.queries = Queries(self.node_registry)
+        self.end_orders = EndOrders(database, self.node_registry, self.node_registry.clock)
+        self.transfers = Transfers(database, self.node_registry, self.queries)
         self.transfers.invalid = self.credentials.ended
         self.credentials.on_removed.append(self.transfers.credential_ended)
         self.freeze = Freeze(
-            brake or Brake(), self.gate, self.transfers, self.roster, gateway_id=self.gateway_id, note=self.note
+            brake or Brake(), self.gate, self.transfers, self.node_registry, gateway_id=self.gateway_id, note=self.note
         )
         parking = self.gate.parking
-        self.approvals = Approvals(database, parking, Effects(self.queries), self.roster.clock)
+        self.approvals = Approvals(database, parking, Effects(self.queries), self.node_registry.clock)
         parking.approvals = self.approvals
         self.approvals.lineage = self.credentials.lineage
         parking.frozen = lambda: self.gate.frozen is not None
@@ -179,7 +179,7 @@ class Hub:
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
-        await hub._database.write(lambda store: keys.forget_keys(store, hub.roster.clock()))
+        await hub._database.write(lambda store: keys.forget_keys(store, hub.node_registry.clock()))
         return hub
 
     async def start(self) -> None:
@@ -193,7 +193,7 @@ class Hub:
         self.gate.close()
         self.end_orders.close()
         await self.transfers.close()
-        for node in self.roster.nodes.values():
+        for node in self.node_registry.nodes.values():
             if node.connection is not None:
                 self.leave(node.connection)
         self._record(lambda _: None, "gateway.stopped", self.gateway_id, {})
@@ -217,9 +217,9 @@ class Hub:
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
         """Connect a node that was examined and welcomed; an older connection of it is closed."""
-        connection, replaced = self.roster.join(card, hello, link, token_id)
-        node = self.roster.nodes[card.node_id]
-        used = {} if token_id is None else {token_id: self.roster.clock()}
+        connection, replaced = self.node_registry.join(card, hello, link, token_id)
+        node = self.node_registry.nodes[card.node_id]
+        used = {} if token_id is None else {token_id: self.node_registry.clock()}
 
         def joined(store: apsw.Connection) -> None:
             save_node(store, card, node.connected_at, node.last_seen)
@@ -250,10 +250,10 @@ class Hub:
         self.queries.left(connection)
         self.freeze.left(connection)
         self.transfers.node_left(connection)
-        if not self.roster.leave(connection):
+        if not self.node_registry.leave(connection):
             return
-        node = self.roster.nodes[connection.node_id]
-        used = {} if connection.token_id is None else {connection.token_id: self.roster.clock()}
+        node = self.node_registry.nodes[connection.node_id]
+        used = {} if connection.token_id is None else {connection.token_id: self.node_registry.clock()}
 
         def left(store: apsw.Connection) -> None:
             node_seen(store, connection.node_id, node.last_seen)
@@ -270,9 +270,9 @@ class Hub:
         self.end_orders.node_left(connection)
 
     def update(self, connection: Connection, update: ToolsUpdate) -> None:
-        card = self.roster.changed(connection, update)
+        card = self.node_registry.changed(connection, update)
         if card is not None:
-            node = self.roster.nodes[card.node_id]
+            node = self.node_registry.nodes[card.node_id]
             self._record(
                 lambda store: save_node(store, card, node.connected_at, node.last_seen),
                 "node.changed",
@@ -297,7 +297,7 @@ class Hub:
         while True:
             # The first answer comes soon: a reader is told at once that there is something to read, and from where.
             patience = 0 if not wait else OUTPUT_WAIT_MS if begun else FIRST_WAIT_MS
-            node = self.roster.nodes.get(node_id)
+            node = self.node_registry.nodes.get(node_id)
             connection = node.connection if node else None
             try:
                 params = {**of, "offset": offset, "wait_ms": patience}
@@ -333,7 +333,7 @@ class Hub:
 
     async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The commands of one node or of all connected ones, newest first, and the nodes that did not answer."""
-        nodes = [node.card.node_id for node in self.roster.nodes.values() if node.connection is not None]
+        nodes = [node.card.node_id for node in self.node_registry.nodes.values() if node.connection is not None]
         asked = [name for name in (*nodes, NATIVE) if node_id in (None, name)]
         asked = [name for name in asked if "jobs" in self.queries.answered_by(name)]
         answers = await asyncio.gather(
@@ -358,7 +358,7 @@ class Hub:
         """Ask which programs a node has; what it says becomes part of its runtime information. Raises ToolError."""
         answer = await self.queries.ask(node_id, "probe", {"bins": bins}, 30.0)
         probed = _read_answer(node_id, answer, Probed)
-        node = self.roster.nodes[node_id]
+        node = self.node_registry.nodes[node_id]
         known = node.card.runtime.get("hostBinStatus")
         asked = {name: there for name, there in probed.hostBinStatus.items() if name in bins}
         found = {**(known if isinstance(known, dict) else {}), **asked}
@@ -446,7 +446,7 @@ class Hub:
     def _record(
         self, operation: Callable[[Any], object], kind: str, subject: str, data: Mapping[str, Any]
     ) -> asyncio.Future[None]:
-        now = self.roster.clock()
+        now = self.node_registry.clock()
 
         def write(store: Any) -> None:
             operation(store)
@@ -482,7 +482,7 @@ class Hub:
             raise ValueError("tools and nodes are named without spaces")
         if expires_seconds is not None and not 0 < expires_seconds < 1e10:
             raise ValueError(f"expires_seconds must be more than 0 and less than 1e10, not {expires_seconds:g}")
-        now = self.roster.clock()
+        now = self.node_registry.clock()
         secret = new_secret("fhn" if node_id is not None else "fhc")
         token = Token(
             id=secrets.token_hex(4),
@@ -509,9 +509,9 @@ class Hub:
     async def tokens(self) -> list[Token]:
         """Those that were made. A node that is connected uses its token all the time."""
         tokens = await self._database.read(all_tokens)
-        connections = [node.connection for node in self.roster.nodes.values() if node.connection is not None]
+        connections = [node.connection for node in self.node_registry.nodes.values() if node.connection is not None]
         uses = {**self.credentials.uses}
-        uses.update((one.token_id, self.roster.clock()) for one in connections if one.token_id is not None)
+        uses.update((one.token_id, self.node_registry.clock()) for one in connections if one.token_id is not None)
         return [
             msgspec.structs.replace(token, last_used_at=max(uses.get(token.id, 0), token.last_used_at or 0) or None)
             for token in tokens
@@ -522,25 +522,25 @@ class Hub:
         token = self.credentials.remove(token_id)
         if token is None:
             return False
-        now = self.roster.clock()
+        now = self.node_registry.clock()
         if self._home is not None:
             await asyncio.to_thread(note_revoked, self._home, token_id)
         await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
-        node = self.roster.nodes.get(token.node_id or "")
+        node = self.node_registry.nodes.get(token.node_id or "")
         if node is not None and node.connection is not None and node.connection.token_id == token_id:
             node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
         return True
 
     async def forget(self, node_id: str) -> bool:
         """Remove an offline node from the inventory. Raises FarhandError while it is connected."""
-        node = self.roster.nodes.get(node_id)
+        node = self.node_registry.nodes.get(node_id)
         if node is None:
             return False
         if node.connection is not None:
             raise FarhandError(f"node {node_id!r} is connected; stop it or revoke its token first")
         if node.running:
             raise FarhandError(f"{node.running} calls wait for node {node_id!r}; cancel them first")
-        del self.roster.nodes[node_id]
+        del self.node_registry.nodes[node_id]
         await self._record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
         return True
 

@@ -16,7 +16,7 @@ import websockets
 from blake3 import blake3
 from nacl.signing import SigningKey
 
-from farhand.gateway.nodes.registry import HelloRefused, Roster
+from farhand.gateway.nodes.registry import HelloRefused, NodeRegistry
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.frames import BinaryFrame, FrameKind, encode_frame, part_end
 from farhand.protocol.key_auth import key_text, signed_bytes, to_text
@@ -230,23 +230,23 @@ def test_long_lists_of_calls_are_cut(gateway: GatewayProcess, field: str) -> Non
 
 
 def test_the_shared_token_cannot_fill_the_inventory() -> None:
-    """On the roster itself: thousands of connections take too long here."""
-    roster = Roster()
+    """On the node registry itself: thousands of connections take too long here."""
+    node_registry = NodeRegistry()
 
     def join(number: int, *, own: bool = False) -> None:
         tools = [ToolSpec(f"t{place}", "x" * 2000) for place in range(120)]
         info = NodeInfo(f"n{number}", "n", "test", "1")
         said = NodeHello(node=info, capabilities=["evil"], farhand=NodeExtras(tools=tools))
-        roster.join(roster.examine(said, None, own_credential=own), said, link=None)  # type: ignore[arg-type]
+        node_registry.join(node_registry.examine(said, None, own_credential=own), said, link=None)  # type: ignore[arg-type]
 
     with pytest.raises(HelloRefused, match="nodes forget"):
         for number in range(20_000):
             join(number)
-    known = len(roster.nodes)
+    known = len(node_registry.nodes)
     assert 100 <= known <= 1000
     join(0)  # who is known comes back
     join(known + 1, own=True)  # whom the owner names is let in
-    assert len(roster.nodes) == known + 1
+    assert len(node_registry.nodes) == known + 1
 
 
 # -- identity ---------------------------------------------------------------------------------------------

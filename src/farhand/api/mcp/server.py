@@ -291,8 +291,8 @@ class McpDoor:
 
     async def _changes(self, listener: Listener, seen: str | None = None) -> AsyncGenerator[str, None]:
         """A mark for each change of the tools, first of all when they are others than at the mark `seen`."""
-        roster = self._hub.roster
-        roster.listeners.add(listener.wake.set)
+        node_registry = self._hub.node_registry
+        node_registry.listeners.add(listener.wake.set)
         self._listening += 1
         try:
             if seen is not None and seen != self._mark():
@@ -306,10 +306,10 @@ class McpDoor:
                 yield self._mark()
         finally:
             self._listening -= 1
-            roster.listeners.discard(listener.wake.set)
+            node_registry.listeners.discard(listener.wake.set)
 
     def _mark(self) -> str:
-        return f"tools:{self._life}:{self._hub.roster.version}"
+        return f"tools:{self._life}:{self._hub.node_registry.version}"
 
     def _refuse_when_busy(self) -> None:
         if self._listening >= MOST_STREAMS:

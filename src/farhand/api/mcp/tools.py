@@ -32,8 +32,8 @@ class Names:
 
     def meant(self, name: str) -> str:
         """The tool that a client's name stands for; a tool's own name always does."""
-        if self._version != self._hub.roster.version:
-            self._version = self._hub.roster.version
+        if self._version != self._hub.node_registry.version:
+            self._version = self._hub.node_registry.version
             self._names = ToolNames(self._hub.catalog.specs(), dots=True)
         return self._names.meant(name)
 

@@ -69,7 +69,7 @@ WRITE_AHEAD_BYTES = 256 * 1024
 
 
 class NodeConversation(picows.WSListener):
-    """A node's connection, from its hello until it leaves or falls silent; also the roster's hold on it."""
+    """A node's connection from its hello until it leaves or falls silent; the node registry's `Link`."""
 
     def __init__(self, hub: Hub, grant: NodeGrant, address: str, failed: Callable[[], None] = lambda: None) -> None:
         """`failed` is told of a wrong signature."""
@@ -99,7 +99,7 @@ class NodeConversation(picows.WSListener):
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
 
-    # -- the roster's side ------------------------------------------------------------------------------
+    # -- the node registry's side ------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         if self._socket is None:
@@ -172,7 +172,7 @@ class NodeConversation(picows.WSListener):
         self._direct = _plain_descriptor(transport.underlying_transport)
         if self._grant.public_key is not None:
             self._challenge = GatewayChallenge(
-                self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.roster.clock()
+                self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.node_registry.clock()
             )
             self.send(encode(self._challenge))
         reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
@@ -204,7 +204,7 @@ class NodeConversation(picows.WSListener):
             transport.disconnect()
         elif kind in (picows.WSMsgType.PING, picows.WSMsgType.PONG):
             if self._connection is not None:
-                self._hub.roster.seen(self._connection)
+                self._hub.node_registry.seen(self._connection)
             if kind == picows.WSMsgType.PING:
                 self._pong(picows.WSMsgType.PONG, frame.get_payload_as_bytes())
         elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
@@ -256,7 +256,7 @@ class NodeConversation(picows.WSListener):
         if connection is None:
             self._greet_in_turn(text)
             return
-        self._hub.roster.seen(connection)
+        self._hub.node_registry.seen(connection)
         try:
             message = decode(text)
         except ProtocolError as error:
@@ -349,7 +349,7 @@ class NodeConversation(picows.WSListener):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
                 if not self._hub.credentials.still_grants(self._grant):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
-                card = self._hub.roster.examine(
+                card = self._hub.node_registry.examine(
                     hello,
                     self._grant.node_id,
                     own_credential=self._grant.token_id is not None,
@@ -391,7 +391,7 @@ class NodeConversation(picows.WSListener):
         if look is Look.PING:
             self.send(encode(Ping(time.time_ns() // 1_000_000)))
         if self._grant.expires_at is not None:
-            wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.roster.clock()) / 1000) + 0.01)
+            wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.node_registry.clock()) / 1000) + 0.01)
         self._set_timer(wait, self._watch)
 
     def _set_timer(self, seconds: float, action: Any) -> None:

@@ -244,7 +244,7 @@ class Doors:
         return json_reply({"version": __version__})
 
     async def health(self, _request: Request) -> Reply:
-        nodes = self._hub.roster.nodes.values()
+        nodes = self._hub.node_registry.nodes.values()
         return json_reply(
             {
                 "status": "ok" if self._hub.healthy else "failing",
@@ -288,9 +288,9 @@ class Doors:
                 "running": node.running,
                 "runtime": node.card.runtime,
             }
-            for node_id, node in sorted(self._hub.roster.nodes.items())
+            for node_id, node in sorted(self._hub.node_registry.nodes.items())
         ]
-        primary = self._hub.roster.primary()
+        primary = self._hub.node_registry.primary()
         name = primary.card.node_id if primary else None
         return json_reply({"nodes": nodes, "count": len(nodes), "primary": name})
 

@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(FanOutRequest)
 
 
 def fanout_routes(hub: Hub) -> list[Route]:
-    fanouts = FanOuts(hub.database, hub.roster, hub.gate)
+    fanouts = FanOuts(hub.database, hub.node_registry, hub.gate)
 
     async def call(request: Request) -> Reply:
         wanted: FanOutRequest = await request.json(_decoder)

@@ -115,7 +115,7 @@ class InvokeDoor:
 
     def _before(self, wanted: InvokeRequest) -> int | None:
         """The moment until which a call may wait for its node; None: it may not. Raises Problem."""
-        now = self._hub.roster.clock()
+        now = self._hub.node_registry.clock()
         if not wanted.when_online:
             if wanted.before is not None:
                 raise Problem(400, "invalid_request", "before belongs to when_online: true")

@@ -63,7 +63,7 @@ def _calls(hub: Hub) -> Iterator[str]:
 
 
 def _nodes(hub: Hub) -> Iterator[str]:
-    nodes = sorted(hub.roster.nodes.items())
+    nodes = sorted(hub.node_registry.nodes.items())
     online = sum(node.online for _, node in nodes)
     yield from _about("farhand_nodes", "gauge", "Machines that joined, connected or not.")
     yield _line("farhand_nodes", online, state="online")

@@ -56,7 +56,7 @@ def pairing_routes(hub: Hub) -> list[Route]:
 
     def known(node_id: str) -> str | None:
         """Return the known node that has this id, or one that a reader could take for it."""
-        ids = hub.roster.nodes.keys() | hub.credentials.named_nodes
+        ids = hub.node_registry.nodes.keys() | hub.credentials.named_nodes
         if node_id in ids:
             return node_id
         said = spellings(node_id)
@@ -75,7 +75,7 @@ def pairing_routes(hub: Hub) -> list[Route]:
                 raise Problem(403, "forbidden", reason)
         code = pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds)
         hub.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
-        expires_at = hub.roster.clock() + round(wanted.seconds * 1000)
+        expires_at = hub.node_registry.clock() + round(wanted.seconds * 1000)
         return json_reply(PairingMade(code, wanted.node_id, expires_at), 201)
 
     async def pair(request: Request) -> Reply:

@@ -412,7 +412,7 @@ class TransferDoors:
 
     def _claim(self, request: Request, wanted: TransferRequest, key: str) -> KeyClaim:
         body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
-        return KeyClaim(request.credential.id, key, body, request.id, self._hub.roster.clock())
+        return KeyClaim(request.credential.id, key, body, request.id, self._hub.node_registry.clock())
 
     async def listing(self, request: Request) -> Reply:
         records = await self._hub.transfers.newest(request.query_int("limit", 50, 1, 1000))

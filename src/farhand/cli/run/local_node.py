@@ -32,7 +32,14 @@ class LocalNode:
         node_id = default_node_id()
         self._secret = new_secret("fhn")  # dies with the gateway
         gateway.hub.credentials.add(
-            Token("local-node", token_hash(self._secret), "node", node_id, "this machine", gateway.hub.roster.clock())
+            Token(
+                "local-node",
+                token_hash(self._secret),
+                "node",
+                node_id,
+                "this machine",
+                gateway.hub.node_registry.clock(),
+            )
         )
         workspace.mkdir(parents=True, exist_ok=True)
         self._command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", node_id]

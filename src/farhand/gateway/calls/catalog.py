@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.gateway.nodes.registry import Node, Roster
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.json_limits import refuse_many_values
@@ -79,14 +79,14 @@ class SwitchedOff(NotAllowed):
 class Catalog:
     """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, node_registry: NodeRegistry) -> None:
+        self._node_registry = node_registry
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
         self._own_targets: dict[str, Target] = {}
         self._disabled: Callable[[], Collection[str]] = tuple
         self._found: dict[str, Target] = {}
-        # At which version of the roster `_found` was true.
+        # At which version of the node registry `_found` was true.
         self._found_at = -1
         self._validators: dict[int, tuple[ToolSpec, Any]] = {}
 
@@ -126,9 +126,9 @@ class Catalog:
         return self._refuse_switched_off(self._of_own(name, own) if own is not None else self._find(name))
 
     def _find(self, name: str) -> Target:
-        if self._found_at != self._roster.version or len(self._found) > MOST_FOUND:
+        if self._found_at != self._node_registry.version or len(self._found) > MOST_FOUND:
             self._found.clear()
-            self._found_at = self._roster.version
+            self._found_at = self._node_registry.version
         known = self._found.get(name)
         if known is None:
             known, lasts = self._look_for(name)
@@ -154,7 +154,7 @@ class Catalog:
         named = split_tool(name)
         if named is not None:
             return self._on_node(*named), True
-        served = self._roster.serving(name)
+        served = self._node_registry.serving(name)
         if served is None:
             raise self._unserved(name)
         node, capability, alone = served
@@ -169,13 +169,13 @@ class Catalog:
         if self._own.get(name) is not None or not self.away(name):
             return self._find(name)
         named = split_tool(name)
-        nodes = self._roster.nodes
+        nodes = self._node_registry.nodes
         for node in [nodes[named[0]]] if named else [nodes[node_id] for node_id in sorted(nodes)]:
             tool = named[1] if named else name
             spec = node.specs.get(tool.casefold())
             if spec is not None and (named or spec.capability is None):
                 return Target(node, spec.name, spec.capability, spec)
-            capability = self._roster.serving_on(node, tool)
+            capability = self._node_registry.serving_on(node, tool)
             if capability is not None:
                 return Target(node, _unlisted(tool), capability, None)
         if named:
@@ -186,9 +186,9 @@ class Catalog:
         """Whether a tool's node is one that is known, and none is connected that has the tool."""
         named = split_tool(name)
         if named:
-            node = self._roster.nodes.get(named[0])
+            node = self._node_registry.nodes.get(named[0])
             return node is not None and not node.online
-        return self._roster.serving(name) is None
+        return self._node_registry.serving(name) is None
 
     def find_again(self, name: str, node_id: str | None, own: Tool | None = None) -> Target:
         """As `find`, on the very node that was found before."""
@@ -200,13 +200,13 @@ class Catalog:
     def awaited(self, name: str) -> Node | None:
         """The node a tool's name names, when it is known but offline."""
         named = split_tool(name)
-        node = self._roster.nodes.get(named[0]) if named else None
+        node = self._node_registry.nodes.get(named[0]) if named else None
         return node if node is not None and not node.online else None
 
     def _on_node(self, node_id: str, tool: str) -> Target:
-        node = self._roster.nodes.get(node_id)
+        node = self._node_registry.nodes.get(node_id)
         if node is None:
-            raise NotFound(self._roster.unknown(node_id))
+            raise NotFound(self._node_registry.unknown(node_id))
         if node.connection is None:
             raise Failed(f"{node.absence}; the call did not run")
         if tool == undo.NAME and self.can_undo(node):
@@ -214,7 +214,7 @@ class Catalog:
         spec = node.specs.get(tool.casefold())
         if spec is not None:
             return Target(node, spec.name, spec.capability, spec)
-        found = self._roster.serving_on(node, tool)
+        found = self._node_registry.serving_on(node, tool)
         if found is None:
             near = difflib.get_close_matches(tool, [spec.name for spec in node.card.tools], 3)
             hint = f"; did you mean {', '.join(join_tool(node_id, name) for name in near)}?" if near else ""
@@ -223,7 +223,7 @@ class Catalog:
 
     def _unserved(self, name: str) -> NotFound:
         """Why a dotted name finds no node: those that serve it are offline, or none does."""
-        away = self._roster.away_serving(name)
+        away = self._node_registry.away_serving(name)
         if not away:
             return NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
         states = ", ".join(f"{node.card.node_id!r} (last seen {node.seen})" for node in away[:MOST_NAMED])
@@ -295,8 +295,8 @@ class Catalog:
         specs: dict[str, tuple[ToolSpec, str]] = {
             name: (tool.spec, OWN_HOST[own_kind(name)]) for name, tool in self._own.items()
         }
-        for node_id in sorted(self._roster.nodes):
-            node = self._roster.nodes[node_id]
+        for node_id in sorted(self._node_registry.nodes):
+            node = self._node_registry.nodes[node_id]
             if node.connection is None or (among is not None and not among(node)):
                 continue
             for spec in node.card.tools:
@@ -317,7 +317,7 @@ class Catalog:
         `among`: of these nodes only.
         """
         hosts: dict[str, list[str]] = {}
-        for node_id, node in sorted(self._roster.nodes.items()):
+        for node_id, node in sorted(self._node_registry.nodes.items()):
             if node.online and not node.card.tools and (among is None or among(node)):
                 for capability in (each for each in node.card.capabilities if split_tool(each) is None):
                     hosts.setdefault(capability, []).append(node_id)
@@ -337,7 +337,9 @@ class Catalog:
 
         `among`: of these nodes only. Of many nodes those that were seen last are told of.
         """
-        away = [node for node in self._roster.nodes.values() if not node.online and (among is None or among(node))]
+        away = [
+            node for node in self._node_registry.nodes.values() if not node.online and (among is None or among(node))
+        ]
         away = sorted(away, key=lambda node: (-node.last_seen, node.card.node_id))[:MOST_AWAY]
         found: dict[str, tuple[str, ToolSpec, Node]] = {}
         disabled = self._disabled()
@@ -346,7 +348,7 @@ class Catalog:
             for spec in node.card.tools or families:
                 shared = self._shared(node, spec) or not node.card.tools
                 name = spec.name if shared else join_tool(node.card.node_id, spec.name)
-                if shared and self._roster.serving(spec.name.removesuffix(FAMILY)) is not None:
+                if shared and self._node_registry.serving(spec.name.removesuffix(FAMILY)) is not None:
                     continue
                 if name not in disabled:
                     found.setdefault(name, (name, spec, node))
@@ -358,7 +360,7 @@ class Catalog:
         Else a node could put its own words under the name of a tool it does not serve.
         """
         dotted = spec.capability is None and split_tool(spec.name) is None
-        return dotted and self._roster.serving_on(node, spec.name) is not None
+        return dotted and self._node_registry.serving_on(node, spec.name) is not None
 
     def _validator(self, spec: ToolSpec) -> Any:
         # Specs live as long as a node's card, so their identity is a safe and cheap key while we hold them.

@@ -54,7 +54,7 @@ from farhand.gateway.calls.recorder import RecordKeeper
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, short_arguments, shortened
 from farhand.gateway.calls.vigil import Vigil
 from farhand.gateway.calls.waiting import Parking
-from farhand.gateway.nodes.registry import Connection, Node, Roster
+from farhand.gateway.nodes.registry import Connection, Node, NodeRegistry
 from farhand.protocol.calls import LEAVING, NULL, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
@@ -91,12 +91,12 @@ class Gate:
     """Runs calls. `recover` comes before the first of them; `close` after the last."""
 
     def __init__(
-        self, database: Database, roster: Roster, catalog: Catalog, credentials: Credentials | None = None
+        self, database: Database, node_registry: NodeRegistry, catalog: Catalog, credentials: Credentials | None = None
     ) -> None:
         """`credentials` tells which tokens are valid; without, every caller's is."""
         self._database = database
         self._credentials = credentials
-        self._roster = roster
+        self._node_registry = node_registry
         self._catalog = catalog
         self._open: dict[str, OpenCall] = {}
         self._settling: set[asyncio.Task[None]] = set()
@@ -121,7 +121,7 @@ class Gate:
         self.keyed_calls = keyed_call_budget()
         # What is hidden where an answer of a node was cut in the midst of it.
         self.secrets = KnownSecrets()
-        self.parking = Parking(self, database, roster, catalog)
+        self.parking = Parking(self, database, node_registry, catalog)
 
     # -- calling ----------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Gate:
     ) -> tuple[CallRecord, OpenCall | None, ToolError | None]:
         """Find the tool, check and allow the call, and admit it; the record of one that was refused is its end."""
         self._before_call.over()
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         target: Target | None = None
         refusal: ToolError | None = None
         parked: Parked | None = None
@@ -478,7 +478,7 @@ class Gate:
         self._before_answer.over()
         opened = self._open.get(response.request_id)
         if opened is None:
-            self._keeper.late(connection, response, self._roster.clock())
+            self._keeper.late(connection, response, self._node_registry.clock())
             if connection.resume is None:
                 self._check_known(connection, response.request_id)
             return
@@ -674,14 +674,14 @@ class Gate:
                 if error is not None:
                     log.error("a call the last run wrote down cannot be taken up: %s", error)
             self._database.forget_intents()
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         rows = await self._database.read(all_parked)
         for record in await self._database.read(calls.open_calls):
             if record.state is CallState.WAITING:
                 self.parking.recover(record, rows.get(record.id))
                 continue
             own = None if record.route == "node" else self._catalog.own(record.tool)
-            node = self._roster.nodes.get(record.node_id or "")
+            node = self._node_registry.nodes.get(record.node_id or "")
             opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
             opened.principal = self._recorded(record)
             opened.sent = opened.written = True
@@ -727,7 +727,7 @@ class Gate:
                 opened.task.cancel(LEAVING)
             if not opened.over:
                 left = unknown("the gateway stopped before the call ended; ask for it again by its id")
-                opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._roster.clock(), opened.lasted))
+                opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._node_registry.clock(), opened.lasted))
         self.parking.close()
 
     def _of(self, node_id: str) -> list[OpenCall]:
@@ -752,12 +752,14 @@ class Gate:
         if opened.node is not None:
             opened.node.running -= 1
             if state is CallState.OK:
-                self._roster.learn(opened.node.card.node_id, opened.record.tool)
+                self._node_registry.learn(opened.node.card.node_id, opened.record.tool)
             opened.node = None
-        record = ended(opened.record, state, result, self._roster.clock(), duration)
+        record = ended(opened.record, state, result, self._node_registry.clock(), duration)
         if record.idempotency_key is not None and opened.principal is not None:
             self.keyed_calls.add(
-                opened.principal.actor, 0 if record.result is None else len(bytes(record.result)), self._roster.clock()
+                opened.principal.actor,
+                0 if record.result is None else len(bytes(record.result)),
+                self._node_registry.clock(),
             )
         if opened.read_only and state is CallState.ERROR:
             # Nothing is stored of it yet, and it did nothing: long arguments would only fill the disk.

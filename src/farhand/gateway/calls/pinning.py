@@ -14,7 +14,7 @@ import msgspec
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog, own_kind
 from farhand.gateway.nodes.endpoints import read_endpoint
-from farhand.gateway.nodes.registry import Node, Roster
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import NotAllowed
 from farhand.protocol.names import NATIVE, join_tool, split_tool
@@ -55,17 +55,17 @@ def of_a_machine(name: str, spec: ToolSpec) -> bool:
 class Pinned:
     """The calls of one pinned run."""
 
-    def __init__(self, pin: Pin, catalog: Catalog, roster: Roster) -> None:
+    def __init__(self, pin: Pin, catalog: Catalog, node_registry: NodeRegistry) -> None:
         self._pin = pin
         self._catalog = catalog
-        self._roster = roster
+        self._node_registry = node_registry
 
     @property
     def nodes(self) -> list[Node]:
         """Those within reach that are connected, by their ids."""
         return [
             node
-            for _, node in sorted(self._roster.nodes.items())
+            for _, node in sorted(self._node_registry.nodes.items())
             if node.connection is not None and self._pin.fits(node)
         ]
 
@@ -103,7 +103,7 @@ class Pinned:
             spec = node.specs.get(name.casefold())
             if spec is not None:
                 return join_tool(node.card.node_id, spec.name)
-            if self._roster.serving_on(node, name) is not None:
+            if self._node_registry.serving_on(node, name) is not None:
                 return join_tool(node.card.node_id, name)
         return name
 
@@ -130,12 +130,12 @@ class Pinned:
             return arguments
         for role in ("source", "destination"):
             if isinstance(raw := given.get(role), str):
-                endpoint = read_endpoint(raw, role, self._roster)
+                endpoint = read_endpoint(raw, role, self._node_registry)
                 if endpoint.node_id != NATIVE:
                     self._reach(endpoint.node_id)
         return arguments
 
     def _reach(self, node_id: str) -> None:
-        node = self._roster.nodes.get(node_id)
+        node = self._node_registry.nodes.get(node_id)
         if node is None or not self._pin.fits(node):
             raise NotAllowed(f"this run is pinned to {self._pin}; {node_id!r} is out of its reach")

@@ -22,7 +22,7 @@ from farhand.gateway.calls.admission import Denied, allow
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.calls.open_call import OpenCall, Parked, bare, ended, failed, stopped
 from farhand.gateway.calls.policy import GATEWAY, Forbidden, Policy, Verdict, subject_of
-from farhand.gateway.nodes.registry import Node, Roster
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
 from farhand.store.journal.events import append_event
@@ -83,10 +83,10 @@ class Sender(Protocol):
 class Parking:
     """Holds calls, and starts or ends them."""
 
-    def __init__(self, gate: Sender, database: Database, roster: Roster, catalog: Catalog) -> None:
+    def __init__(self, gate: Sender, database: Database, node_registry: NodeRegistry, catalog: Catalog) -> None:
         self._gate = gate
         self._database = database
-        self._roster = roster
+        self._node_registry = node_registry
         self._catalog = catalog
         self.waiting: dict[str, OpenCall] = {}
         self.approvals: Asker | None = None
@@ -157,7 +157,7 @@ class Parking:
             askers=principal.askers,
             session_key=call.session_key,
             origins=origins,
-            nodes=self._roster.nodes,
+            nodes=self._node_registry.nodes,
         )
         return policy.judge(subject)
 
@@ -167,7 +167,7 @@ class Parking:
         if asked is None or policy is None:
             assert before is not None, "a call waits for a node until some moment"
             return before
-        until = self._roster.clock() + round(policy.seconds(asked) * 1000)
+        until = self._node_registry.clock() + round(policy.seconds(asked) * 1000)
         return until if before is None else min(until, before)
 
     def _forbidden(self, verdict: Verdict, call: ToolCall, principal: Principal, origins: Sequence[str]) -> Forbidden:
@@ -257,7 +257,7 @@ class Parking:
     def _set_deadline(self, opened: OpenCall) -> None:
         if opened.deadline is not None:
             opened.deadline.cancel()
-        seconds = max(0.0, (opened.record.deadline_at - self._roster.clock()) / 1000)
+        seconds = max(0.0, (opened.record.deadline_at - self._node_registry.clock()) / 1000)
         loop = asyncio.get_running_loop()
         opened.deadline = loop.call_later(min(seconds, LONGEST_TIMER), self._expire, opened)
 
@@ -265,7 +265,7 @@ class Parking:
         record, parked = opened.record, opened.parked
         if parked is None or opened.over:
             return
-        if self._roster.clock() < record.deadline_at:  # the clock was set, or it is a long way
+        if self._node_registry.clock() < record.deadline_at:  # the clock was set, or it is a long way
             self._set_deadline(opened)
         elif parked.why == "approval":
             answered = "it was approved but could not start" if _approved(parked) else "nobody approved it"
@@ -290,7 +290,7 @@ class Parking:
 
     def _shown(self, opened: OpenCall, result: ToolResult) -> CallRecord:
         """How a call stands, for a caller who leaves."""
-        record = ended(opened.record, CallState.WAITING, result, self._roster.clock(), 0.0)
+        record = ended(opened.record, CallState.WAITING, result, self._node_registry.clock(), 0.0)
         return msgspec.structs.replace(record, ended_at=None)
 
     # -- one step after the other -----------------------------------------------------------------------
@@ -363,7 +363,7 @@ class Parking:
     async def _start(self, opened: OpenCall, parked: Parked) -> bool:
         """Examine a call again and send it, if that can be done now."""
         record = opened.record
-        if self.frozen() or self._away(record) or self._roster.clock() >= record.deadline_at:
+        if self.frozen() or self._away(record) or self._node_registry.clock() >= record.deadline_at:
             return False
         pinned = record.node_id if parked.why == "approval" else None
         target = self._catalog.find_again(record.tool, pinned, opened.own)
@@ -386,7 +386,7 @@ class Parking:
         """Whether a call's node is known and not connected."""
         if record.node_id is None:
             return record.route == "node" and self._catalog.away(record.tool)
-        node = self._roster.nodes.get(record.node_id)
+        node = self._node_registry.nodes.get(record.node_id)
         return node is not None and not node.online
 
     def _examine(self, opened: OpenCall, parked: Parked, target: Target) -> Verdict | None:
@@ -407,14 +407,14 @@ class Parking:
         turned = msgspec.structs.replace(parked, why="approval", until=until, rule=asked.rule)
         node_id = target.node.card.node_id if target.node else None
         record = self.waiting_record(msgspec.structs.replace(opened.record, node_id=node_id), turned)
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         await self._database.write(lambda store: hold_parked(store, record, _row(record, turned), now))
         parked.why, parked.until, parked.rule, parked.reason = "approval", until, asked.rule, asked.reason
         opened.record = record
         self._set_deadline(opened)
 
     async def _send(self, opened: OpenCall, parked: Parked, target: Target) -> None:
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         node = target.node
         record = msgspec.structs.replace(
             opened.record,
@@ -441,7 +441,7 @@ class Parking:
         self._gate.end(opened, state, ToolResult(ok=False, error=ToolFailure(error.kind.value, said)))
 
     def _note(self, kind: str, subject: str, data: dict[str, Any]) -> None:
-        now = self._roster.clock()
+        now = self._node_registry.clock()
 
         def written(_: object, error: Exception | None) -> None:
             if error is not None:

@@ -22,7 +22,7 @@ from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
 from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.control.approvals import ApprovalRequested
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
@@ -104,9 +104,9 @@ class Progress(msgspec.Struct, frozen=True):
 class FanOuts:
     """Begins fan-outs."""
 
-    def __init__(self, database: Database, roster: Roster, gate: Gate) -> None:
+    def __init__(self, database: Database, node_registry: NodeRegistry, gate: Gate) -> None:
         self._database = database
-        self._roster = roster
+        self._node_registry = node_registry
         self._gate = gate
 
     async def begin(self, request: FanOutRequest, principal: Principal, key: str | None) -> FanOut:
@@ -119,7 +119,7 @@ class FanOuts:
         if key is not None:  # the same arguments, however they are written, are the same calls
             request = msgspec.structs.replace(request, args=msgspec.Raw(canonical(request.args)))
         nodes = self._chosen(request.nodes)
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         record = FanOutRecord(new_call_id(), request.tool, principal.id, nodes, now)
         made = {node_id: new_call_id() for node_id in nodes}
         asked = msgspec.structs.replace(request, stream=False, results=False)  # how it is told does not matter
@@ -139,9 +139,9 @@ class FanOuts:
             return record.id, nodes
 
         group_id, nodes = await self._database.write(write)
-        found = {node_id: self._roster.nodes.get(node_id) for node_id in nodes}
+        found = {node_id: self._node_registry.nodes.get(node_id) for node_id in nodes}
         away = {
-            node_id: node.absence if node else self._roster.unknown(node_id)
+            node_id: node.absence if node else self._node_registry.unknown(node_id)
             for node_id, node in found.items()
             if node is None or not node.online
         }
@@ -151,16 +151,16 @@ class FanOuts:
         """The ids of the nodes that are meant, each once, in the order of their naming. Raises NotFound."""
         chosen: dict[str, None] = {}
         for name in wanted:
-            if name.startswith(TAG) and name not in self._roster.nodes:
+            if name.startswith(TAG) and name not in self._node_registry.nodes:
                 tag = name.removeprefix(TAG)
-                found = sorted(node_id for node_id, node in self._roster.nodes.items() if tag in node.card.tags)
+                found = sorted(node_id for node_id, node in self._node_registry.nodes.items() if tag in node.card.tags)
                 if not found:
                     raise NotFound(f"no node has the tag {tag!r}; `farhand nodes` shows the tags of each")
                 chosen |= dict.fromkeys(found)
-            elif name in self._roster.nodes:
+            elif name in self._node_registry.nodes:
                 chosen[name] = None
             else:
-                raise NotFound(self._roster.unknown(name))
+                raise NotFound(self._node_registry.unknown(name))
         return list(chosen)
 
 

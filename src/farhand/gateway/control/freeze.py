@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.machine.jobs.job import Ending
 from farhand.machine.threads import apart
@@ -96,7 +96,7 @@ class Freeze:
         brake: Brake,
         gate: Gate,
         transfers: Transfers,
-        roster: Roster,
+        node_registry: NodeRegistry,
         *,
         gateway_id: str,
         note: Callable[[str, str, dict[str, Any]], object],
@@ -104,7 +104,7 @@ class Freeze:
         self._brake = brake
         self._gate = gate
         self._transfers = transfers
-        self._roster = roster
+        self._node_registry = node_registry
         self._gateway_id = gateway_id
         self._note = note
         self._numbers = itertools.count(1)
@@ -138,7 +138,7 @@ class Freeze:
         async with self._one_at_a_time:
             order = self._brake.order
             if order is None:
-                order = FreezeOrder(self._roster.clock(), by, plain_reason(reason), self._gateway_id)
+                order = FreezeOrder(self._node_registry.clock(), by, plain_reason(reason), self._gateway_id)
                 log.warning("%s", order.told)
                 self._note("freeze.on", self._gateway_id, {"by": by, "reason": order.reason})
             elif by != order.by:
@@ -162,7 +162,7 @@ class Freeze:
         async with self._one_at_a_time:
             order = self._brake.order
             try:
-                await apart(self._brake.thaw, self._roster.clock())
+                await apart(self._brake.thaw, self._node_registry.clock())
             except OSError as error:
                 raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))
@@ -189,7 +189,7 @@ class Freeze:
 
     def state(self) -> Answer:
         order = self.order
-        nodes = sorted(self._roster.nodes.items())
+        nodes = sorted(self._node_registry.nodes.items())
         fates = [self._fates.get(node_id) or _unasked(node_id, node.connection) for node_id, node in nodes]
         return Answer(
             order is not None,
@@ -262,11 +262,11 @@ class Freeze:
     def _each_node(self, tell: Callable[[Connection], Asked | None]) -> list[Asked]:
         """Tell every connected node at once; what is to be waited for."""
         thawing = self.order is None
-        for node_id, node in self._roster.nodes.items():
+        for node_id, node in self._node_registry.nodes.items():
             if node.connection is None:
                 fate = NodeFate(node_id, False, False, error=OFFLINE_THAWED if thawing else OFFLINE)
                 self._fates[node_id] = fate
-        told = [tell(node.connection) for node in self._roster.nodes.values() if node.connection is not None]
+        told = [tell(node.connection) for node in self._node_registry.nodes.values() if node.connection is not None]
         return [asked for asked in told if asked is not None]
 
     def _freeze_node(self, connection: Connection, order: FreezeOrder) -> Asked | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import HTTP, Policy, Subject, Verdict, subject_of
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
 from farhand.store.sqlite.database import Database
@@ -75,11 +75,11 @@ class Replay(msgspec.Struct, frozen=True):
 class PolicyReview:
     """Judges without doing anything."""
 
-    def __init__(self, database: Database, roster: Roster, catalog: Catalog) -> None:
+    def __init__(self, database: Database, node_registry: NodeRegistry, catalog: Catalog) -> None:
         # One at a time.
         self._replaying = asyncio.Lock()
         self._database = database
-        self._roster = roster
+        self._node_registry = node_registry
         self._catalog = catalog
 
     def explain(
@@ -105,7 +105,7 @@ class PolicyReview:
             askers=_listed(on_behalf_of),
             session_key=session_key,
             origins=origins,
-            nodes=self._roster.nodes,
+            nodes=self._node_registry.nodes,
         )
         return _explained(policy, subject, tool)
 
@@ -172,7 +172,7 @@ class PolicyReview:
         """A recorded call as the rules see it; of a node that is gone, as far as the record tells."""
         origins = HTTP if origin is None else (origin,)
         own = self._catalog.own(record.tool) if record.route in ("local", "native") else None
-        node = self._roster.nodes.get(record.node_id or "")
+        node = self._node_registry.nodes.get(record.node_id or "")
         named = split_tool(record.tool)
         bare = named[1] if named and own is None else record.tool
         if node is not None:
@@ -198,7 +198,7 @@ class PolicyReview:
             askers=_listed(record.on_behalf_of),
             session_key=record.session_key,
             origins=origins,
-            nodes=self._roster.nodes,
+            nodes=self._node_registry.nodes,
         )
 
 

@@ -71,7 +71,7 @@ class Undo:
     def _where(self, record: CallRecord) -> str | None:
         """The node that keeps what a call changed; None for this machine, and where nothing is kept."""
         node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
-        node = self._hub.roster.nodes.get(node_id or "")
+        node = self._hub.node_registry.nodes.get(node_id or "")
         if node is None or (node.online and not self._hub.catalog.can_undo(node)):
             return None
         return node_id
@@ -80,7 +80,7 @@ class Undo:
         """The node that a transfer went to."""
         try:
             arguments = read_arguments(record.args)
-            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.roster)
+            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.node_registry)
         except (ToolError, KeyError, TypeError):
             return None
         return None if end.node_id == NATIVE else end.node_id

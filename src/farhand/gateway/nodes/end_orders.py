@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.errors import ErrorKind
 from farhand.protocol.messages import ToolCancel, ToolResponse, encode
 from farhand.store.sqlite.database import Database, StoreError
@@ -23,9 +23,9 @@ CONFIRM_SECONDS = 30.0
 class EndOrders:
     """Gives the orders, and drops each one that its node has confirmed. Its owner calls `close`."""
 
-    def __init__(self, database: Database, roster: Roster, clock: Callable[[], int]) -> None:
+    def __init__(self, database: Database, node_registry: NodeRegistry, clock: Callable[[], int]) -> None:
         self._database = database
-        self._roster = roster
+        self._node_registry = node_registry
         self._clock = clock
         self._given: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -37,7 +37,7 @@ class EndOrders:
         stand until the node confirms. Raises StoreError when they cannot be kept.
         """
         await self._database.write(lambda store: add_end_orders(store, node_id, call_ids, reason, self._clock()))
-        node = self._roster.nodes.get(node_id)
+        node = self._node_registry.nodes.get(node_id)
         if node is not None and node.connection is not None:
             given = self._give(node.connection, dict.fromkeys(call_ids, reason))
             if given:

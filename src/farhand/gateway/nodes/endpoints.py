@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import InvalidArgs, NotFound
 
 WORKSPACE = "gsv"
@@ -28,18 +28,18 @@ def longest_id(raw: str, known: Iterable[str]) -> str:
     return max((one for one in (*known, WORKSPACE) if raw.startswith(f"{one}:")), key=len, default="")
 
 
-def read_endpoint(raw: str, role: str, roster: Roster) -> Endpoint:
+def read_endpoint(raw: str, role: str, node_registry: NodeRegistry) -> Endpoint:
     """Read `nodeId:/path` or `gsv:path`. The id is the longest known one followed by `:`: ids may contain colons.
 
     Raises InvalidArgs for text that is not an endpoint, NotFound for an unknown node.
     """
     shown = raw[:300]
-    node_id = longest_id(raw, roster.nodes)
+    node_id = longest_id(raw, node_registry.nodes)
     if not node_id:
         claimed, colon, _ = raw.partition(":")
         if not colon or not claimed or "/" in claimed or claimed.isspace():
             raise InvalidArgs(f'Invalid transfer endpoint "{shown}": expected format nodeId:/path or gsv:path')
-        raise NotFound(f"{role} node not connected: {claimed[:300]}; {roster.unknown(claimed)}")
+        raise NotFound(f"{role} node not connected: {claimed[:300]}; {node_registry.unknown(claimed)}")
     path = raw[len(node_id) + 1 :]
     if not path.strip():
         raise InvalidArgs(f'Invalid transfer endpoint "{shown}": path cannot be empty')

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from farhand.gateway.nodes.queries import Queries
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
 from farhand.protocol.masking import masked_text
 from farhand.tools.tool import Tool, tool
@@ -38,8 +38,8 @@ class LogPage(msgspec.Struct, frozen=True):
 class NodeLogs:
     """Asks connected nodes for their logs."""
 
-    def __init__(self, roster: Roster, queries: Queries) -> None:
-        self._roster = roster
+    def __init__(self, node_registry: NodeRegistry, queries: Queries) -> None:
+        self._node_registry = node_registry
         self._queries = queries
 
     def tools(self) -> list[Tool]:
@@ -56,7 +56,7 @@ class NodeLogs:
     async def fetch(self, node_id: str | None, lines: int) -> dict[str, Any]:
         """Raises NotFound, InvalidArgs (which of several nodes?), Failed, Timeout."""
         chosen = self._choose(node_id)
-        if "logs" not in self._roster.queries(chosen):
+        if "logs" not in self._node_registry.queries(chosen):
             raise NotFound(f"node {chosen!r} keeps no log that can be fetched; `farhand node` programs do")
         try:
             answer = await self._queries.ask(chosen, "logs", {"lines": lines}, ANSWER_SECONDS)
@@ -71,11 +71,11 @@ class NodeLogs:
         return {"nodeId": chosen, "lines": shown, "count": len(shown), "truncated": truncated}
 
     def _choose(self, node_id: str | None) -> str:
-        connected = sorted(name for name, node in self._roster.nodes.items() if node.online)
+        connected = sorted(name for name, node in self._node_registry.nodes.items() if node.online)
         if node_id is not None:
             if node_id not in connected:
-                node = self._roster.nodes.get(node_id)
-                raise NotFound(f"Node not connected: {node.absence if node else self._roster.unknown(node_id)}")
+                node = self._node_registry.nodes.get(node_id)
+                raise NotFound(f"Node not connected: {node.absence if node else self._node_registry.unknown(node_id)}")
             return node_id
         if not connected:
             raise NotFound("No nodes connected")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.errors import Failed, NotFound, Timeout, ToolError
 from farhand.protocol.messages import NodeAnswer, NodeQuery, encode
 from farhand.protocol.names import NATIVE
@@ -25,8 +25,8 @@ Query = Callable[[msgspec.Raw], Awaitable[Any]]
 class Queries:
     """Asks connected nodes. Nothing is recorded, nothing survives: a question can be asked again."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, node_registry: NodeRegistry) -> None:
+        self._node_registry = node_registry
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Connection, asyncio.Future[msgspec.Raw]]] = {}
         self._own: Mapping[str, Query] = {}
@@ -37,17 +37,17 @@ class Queries:
 
     def answered_by(self, node_id: str) -> Collection[str]:
         """The questions that can be asked there now."""
-        return self._own if node_id == NATIVE else self._roster.queries(node_id)
+        return self._own if node_id == NATIVE else self._node_registry.queries(node_id)
 
     async def ask(self, node_id: str, kind: str, params: Any, seconds: float) -> msgspec.Raw:
         """Raises NotFound for a node that is not there or does not answer such questions, Failed, Timeout."""
         if node_id == NATIVE and kind in self._own:
             answer = await self._own[kind](msgspec.Raw(msgspec.json.encode(params)))
             return msgspec.Raw(msgspec.json.encode(answer))
-        node = self._roster.nodes.get(node_id)
+        node = self._node_registry.nodes.get(node_id)
         connection = node.connection if node else None
         if connection is None:
-            raise NotFound(node.absence if node else self._roster.unknown(node_id))
+            raise NotFound(node.absence if node else self._node_registry.unknown(node_id))
         if kind not in connection.queries:
             raise NotFound(f"node {node_id!r} does not answer questions about {kind}")
         if len(self._open) >= MAX_OPEN:

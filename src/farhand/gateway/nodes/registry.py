@@ -1,4 +1,4 @@
-"""The roster: which nodes there are, which are connected, and which of them serves a tool.
+"""The node registry: which nodes are known, which are connected, and which of them serves a tool.
 
 Each connection has a generation. A node's newest connection is the node; an older one is closed, and whatever it
 still says, its goodbye included, no longer touches the node.
@@ -188,7 +188,7 @@ class Node:
         return f"node {self.card.node_id!r} is offline, last seen {self.seen}"
 
 
-class Roster:
+class NodeRegistry:
     """Every known node. `allowed` narrows what a node may announce; nodes absent from it are not narrowed."""
 
     def __init__(

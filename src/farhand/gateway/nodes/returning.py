@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.store.tables.nodes import NodeCard
 
 RETURN_SECONDS: Final = 15.0
@@ -24,31 +24,31 @@ LAST_EVENT: Final = "SELECT at, kind FROM events ORDER BY id DESC LIMIT 1"
 class ReturningNodes:
     """Made at the start; `wait` ends once all expected nodes are connected, or their time is over."""
 
-    def __init__(self, roster: Roster, expected: Iterable[str], seconds: float = RETURN_SECONDS) -> None:
-        self._roster = roster
+    def __init__(self, node_registry: NodeRegistry, expected: Iterable[str], seconds: float = RETURN_SECONDS) -> None:
+        self._node_registry = node_registry
         self._expected = frozenset(expected)
         self._deadline = time.monotonic() + seconds
-        self.started_at = roster.clock()
+        self.started_at = node_registry.clock()
 
     @property
     def missing(self) -> list[str]:
         """The expected nodes that are not connected; empty once their time is over."""
         if time.monotonic() >= self._deadline:
             return []
-        nodes = self._roster.nodes
+        nodes = self._node_registry.nodes
         return sorted(one for one in self._expected if (node := nodes.get(one)) is not None and not node.online)
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Return when nothing is missing, or `stop` is set."""
         while self.missing and not stop.is_set():
             changed = asyncio.Event()
-            self._roster.listeners.add(changed.set)
+            self._node_registry.listeners.add(changed.set)
             waits = [asyncio.ensure_future(event.wait()) for event in (changed, stop)]
             try:
                 left = max(0.0, self._deadline - time.monotonic())
                 await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._roster.listeners.discard(changed.set)
+                self._node_registry.listeners.discard(changed.set)
                 for one in waits:
                     one.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -116,7 +116,7 @@ class Direct:
         self._secrets = hub.secrets
         self._catalog = hub.catalog
         self._database = hub.database
-        self._clock = hub.roster.clock
+        self._clock = hub.node_registry.clock
         self._tools = {tool.name: tool for tool in tools}
         self._agent = agent
 

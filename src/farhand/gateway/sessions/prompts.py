@@ -11,7 +11,7 @@ from pathlib import Path
 from farhand.agent.prompt import FILES, Machine, Prompted, PromptParts
 from farhand.agent.skills import Skill
 from farhand.agent.tool_search import overview
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
 from farhand.machine.files.confined_root import Root
@@ -37,10 +37,10 @@ class Prompts:
     """Writes the system prompt of a session. `files` and `skills` give those of an agent."""
 
     def __init__(
-        self, agents: Agents, roster: Roster, *, workspace: Path, files: AgentFiles, skills: AgentSkills
+        self, agents: Agents, node_registry: NodeRegistry, *, workspace: Path, files: AgentFiles, skills: AgentSkills
     ) -> None:
         self._agents = agents
-        self._roster = roster
+        self._node_registry = node_registry
         self._workspace = workspace
         self._files = files
         self._skills = skills
@@ -72,7 +72,7 @@ class Prompts:
     def _machines(self, callable_: set[str], *, guest: bool) -> tuple[Machine, ...]:
         """What the agent is told of machines; a guest's agent only of those whose tools it may call."""
         machines = []
-        for node_id, node in sorted(self._roster.nodes.items()):
+        for node_id, node in sorted(self._node_registry.nodes.items()):
             if not node.online and guest:
                 continue
             if not node.online:

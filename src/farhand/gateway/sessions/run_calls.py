@@ -127,7 +127,7 @@ class RunCalls:
         made = dict(self._made)
         commands: dict[str, list[str]] = {}
         for call_id, name in made.items():
-            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._hub.roster.nodes:
+            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._hub.node_registry.nodes:
                 commands.setdefault(named[0], []).append(call_id)
         reason = self._stopped() or "the run was stopped"
         work = [self._hub.end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]

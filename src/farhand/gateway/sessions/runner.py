@@ -143,7 +143,7 @@ class Turns:
         """The tools that a principal may call, under the names that call them; those of machines that are offline are
         marked so."""
         reach = self.hub.catalog if pinned is None else pinned
-        nodes = self.hub.roster.nodes
+        nodes = self.hub.node_registry.nodes
         listed = [
             AgentTool.of(spec, name, machine=host if host in nodes else "")
             for name, (spec, host) in reach.specs().items()
@@ -220,7 +220,7 @@ class _Turn:
         self._agent = agent
         self._principal = Principal.agent(record.agent_id, run.asker)
         pin = run.options.pin
-        self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.roster)
+        self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.node_registry)
         self._calls = RunCalls(
             house.hub,
             session_key=record.key,

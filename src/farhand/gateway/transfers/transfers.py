@@ -24,7 +24,7 @@ import msgspec
 from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
 from farhand.gateway.nodes.queries import Queries
-from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.gateway.transfers.relay import Interrupted, NodeParty, Party, Role, StartAgain, Stream
 from farhand.gateway.transfers.splice_relay import CAN_CARRY, Carriage
 from farhand.protocol.errors import (
@@ -147,9 +147,9 @@ class OpenTransfer:
 class Transfers:
     """Runs transfers. `recover` comes before the first; `close` after the last."""
 
-    def __init__(self, database: Database, roster: Roster, queries: Queries) -> None:
+    def __init__(self, database: Database, node_registry: NodeRegistry, queries: Queries) -> None:
         self._database = database
-        self._roster = roster
+        self._node_registry = node_registry
         self._queries = queries
         self._workspace: MakeEnd | None = None
         self._open: dict[str, OpenTransfer] = {}
@@ -209,7 +209,7 @@ class Transfers:
             destination=destination,
             agent_id=agent_id,
             credential=credential,
-            created_at=self._roster.clock(),
+            created_at=self._node_registry.clock(),
         )
         opened = OpenTransfer(record, *ends)
         opened.own.update(own or {})
@@ -584,11 +584,11 @@ class Transfers:
             opened.offset, opened.moved_at = offset, now
         if now - opened.noted_at >= PROGRESS_SECONDS:
             opened.noted_at = now
-            record, at = opened.record, self._roster.clock()
+            record, at = opened.record, self._node_registry.clock()
             self._database.write(lambda store: save_transfer(store, record, at), durable=False)
 
     async def _end(self, opened: OpenTransfer, failure: ToolError | None) -> None:
-        now = self._roster.clock()
+        now = self._node_registry.clock()
         state = TransferState.OK
         if failure is not None:
             state = _STATES.get(failure.kind, TransferState.ERROR)
@@ -608,7 +608,7 @@ class Transfers:
         for role in ("send", "receive"):
             if role not in opened.own:
                 endpoint = opened.source if role == "send" else opened.destination
-                node = self._roster.nodes.get(endpoint.node_id)
+                node = self._node_registry.nodes.get(endpoint.node_id)
                 if node is not None and node.connection is not None and node.connection.can_transfer:
                     node.connection.link.send(encode(TransferStop(record.id)))
         opened.ended.set_result(record)
@@ -620,8 +620,10 @@ class Transfers:
     ) -> tuple[Endpoint, Endpoint]:
         """Read both endpoints of a transfer. Raises InvalidArgs, NotFound."""
         ends = (
-            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", self._roster),
-            Endpoint("", destination) if "receive" in own else read_endpoint(destination, "Destination", self._roster),
+            Endpoint("", source) if "send" in own else read_endpoint(source, "Source", self._node_registry),
+            Endpoint("", destination)
+            if "receive" in own
+            else read_endpoint(destination, "Destination", self._node_registry),
         )
         if ends[0].in_workspace and ends[1].in_workspace:
             raise InvalidArgs("Cannot transfer from gsv to gsv; use gsv__ReadFile and gsv__WriteFile")
@@ -636,7 +638,7 @@ class Transfers:
                 opened.own[role] = self._workspace(opened.record.agent_id, endpoint.path, role)
 
     def _connection(self, role: str, endpoint: Endpoint) -> Connection:
-        node = self._roster.nodes.get(endpoint.node_id)
+        node = self._node_registry.nodes.get(endpoint.node_id)
         connection = node.connection if node else None
         if connection is None:
             seen = f" (offline, last seen {node.seen})" if node else ""

@@ -40,7 +40,7 @@ class Backups(Repeating):
         every, newest = self._settings.every_seconds, self._hub.backup_at
         if every <= 0:
             return
-        since = every if newest is None else (self._hub.roster.clock() - newest) / 1000
+        since = every if newest is None else (self._hub.node_registry.clock() - newest) / 1000
         await asyncio.sleep(min(max(every - since, 0.0), every))
         while True:
             await self.take()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.nodes.registry import Node, Roster
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.gateway.workspace.skill_file import Requirements, SkillEntry, SkillFile, read_skill, unreadable_skill
 from farhand.gateway.workspace.skill_folders import SKILL_FILE, SkillFolders
 from farhand.gateway.workspace.workspace import Workspace
@@ -78,7 +78,7 @@ class Skills:
     def __init__(
         self,
         workspace: Workspace,
-        roster: Roster,
+        node_registry: NodeRegistry,
         probe: Probe,
         *,
         holds: Callable[[str], bool],
@@ -89,7 +89,7 @@ class Skills:
         self._folders = folders
         self._local = local
         self._workspace = workspace
-        self._roster = roster
+        self._node_registry = node_registry
         self._probe = probe
         self._holds = holds
         self._entries = entries or {}
@@ -206,8 +206,8 @@ class Skills:
             return
         asked = [
             self._ask(node.card.node_id, sorted(missing))
-            for node in self._roster.nodes.values()
-            if "probe" in self._roster.queries(node.card.node_id) and (missing := self._unknown(node, wanted))
+            for node in self._node_registry.nodes.values()
+            if "probe" in self._node_registry.queries(node.card.node_id) and (missing := self._unknown(node, wanted))
         ]
         await asyncio.gather(*asked)
 
@@ -215,7 +215,7 @@ class Skills:
         runtime = node.card.runtime
         at = runtime.get("hostBinStatusUpdatedAt")
         known = runtime.get("hostBinStatus")
-        if not isinstance(known, dict) or not isinstance(at, int) or self._roster.clock() - at > PROBED_FOR_MS:
+        if not isinstance(known, dict) or not isinstance(at, int) or self._node_registry.clock() - at > PROBED_FOR_MS:
             return wanted
         return wanted - known.keys()
 
@@ -239,7 +239,7 @@ class Skills:
         elif file.unreadable:
             reasons = [f"cannot be read: {file.unreadable}"]
         elif always:
-            hosts = sorted(name for name, node in self._roster.nodes.items() if node.online)
+            hosts = sorted(name for name, node in self._node_registry.nodes.items() if node.online)
         elif not file.well_formed or not all(
             _BIN.fullmatch(name) for name in (*requirements.bins, *requirements.anyBins)
         ):
@@ -263,7 +263,7 @@ class Skills:
 
     def _hosts(self, needs: Requirements) -> tuple[list[str], list[str]]:
         """The nodes each of which has all that is needed, or what the nearest lacks of the need that leaves none."""
-        online = [node for node in self._roster.nodes.values() if node.online]
+        online = [node for node in self._node_registry.nodes.values() if node.online]
         names = sorted(node.card.node_id for node in online)
         missing = [f"requires config: {path}" for path in needs.config if not self._holds(path)]
         if not needs.of_a_host:

@@ -14,7 +14,7 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
-from farhand.gateway.nodes.registry import Connection, Roster
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolSpec
 from farhand.protocol.messages import (
     FEATURES,
@@ -60,8 +60,8 @@ class FarEnd:
 class Bench:
     def __init__(self, path: Path) -> None:
         self.database = Database.open(path / "x.db")
-        self.roster = Roster()
-        self.gate = Gate(self.database, self.roster, Catalog(self.roster))
+        self.node_registry = NodeRegistry()
+        self.gate = Gate(self.database, self.node_registry, Catalog(self.node_registry))
 
     def join(self, boot: str | None = "life", **resume: Any) -> FarEnd:
         end = FarEnd()
@@ -69,7 +69,7 @@ class Bench:
             features=list(FEATURES) if boot else [], tools=SPECS, resume=Resume(boot, **resume) if boot else None
         )
         hello = NodeHello(node=NodeInfo("far", "far", "test", "1"), capabilities=["x"], farhand=extras)
-        end.connection, _ = self.roster.join(self.roster.examine(hello, None), hello, end)
+        end.connection, _ = self.node_registry.join(self.node_registry.examine(hello, None), hello, end)
         self.gate.node_joined(end.connection)
         return end
 
@@ -175,7 +175,7 @@ async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> Non
     opened = await bench.begin(idempotency_key="k")
     answer(end, bench.gate, opened.record.id)
     assert (await bench.gate.wait(opened)).record.state is CallState.OK
-    bench.roster.leave(end.connection)
+    bench.node_registry.leave(end.connection)
     again = await bench.begin(idempotency_key="k")  # the node is gone, the first outcome stands
     assert isinstance(again, Outcome) and again.repeated and again.record.id == opened.record.id
     assert end.requests() == [opened.record.id]
@@ -212,7 +212,7 @@ async def test_a_read_only_call_is_written_behind_and_shown_at_once(bench: Bench
 async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(bench: Bench) -> None:
     first = bench.join()
     opened = await bench.begin()
-    bench.roster.leave(first.connection)
+    bench.node_registry.leave(first.connection)
     bench.gate.node_left(first.connection)
     second = bench.join()
     assert second.requests() == [opened.record.id]
@@ -224,7 +224,7 @@ async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(benc
 async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) -> None:
     first = bench.join("one")
     opened = await bench.begin()
-    bench.roster.leave(first.connection)
+    bench.node_registry.leave(first.connection)
     second = bench.join("two")
     record = (await bench.gate.wait(opened)).record
     assert record.state is CallState.UNKNOWN and (record.error_message or "").startswith("outcome unknown:")
@@ -235,7 +235,7 @@ async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) 
 async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench: Bench) -> None:
     first = bench.join()
     opened = await bench.begin()
-    bench.roster.leave(first.connection)
+    bench.node_registry.leave(first.connection)
     opened.waiters = 0
     second = bench.join(earlier=[opened.record.id, "long-settled"])
     assert second.requests() == [opened.record.id]
@@ -245,14 +245,14 @@ async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench:
 @on_bench
 async def test_counters_go_back_to_nothing(bench: Bench) -> None:
     end = bench.join()
-    node = bench.roster.nodes["far"]
+    node = bench.node_registry.nodes["far"]
     opened = [await bench.begin() for _ in range(20)]
     assert node.running == 20
     for each in opened[:10]:
         answer(end, bench.gate, each.record.id)
     for each in opened[10:]:
         bench.gate.abandon(each)
-    bench.roster.leave(end.connection)
+    bench.node_registry.leave(end.connection)
     bench.join("another life")
     for each in opened:
         await bench.gate.wait(each)
@@ -264,7 +264,7 @@ async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any
     beginning = asyncio.create_task(bench.begin(idempotency_key=key))
     await asyncio.sleep(0)  # it is examined, and the disk is about to be asked
     assert bench.gate.open_count == 1 and first.requests() == []
-    bench.roster.leave(first.connection)
+    bench.node_registry.leave(first.connection)
     bench.gate.node_left(first.connection)
     return beginning
 
@@ -282,7 +282,7 @@ async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Be
         answer(third, bench.gate, opened.record.id)
         assert (await bench.gate.wait(opened)).record.state is CallState.OK
         await until(lambda call_id=opened.record.id: bench.recorded(call_id) is not None)
-        bench.roster.leave(third.connection)
+        bench.node_registry.leave(third.connection)
 
 
 @on_bench
@@ -309,7 +309,7 @@ async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> 
         done = (await bench.gate.wait(again)).record
         assert done.state is CallState.OK
         assert (await bench.begin(idempotency_key=key)).record == done, "now it is used up"
-        bench.roster.leave(end.connection)
+        bench.node_registry.leave(end.connection)
 
 
 @on_bench
@@ -320,7 +320,7 @@ async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None
 
     first = bench.join()
     opened = await bench.begin()
-    bench.roster.leave(first.connection)
+    bench.node_registry.leave(first.connection)
     bench.gate._expire(opened)
     assert (await bench.gate.wait(opened)).record.state is CallState.UNKNOWN
     await until(lambda: bench.recorded(opened.record.id) is not None)

@@ -14,7 +14,7 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import NotFound
 from farhand.store.sqlite.database import Database
@@ -52,10 +52,10 @@ class House:
     def __init__(self, path: Path, *, continues: bool = False) -> None:
         self.acting = Acting()
         self.database = Database.open(path / "x.db")
-        self.catalog = Catalog(Roster())
+        self.catalog = Catalog(NodeRegistry())
         act = tool(self.acting.act, name="gsv__Act", continues=continues)
         self.catalog.serve([tool(look, read_only=True), act])
-        self.gate = Gate(self.database, Roster(), self.catalog)
+        self.gate = Gate(self.database, NodeRegistry(), self.catalog)
 
     async def call(self, named: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
         opened = await self.open(named, credential, timeout_ms, **args)

@@ -11,7 +11,7 @@ import pytest
 from farhand.config import ConfigError, LiveConfig, load
 from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, PolicySettings, Reached, Subject, subject_of
-from farhand.gateway.nodes.registry import Roster
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolCall
 from farhand.tools.agent_files import AgentFiles
@@ -208,7 +208,7 @@ def test_another_name_of_a_parameter_gets_round_nothing(tmp_path: Path) -> None:
     target = Target(None, "write", None, tool.spec, tool)
     for name in ("path", "file_path"):
         args = msgspec.Raw(msgspec.json.encode({name: "/etc/hosts", "content": "x"}))
-        made = Catalog(Roster()).checked(target, ToolCall("1", "write", args))
+        made = Catalog(NodeRegistry()).checked(target, ToolCall("1", "write", args))
         assert msgspec.json.decode(made.args) == {"path": "/etc/hosts", "content": "x"}
         subject = subject_of(target, made.args, credential="owner", session_key=None, origins=("http",))
         for written in ("path", "file_path"):  # a rule may use either name as well
