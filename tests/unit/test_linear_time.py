@@ -18,8 +18,7 @@ from farhand.gateway.workspace.skill_file import read_head
 from farhand.machine.patch.parse import parse
 from farhand.memory.chunks import chunks
 from farhand.protocol.json_limits import refuse_many_values
-from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.masking import masked, masked_text
+from farhand.protocol.redaction import KnownSecrets, mask_settings, mask_text
 
 MANY = 1_000_000
 
@@ -30,9 +29,9 @@ def test_headings_of_memory_files() -> None:
 
 
 def test_masked_log_lines() -> None:
-    assert masked_text("a." * MANY) == "a." * MANY
-    assert masked({"x": "a." * MANY}) == {"x": "a." * MANY}
-    assert masked_text("see postgres://me:secret@db") == "see postgres://me:***@db"
+    assert mask_text("a." * MANY) == "a." * MANY
+    assert mask_settings({"x": "a." * MANY}) == {"x": "a." * MANY}
+    assert mask_text("see postgres://me:secret@db") == "see postgres://me:***@db"
 
 
 def test_heartbeat_files() -> None:
@@ -72,7 +71,7 @@ def test_policy_rules_over_many_values() -> None:
 def test_secrets_in_long_texts() -> None:
     secrets = KnownSecrets()
     for piece in (b"fh", b"fho_", b"://a:", b"\\u00"):
-        assert len(secrets.hide(piece * MANY)) >= MANY
+        assert len(secrets.redact(piece * MANY)) >= MANY
 
 
 def test_json_with_too_many_values_is_refused_and_long_texts_are_not() -> None:

@@ -97,8 +97,7 @@ from farhand.memory.registry import Provider, make_embedder
 from farhand.memory.tools import memory_tools
 from farhand.node.queries import Questions
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.masking import own_secret
+from farhand.protocol.redaction import KnownSecrets, is_own_secret
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
@@ -232,7 +231,7 @@ class Gateway:
         skill_files.mkdir(mode=0o755, exist_ok=True)
         files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, kept, readable=skill_files)
         await asyncio.to_thread(settle, files)
-        commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
+        commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
         questions = Questions(jobs, commands, self._home / "logs")
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
@@ -322,7 +321,7 @@ class Gateway:
             workspace = [self.workspace] if agent == MAIN else []
             found = await files_in([*([folders / agent] if stored is None else []), *workspace])
             whole = found if stored is None else {**found, **await stored.of(agent)}
-            return {name: hub.secrets.hide_text(text) for name, text in whole.items()}
+            return {name: hub.secrets.redact_text(text) for name, text in whole.items()}
 
         async def skills(agent: str) -> tuple[Skill, ...]:
             eligible = [skill for skill in await known.eligible(agent) if skill.model_invocable]

@@ -36,7 +36,7 @@ class Messaging:
         """`approvers`: who may approve calls, by channel and address. Raises ChannelError for settings that cannot be
         meant."""
         clock = hub.node_registry.clock
-        self.messages = Messages(hub.database, workspace, clock=clock, alone=True, hide=hub.secrets.hide_text)
+        self.messages = Messages(hub.database, workspace, clock=clock, alone=True, hide=hub.secrets.redact_text)
         self.reception = Reception(
             hub.database,
             self.messages,

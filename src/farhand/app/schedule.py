@@ -140,7 +140,7 @@ async def open_schedule(
     def paused(job: Job) -> str | None:
         return hub.credentials.ended(Principal(maker_of(job)).ids)
 
-    turns = AgentTurns(sessions, hub.secrets.hide_text, hub.credentials.reduced)
+    turns = AgentTurns(sessions, hub.secrets.redact_text, hub.credentials.reduced)
     beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)
     runs = CronRuns(lambda: live.schedule.zone, turns, beats.perform, courier)
     scheduler = Scheduler(

@@ -36,9 +36,9 @@ from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
 from farhand.protocol.freeze import Brake
 from farhand.protocol.key_auth import key_text
-from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
+from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.journal.events import Event, append_event, events_after, last_event
 from farhand.store.sqlite.database import Database

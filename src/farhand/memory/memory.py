@@ -20,7 +20,7 @@ from farhand.memory.sources import LARGEST_FILE, FolderSource, Source, checked_p
 from farhand.memory.vectors import Vector
 from farhand.memory.words import MOST_QUERY
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Memory:
                 start = int(cited[2])
                 lines = lines or max(1, int(cited[3] or cited[2]) - start + 1)
         shown, data = await self._read(path, agent)
-        whole = lines_of(self._secrets.hide(data).decode("utf-8-sig", "replace"))
+        whole = lines_of(self._secrets.redact(data).decode("utf-8-sig", "replace"))
         first = start or 1
         if first > max(1, len(whole)):
             raise InvalidArgs(f"parameter 'from': {shown} has {len(whole)} lines, there is no line {first}")
@@ -264,7 +264,7 @@ class Memory:
             if len(data) > LARGEST_FILE:
                 log.warning("%s%s is left out of the memory: larger than %d bytes", source.prefix, path, LARGEST_FILE)
                 data = b""
-            batch.append(FileText(path, listing[path], self._secrets.hide(data)))
+            batch.append(FileText(path, listing[path], self._secrets.redact(data)))
             size += len(data)
             if len(batch) >= BATCH_FILES or size >= BATCH_BYTES:
                 await asyncio.to_thread(self._index.update, source.name, batch, gone)

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from farhand import __version__
-from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.masking import masked_text
+from farhand.protocol.redaction import KnownSecrets, mask_text
 
 FILE: Final = "node.log"
 MAX_BYTES: Final = 10 * 1024 * 1024
@@ -97,12 +96,12 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self._text(self.formatException(record.exc_info))
-        return self._secrets.hide(msgspec.json.encode(line)).decode()
+        return self._secrets.redact(msgspec.json.encode(line)).decode()
 
     @staticmethod
     def _text(text: str) -> str:
         shown = text.encode(errors="backslashreplace").decode()
-        return masked_text(shown[:MOST_MESSAGE])
+        return mask_text(shown[:MOST_MESSAGE])
 
 
 def last_lines(folder: Path, count: int) -> tuple[list[str], bool]:

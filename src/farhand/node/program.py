@@ -36,10 +36,9 @@ from farhand.node.queries import Questions
 from farhand.node.tools import family
 from farhand.node.transfers.manager import Transfers
 from farhand.protocol.errors import Failed, FarhandError
-from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.masking import own_secret
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
+from farhand.protocol.redaction import KnownSecrets, is_own_secret
 from farhand.protocol.version import MIB
 from farhand.sdk.accepted_calls import FileLedger
 from farhand.sdk.backoff import ReconnectBackoff
@@ -98,7 +97,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callabl
         validate_node_id(options.node_id)
     except ValueError as error:
         raise FarhandError(f"this node cannot start: {error}") from None
-    environment = {n: value for n, value in os.environ.items() if n not in SECRET_VARIABLES and not own_secret(n)}
+    environment = {n: value for n, value in os.environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
     folder = node_folder(options.home, options.node_id)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -18,7 +18,7 @@ from farhand.machine.search.glob import find
 from farhand.machine.search.grep import Match, search
 from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, file_preview, planned_effect
 from farhand.tools.skill_paths import BASE, SkillPaths
 from farhand.tools.tool import Tool, tool
@@ -312,7 +312,7 @@ class AgentFiles:
         return cut.replace("\n", "\\n")
 
     def _cut(self, text: str, before: bool, after: bool) -> str:
-        return self._secrets.hide_piece(text, before=before, after=after) if before or after else text
+        return self._secrets.redact_excerpt(text, before=before, after=after) if before or after else text
 
     def _relative(self, path: str) -> str:
         """A path as the other tools take it, as short as can be."""

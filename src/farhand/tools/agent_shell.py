@@ -18,7 +18,7 @@ from farhand.machine.sandbox.bubblewrap import Confinement, Sandbox, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.calls import LEAVING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, command_preview
 from farhand.tools.skill_paths import SkillPaths
 from farhand.tools.tool import CallContext, Tool, tool
@@ -241,7 +241,7 @@ class AgentShell:
         room = OUTPUT_CHARS - len(first) - 1 - len(note)
         text, more = self._head(job, room)
         if more:
-            text = self._secrets.cut(text, room - len(_TRUNCATED) - 1) + "\n" + _TRUNCATED
+            text = self._secrets.truncate(text, room - len(_TRUNCATED) - 1) + "\n" + _TRUNCATED
         return (f"{first}\n{text}" if text else first) + note
 
     # process
@@ -296,9 +296,9 @@ class AgentShell:
         chunk = self._jobs.tail(job, BACKGROUND_CHARS * _MOST_BYTES)
         text = chunk.data.decode("utf-8", "replace")
         if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
-            return self._secrets.hide_piece(text, after=job.running)
+            return self._secrets.redact_excerpt(text, after=job.running)
         tail = text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
-        return f"{_TRUNCATED}\n" + self._secrets.hide_piece(tail, before=True, after=job.running)
+        return f"{_TRUNCATED}\n" + self._secrets.redact_excerpt(tail, before=True, after=job.running)
 
 
 def _signal_name(name: str | None) -> str:

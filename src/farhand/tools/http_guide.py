@@ -23,7 +23,7 @@ from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, command_preview, current_content
 from farhand.tools.tool import CallContext, Tool, tool
 
@@ -141,7 +141,7 @@ class GuideTools:
         assert job.exit is not None
         output = self._output(job, job.exit.size)
         if job.exit.timed_out:
-            said = self._secrets.hide_piece(output[-MOST_IN_ERROR:], before=len(output) > MOST_IN_ERROR)
+            said = self._secrets.redact_excerpt(output[-MOST_IN_ERROR:], before=len(output) > MOST_IN_ERROR)
             raise Timeout(f"the command did not end within {seconds:g} s and was ended; its output: {said}")
         code = _exit_code(job)
         lines = [f"$ {command}"]
@@ -183,7 +183,7 @@ class GuideTools:
         data = self._jobs.read(job, 0, MOST_OUTPUT).data[:size] if size else b""
         cut = size > len(data)
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
-        return self._secrets.hide_piece(text, after=True) + "\n... (output truncated)" if cut else text
+        return self._secrets.redact_excerpt(text, after=True) + "\n... (output truncated)" if cut else text
 
 
 def guide_tools(
@@ -213,7 +213,7 @@ def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dic
     if truncated:
         # The last character of a cut text may be cut as well; it is left out.
         content = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
-        text = content = secrets.hide_piece(content, after=True)
+        text = content = secrets.redact_excerpt(content, after=True)
         text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
     return {"ok": True, "path": name, "size": size, "truncated": truncated, "content": content, "text": text}
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from farhand.protocol.known_secrets import KnownSecrets, Veil
+from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 from tests.support.channel_servers import WebhookReceiver
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, calls, text
@@ -376,11 +376,11 @@ def test_wherever_a_stream_is_cut_no_secret_comes_through() -> None:
     own = "fhn_" + "Ab-_9" * 8 + "xyz"
     known = KnownSecrets(["secret-one-1", "secret-one-1-and-more", 'quo"ted\\secret', "übergeheim-ß"])
     stream = f'a secret-one-1 b secret-one-1-and-more c {own} quo"ted\\secret übergeheim-ß secret-on'.encode()
-    hidden = known.hide(stream)
+    hidden = known.redact(stream)
     tried = 0
     for size in range(1, len(stream) + 1):
-        veil = Veil(known)
-        pieces = [veil.feed(stream[place : place + size]) for place in range(0, len(stream), size)] + [veil.end()]
+        veil = StreamRedactor(known)
+        pieces = [veil.feed(stream[place : place + size]) for place in range(0, len(stream), size)] + [veil.finish()]
         tried += 1
         together = b"".join(pieces)
         for secret in ("secret-one-1", own, 'quo"ted\\secret', "übergeheim-ß"):
@@ -413,7 +413,7 @@ def test_json_inside_of_json_inside_of_json() -> None:
             for others in (json.dumps, writers[1]):
                 written = secret
                 for depth in range(5):
-                    hidden = known.hide(written.encode()).decode()
+                    hidden = known.redact(written.encode()).decode()
                     assert "***" in hidden and len(hidden) < len(written), (secret, depth, hidden)
                     tried += 1
                     written = (others if depth else writer)({"said": written})
@@ -424,7 +424,7 @@ def test_a_secret_of_several_lines_is_known_by_each_of_them() -> None:
     key = "-----BEGIN PRIVATE KEY-----\n" + "\n".join(f"{line:02d}" + "aB3/" * 15 for line in range(4))
     known = KnownSecrets([key + "\n-----END PRIVATE KEY-----\n"])
     page = "\n".join(f"{number}\t{line}" for number, line in enumerate(key.splitlines(), 1))
-    assert "aB3/" not in known.hide_text(page) and "BEGIN PRIVATE KEY" in known.hide_text(page)
+    assert "aB3/" not in known.redact_text(page) and "BEGIN PRIVATE KEY" in known.redact_text(page)
 
 
 def test_parts_of_secrets_are_hidden_where_a_text_is_cut_and_nowhere_else() -> None:
@@ -434,21 +434,21 @@ def test_parts_of_secrets_are_hidden_where_a_text_is_cut_and_nowhere_else() -> N
     for one in (secret, own):
         text = f"before {one} after"
         for place in range(len(text) + 1):
-            left = known.hide_piece(text[:place], after=True)
-            right = known.hide_piece(text[place:], before=True)
+            left = known.redact_excerpt(text[:place], after=True)
+            right = known.redact_excerpt(text[place:], before=True)
             assert not any(one[:size] in left or one[-size:] in right for size in range(4, len(one) + 1)), place
             assert left.startswith("before"[:place]) and right.endswith("after"[max(0, place - len(text) + 5) :])
             tried += 2
     print(f"parts of texts with secrets in them: {tried} tried, {tried} held")
-    assert known.hide_piece("a secret-one") == "a secret-one" and known.hide_piece("-and-more") == "-and-more"
-    assert known.hide_piece("so", after=True) == "so", "a few letters are innocent"
-    assert known.cut("ab " * 100, 10) == ("ab " * 100)[:10]
-    assert known.cut(f"{'x' * 90} {secret}", 100) == f"{'x' * 90} ***"
+    assert known.redact_excerpt("a secret-one") == "a secret-one" and known.redact_excerpt("-and-more") == "-and-more"
+    assert known.redact_excerpt("so", after=True) == "so", "a few letters are innocent"
+    assert known.truncate("ab " * 100, 10) == ("ab " * 100)[:10]
+    assert known.truncate(f"{'x' * 90} {secret}", 100) == f"{'x' * 90} ***"
 
 
 def test_what_is_too_short_or_a_number_stays() -> None:
     known = KnownSecrets(["abc", "12345678901", "  "])
-    assert known.hide(b'{"abc":12345678901}') == b'{"abc":12345678901}'
+    assert known.redact(b'{"abc":12345678901}') == b'{"abc":12345678901}'
 
 
 def test_settings_are_known_by_their_names_and_addresses_by_their_passwords() -> None:
@@ -457,7 +457,7 @@ def test_settings_are_known_by_their_names_and_addresses_by_their_passwords() ->
         {"api_key": "one-secret", "list": [{"bot_token": "two-secret"}], "url": "https://me:three-secret@host/"}
     )
     basic = base64.b64encode(b"me:three-secret").decode()
-    assert known.hide_text(f"Authorization: Basic {basic}") == "Authorization: Basic ***"
+    assert known.redact_text(f"Authorization: Basic {basic}") == "Authorization: Basic ***"
     known.add_settings({"name": "not-a-secret", "tokens_used": "not-a-secret"})
     text = "one-secret two-secret three-secret not-a-secret"
-    assert known.hide_text(text) == "*** *** *** not-a-secret"
+    assert known.redact_text(text) == "*** *** *** not-a-secret"

@@ -88,8 +88,8 @@ class JournalDoors:
 
     def _hide(self, data: bytes) -> bytes:
         """Without secrets, and without what may be the beginning of one."""
-        hidden = self._hub.secrets.hide(data)
-        return hidden[: len(hidden) - self._hub.secrets.begun(hidden)]
+        hidden = self._hub.secrets.redact(data)
+        return hidden[: len(hidden) - self._hub.secrets.trailing_partial(hidden)]
 
     async def head(self, _request: Request) -> Reply:
         end = await self._hub.database.read(journal_end)

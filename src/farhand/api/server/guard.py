@@ -38,7 +38,7 @@ from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECOND
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.freeze import FreezeOrder
-from farhand.protocol.known_secrets import KnownSecrets, Veil
+from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class Guard:
             reply.pieces = self._while_valid(reply.pieces, caller.ending)
         if not reply.bare:
             if reply.pieces is None:
-                reply.body = self.secrets.hide(reply.body)
+                reply.body = self.secrets.redact(reply.body)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
         reply.headers = [*reply.headers, *cross_origin]
@@ -419,11 +419,11 @@ def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
 
 
 async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:
-    veil = Veil(known)
+    veil = StreamRedactor(known)
     async for piece in pieces:
         if shown := veil.feed(piece):
             yield shown
-    if rest := veil.end():
+    if rest := veil.finish():
         yield rest
 
 

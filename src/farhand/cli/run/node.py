@@ -27,7 +27,7 @@ from farhand.node.identity import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
 from farhand.protocol.errors import Failed, FarhandError
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.sdk.client import socket_url
 from farhand.sdk.errors import Refused
 

@@ -9,8 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.known_secrets import KnownSecrets
-from farhand.protocol.masking import masked_text
+from farhand.protocol.redaction import KnownSecrets, mask_text
 
 _STEERING: Final = {
     code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
@@ -48,7 +47,7 @@ class MaskedFormatter(logging.Formatter):
         return super().formatMessage(record).translate(_LINE)
 
     def format(self, record: logging.LogRecord) -> str:
-        return self.secrets.hide_text(masked_text(super().format(record).translate(_STEERING)))
+        return self.secrets.redact_text(mask_text(super().format(record).translate(_STEERING)))
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.search.grep import LINE
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.node_shell import TAIL_CHARS
 
 # How the names of tools end that show parts of texts. `Read` shows whole lines.
@@ -42,14 +42,14 @@ def _shown(answer: dict[str, Any], secrets: KnownSecrets) -> dict[str, Any]:
     for name, value in answer.items():
         match name, value:
             case "output", str():
-                shown[name] = secrets.hide_piece(value, before=cut, after=running)
+                shown[name] = secrets.redact_excerpt(value, before=cut, after=running)
             case "tail", str():
-                shown[name] = secrets.hide_piece(value, before=len(value) >= TAIL_CHARS, after=running)
+                shown[name] = secrets.redact_excerpt(value, before=len(value) >= TAIL_CHARS, after=running)
             case "log", str():
                 page = cut or value.count("\n") + 1 != answer.get("totalLines")
-                shown[name] = secrets.hide_piece(value, before=page, after=page or running)
+                shown[name] = secrets.redact_excerpt(value, before=page, after=page or running)
             case "content", str() if len(value) >= LINE:
-                shown[name] = secrets.hide_piece(value, after=True)
+                shown[name] = secrets.redact_excerpt(value, after=True)
             case "sessions" | "matches", list():
                 shown[name] = [_shown(one, secrets) if isinstance(one, dict) else one for one in value]
     return shown

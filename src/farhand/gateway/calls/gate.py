@@ -59,8 +59,8 @@ from farhand.protocol.calls import LEAVING, NULL, ToolCall, ToolFailure, ToolRes
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
 from farhand.protocol.freeze import FreezeOrder, Frozen
-from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
+from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import CLOSE_UNREADABLE
 from farhand.store.sqlite.database import Database, StoreError
 from farhand.store.tables import calls

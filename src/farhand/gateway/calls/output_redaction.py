@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from farhand.gateway.hub import Output
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 
 
 async def covered(
@@ -26,13 +26,13 @@ async def covered(
         async for page in source:
             data = held + page.data
             if page.offset != position + len(held):  # what was in between is no longer kept, the end of a secret is
-                position, rest = page.offset, secrets.ended(page.data)
+                position, rest = page.offset, secrets.leading_partial(page.data)
                 data = b"*" * rest + page.data[rest:]
-            shown = len(data) if page.over else len(data) - secrets.begun(data)
+            shown = len(data) if page.over else len(data) - secrets.trailing_partial(data)
             end = position + shown
             start = max(position, offset)
             yield msgspec.structs.replace(
-                page, offset=start, next_offset=max(end, start), data=secrets.cover(data)[start - position : shown]
+                page, offset=start, next_offset=max(end, start), data=secrets.overwrite(data)[start - position : shown]
             )
             position, held = end, data[shown:]
     finally:

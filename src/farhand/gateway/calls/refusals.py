@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from farhand.protocol.known_secrets import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def shortened(record: CallRecord, secrets: KnownSecrets) -> CallRecord:
         tool=record.tool[:STORED_NAME],
         session_key=_name(record.session_key),
         agent_id=_name(record.agent_id),
-        error_message=message if message is None else secrets.cut(message, STORED_BYTES),
+        error_message=message if message is None else secrets.truncate(message, STORED_BYTES),
     )
 
 
@@ -53,7 +53,7 @@ def short_arguments(args: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:
         return args
     # A multiple of what is kept, since hiding secrets may make it shorter.
     beginning = data[: 4 * STORED_BYTES].decode(errors="ignore")
-    kept = RefusedArguments(len(data), hashlib.sha256(data).hexdigest(), secrets.cut(beginning, STORED_BYTES))
+    kept = RefusedArguments(len(data), hashlib.sha256(data).hexdigest(), secrets.truncate(beginning, STORED_BYTES))
     return msgspec.Raw(msgspec.json.encode(kept))
 
 

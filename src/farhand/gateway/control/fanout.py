@@ -26,8 +26,8 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
-from farhand.protocol.known_secrets import KnownSecrets
 from farhand.protocol.names import SEPARATOR, join_tool
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.sqlite.database import Database, StoreError
 from farhand.store.tables import fanouts
 from farhand.store.tables import idempotency as keys
@@ -344,7 +344,9 @@ def _row(node_id: str, outcome: Outcome, whole: bool, secrets: KnownSecrets) -> 
         request_id=record.id,
         duration_ms=None if record.duration_ms is None else round(record.duration_ms),
         exit_code=exit_code,
-        output=secrets.cut(next((line for line in (words or "").splitlines() if line.strip()), ""), LINE_CHARACTERS),
+        output=secrets.truncate(
+            next((line for line in (words or "").splitlines() if line.strip()), ""), LINE_CHARACTERS
+        ),
         error=ended.error if ended.error is not None else UNSET,
         result=ended.result if whole and ended.ok else UNSET,
     )

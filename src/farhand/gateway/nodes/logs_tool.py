@@ -14,7 +14,7 @@ from msgspec import Meta
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
-from farhand.protocol.masking import masked_text
+from farhand.protocol.redaction import mask_text
 from farhand.tools.tool import Tool, tool
 
 DEFAULT_LINES: Final = 100
@@ -66,7 +66,7 @@ class NodeLogs:
             page = msgspec.json.decode(answer, type=LogPage)
         except msgspec.MsgspecError as error:
             raise Failed(f"node {chosen!r} gave an answer that cannot be read: {error}") from None
-        shown = [masked_text(line) for line in page.lines[-lines:]]
+        shown = [mask_text(line) for line in page.lines[-lines:]]
         truncated = page.truncated or len(page.lines) > lines
         return {"nodeId": chosen, "lines": shown, "count": len(shown), "truncated": truncated}
 

@@ -125,7 +125,7 @@ class Direct:
         text = msgspec.json.decode(result, type=_Text).text
         reply = text if text.strip() else bytes(result).decode()
         # A text is cut later, and part of a secret would not be recognised: redact before that.
-        return reply if len(reply) <= SHORT else self._secrets.hide_text(reply)
+        return reply if len(reply) <= SHORT else self._secrets.redact_text(reply)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
         """What happens, as it happens. Whoever closes this early ends what runs.
@@ -184,7 +184,9 @@ class Direct:
         await self._settled()
         found = await self._database.read(lambda store: chats.chats(store, filters, limit))
         # A name is the beginning of what was said first, and may end within a secret.
-        return [msgspec.structs.replace(chat, name=self._secrets.hide_piece(chat.name, after=True)) for chat in found]
+        return [
+            msgspec.structs.replace(chat, name=self._secrets.redact_excerpt(chat.name, after=True)) for chat in found
+        ]
 
     async def history(self, chat_id: str) -> list[ChatMessage] | None:
         await self._settled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from farhand.agent.events import Event, Retrying, TextDelta, ThinkingDelta
-from farhand.protocol.known_secrets import KnownSecrets, Veil
+from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 
 
 class VeiledEvents:
@@ -13,7 +13,7 @@ class VeiledEvents:
 
     def __init__(self, secrets: KnownSecrets) -> None:
         self._secrets = secrets
-        self._open: tuple[type[TextDelta | ThinkingDelta], int, Veil] | None = None
+        self._open: tuple[type[TextDelta | ThinkingDelta], int, StreamRedactor] | None = None
 
     def shown(self, event: Event) -> Iterator[Event]:
         """What is to be told now: deltas may wait for the next one; everything else comes after what waited."""
@@ -25,7 +25,7 @@ class VeiledEvents:
             return
         if self._open is None or self._open[:2] != (type(event), event.step):
             yield from self._rest()
-            self._open = (type(event), event.step, Veil(self._secrets))
+            self._open = (type(event), event.step, StreamRedactor(self._secrets))
         if text := self._open[2].feed_text(event.text):
             yield type(event)(event.step, text)
 
@@ -33,5 +33,5 @@ class VeiledEvents:
         if self._open is not None:
             kind, step, veil = self._open
             self._open = None
-            if text := veil.end_text():
+            if text := veil.finish_text():
                 yield kind(step, text)

@@ -32,7 +32,7 @@ from farhand.llm.messages import Content, Message, StreamEvent, ToolUse
 from farhand.llm.model import ModelRequest
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotFound
-from farhand.protocol.masking import MASK
+from farhand.protocol.redaction import MASK
 from farhand.store.tables import recordings as replays
 from farhand.store.tables import sessions
 from farhand.store.tables.calls import CallRecord, made_by

@@ -115,9 +115,9 @@ class RunCalls:
         """What the model is told: nothing of the gateway's own secrets."""
         secrets = self._hub.secrets
         if result.error is not None:
-            return Outcome.failed(result.error.kind, secrets.hide_text(result.error.message))
+            return Outcome.failed(result.error.kind, secrets.redact_text(result.error.message))
         return Outcome.of_result(
-            msgspec.structs.replace(result, result=msgspec.Raw(secrets.hide(bytes(result.result))))
+            msgspec.structs.replace(result, result=msgspec.Raw(secrets.redact(bytes(result.result))))
         )
 
     async def end_processes(self) -> None:

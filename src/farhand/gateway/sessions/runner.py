@@ -301,7 +301,7 @@ class _Turn:
             if run.options.fresh and record.messages:
                 record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
             if not record.title and (words := " ".join(run.message.text.split())):
-                transcript.change_session(store, record.key, title=secrets.cut(words, TITLE_LENGTH))
+                transcript.change_session(store, record.key, title=secrets.truncate(words, TITLE_LENGTH))
             said = [run.message] if run.message.content else []
             for message in (*client_calls.results(store, record, run.options.answers), *said):
                 transcript.append_entry(store, self._entry(message, now, record=record))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from farhand.protocol.masking import masked, snake_case
+from farhand.protocol.redaction import mask_settings, snake_case
 from farhand.tools.tool import Tool, tool
 
 ConfigPath = Annotated[
@@ -30,7 +30,7 @@ class Settings:
 
     async def config_get(self, path: ConfigPath = None) -> dict[str, Any]:
         """Inspect the Gateway configuration. Sensitive values are masked."""
-        shown = masked(self._values())
+        shown = mask_settings(self._values())
         return {"path": path, "value": find(shown, path)} if path and path.strip() else {"config": shown}
 
     def holds(self, path: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farhand.protocol.masking import masked, masked_text, names_a_secret
+from farhand.protocol.redaction import is_secret_name, mask_settings, mask_text
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,19 @@ from farhand.protocol.masking import masked, masked_text, names_a_secret
     ],
 )
 def test_texts(text: str, expected: str) -> None:
-    assert masked_text(text) == expected
+    assert mask_text(text) == expected
 
 
 @pytest.mark.parametrize(
     "name", ["token", "apiKeys", "bot_token", "SMTP_PASSWORD", "secret", "access-token", "key", "X-Auth-Key"]
 )
 def test_names_of_secrets(name: str) -> None:
-    assert names_a_secret(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["session_key", "tls_key", "main_key", "tokenizer", "token_count", "ssh_key", "port"])
 def test_names_of_other_things(name: str) -> None:
-    assert not names_a_secret(name)
+    assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_names_of_other_things(name: str) -> None:
     ],
 )
 def test_settings(value: Any, expected: Any) -> None:
-    assert masked(value) == expected
+    assert mask_settings(value) == expected

@@ -1,0 +1,261 @@
+"""Remove secrets from what leaves the process.
+
+Two mechanisms: `mask_text` and `mask_settings` recognise secrets by their pattern or by the name of the setting;
+`KnownSecrets` and `StreamRedactor` remove the values this process knows, wherever they appear.
+
+Known values are found as they are, URL-quoted, as a JSON string, as JSON inside JSON (four levels), line by line where
+a secret has several lines, and as the HTTP Basic form of a password in a URL. A secret that was compressed, encrypted
+or encoded in another way passes. This limits accidental disclosure; a caller who may run commands can still re-encode
+a secret on purpose.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import quote, quote_plus
+
+MASK: Final = "***"
+
+_IN_TEXT: Final = re.compile(
+    r"""
+    ( (?:token|code)=
+    | (?:token|api_?key|secret|password|passwd|authorization)["']\s*[:=]\s*["']
+    | (?:api_?key|secret|password|passwd)=["']?
+    | \bbearer[.\s]
+    | \bauthorization:\s*basic\s
+    | \bfh[onck]_ | \bsk- | \bgh[pousr]_ | \bgithub_pat_ | \bxox[abprs]- | \bglpat- )
+    [\w.~%+/=-]+
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# Does not match the scheme: that would search from every dot of a long name to its end.
+_IN_URL: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)", re.IGNORECASE)
+_IN_SETTING: Final = re.compile(
+    r"""
+    ( :// ) [^\s/:@?#]+ (?=@)                                                      # user of a URL
+    | ( [?&][\w.-]*(?:key|sig|signature|code|auth|pass|token|secret)= ) [^\s&#]+   # query parameter
+    | ( ://hooks\.slack\.com/\w+/ | /api/webhooks/ ) \S+                           # webhook address
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_SECRET_NAME: Final = re.compile(
+    r"(?:^|_)(?:tokens?|secrets?|passwords?|passwd|passphrase|(?:api|access|private|secret|signing|encryption|auth|subscription|account|shared|master)_?keys?"
+    r"|apikeys?|credentials?|authorization|cookies?|dsn|webhook_url)$|^key$"
+)
+_CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def mask_text(text: str) -> str:
+    """Return the text with everything that looks like a secret replaced by `***`; its label stays."""
+    return _IN_URL.sub(rf"\1{MASK}\2", _IN_TEXT.sub(rf"\1{MASK}", text))
+
+
+def mask_settings(value: Any, *, secret: bool = False) -> Any:
+    """Return a copy of settings without secrets: under a name that denotes one, and in texts that look like one.
+
+    Numbers, booleans and empty strings stay.
+    """
+    if isinstance(value, Mapping):
+        # Headers usually carry credentials, whatever their names.
+        return {
+            name: mask_settings(inner, secret=secret or is_secret_name(str(name)) or snake_case(str(name)) == "headers")
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [mask_settings(inner, secret=secret) for inner in value]
+    if isinstance(value, str):
+        if secret and value:
+            return MASK
+        return _IN_SETTING.sub(lambda found: f"{next(filter(None, found.groups()))}{MASK}", mask_text(value))
+    return value
+
+
+def is_secret_name(name: str) -> bool:
+    """True for `token`, `apiKeys`, `bot_token`, `SMTP_PASSWORD`; false for `context_tokens_used`, `session_key`."""
+    return _SECRET_NAME.search(snake_case(name)) is not None
+
+
+def is_own_secret(variable: str) -> bool:
+    """Return whether an environment variable carries a secret of Farhand, which no command may inherit."""
+    return variable.startswith("FARHAND_") and is_secret_name(variable)
+
+
+def snake_case(name: str) -> str:
+    return _CAMEL_CASE.sub("_", name).replace("-", "_").lower()
+
+
+# Shorter secrets occur in ordinary text, and can be guessed anyway.
+MIN_SECRET_CHARS: Final = 8
+# The same for a single line of a secret with several lines, such as a PEM key.
+MIN_LINE_CHARS: Final = 16
+# Fewer bytes of a secret at the edge of a truncated text reveal nothing and occur in ordinary text.
+MIN_PARTIAL_BYTES: Final = 4
+# Levels of JSON inside JSON in which a secret is found.
+MAX_JSON_NESTING: Final = 4
+# Farhand's own tokens and keys are recognised by their pattern, since only their hashes are stored.
+_OWN: Final = re.compile(rb"fh[onck]_[\w-]{43}(?![\w-])")
+_OWN_PREFIX: Final = re.compile(rb"f(?:h(?:[onck](?:_[\w-]{0,43})?)?)?\Z")
+# More than half of one, without its first characters.
+_OWN_SUFFIX: Final = re.compile(rb"[\w-]{24,46}(?![\w-])")
+_URL_PASSWORD: Final = re.compile(r"://([^\s/:@]*):([^\s/@]+)@")
+_JSON_ESCAPE: Final = re.compile(r"\\u([0-9a-f]{4})")
+# Some programs also escape these in JSON.
+_MARKUP: Final = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
+_MASK: Final = MASK.encode()
+
+
+class KnownSecrets:
+    """Secret values to remove from output; more can be added at any time."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._needles: tuple[bytes, ...] = ()
+        # Farhand's own tokens whose value is known, for `leading_partial`.
+        self._own: set[bytes] = set()
+        # The distinct beginnings of the needles: there are fewer of them to search for.
+        self._stems: tuple[bytes, ...] = ()
+        self.longest = len("fho_") + 43
+        self.add(*values)
+
+    def add(self, *values: str) -> None:
+        """Redact these values from now on, in every encoding that output may use."""
+        found = set(self._needles)
+        for value in values:
+            text = value.strip()
+            if len(text) < MIN_SECRET_CHARS or text.isdecimal():  # a plain number is valid JSON by itself
+                continue
+            if text.isascii() and _OWN.fullmatch(text.encode()):
+                self._own.add(text.encode())
+                continue  # matched by pattern
+            lines = [line.strip() for line in text.splitlines()] if "\n" in text else []
+            for part in (text, *(line for line in lines if _is_secret_line(line))):
+                found.update(encoded.encode(errors="surrogateescape") for encoded in _encodings(part))
+        # The longest first: one may be a part of another.
+        self._needles = tuple(sorted(found, key=lambda needle: (-len(needle), needle)))
+        self.longest = max([self.longest, *map(len, self._needles)])
+        self._stems = tuple(sorted({needle[:MIN_SECRET_CHARS] for needle in self._needles}))
+
+    def add_settings(self, settings: Any, *, secret: bool = False) -> None:
+        """Add every string under a name that denotes a secret, and every password in a URL."""
+        if isinstance(settings, Mapping):
+            for name, value in settings.items():
+                self.add_settings(value, secret=secret or is_secret_name(str(name)))
+        elif isinstance(settings, list | tuple):
+            for value in settings:
+                self.add_settings(value, secret=secret)
+        elif isinstance(settings, str):
+            for user, password in _URL_PASSWORD.findall(settings):
+                self.add(password, base64.b64encode(f"{user}:{password}".encode(errors="surrogateescape")).decode())
+            if secret:
+                self.add(settings)
+
+    def redact(self, data: bytes) -> bytes:
+        """Return the data with each secret replaced by `***`."""
+        # One search per stem is four times as fast as one regular expression for all of them.
+        for stem in self._stems:
+            if stem in data:
+                for needle in self._needles:
+                    data = data.replace(needle, _MASK)
+                break
+        return _OWN.sub(_MASK, data) if b"fh" in data else data
+
+    def redact_text(self, text: str) -> str:
+        data = text.encode(errors="surrogatepass")
+        redacted = self.redact(data)
+        return text if redacted == data else redacted.decode(errors="surrogatepass")
+
+    def redact_excerpt(self, text: str, *, before: bool = False, after: bool = False) -> str:
+        """Redact a part of a longer text.
+
+        Where the text continues `before` or `after` the excerpt, a secret that was cut in two is removed as well.
+        """
+        data = self.redact(text.encode(errors="surrogatepass"))
+        if after and (size := self.trailing_partial(data)) >= MIN_PARTIAL_BYTES:
+            data = data[:-size] + _MASK
+        if before and (size := self.leading_partial(data)) >= MIN_PARTIAL_BYTES:
+            data = _MASK + data[size:]
+        return data.decode(errors="surrogatepass")
+
+    def truncate(self, text: str, longest: int) -> str:
+        """Return at most the first `longest` characters, without secrets and without the beginning of one."""
+        redacted = self.redact_text(text)
+        # Redaction changes the length, so the position of the cut refers to the redacted text.
+        return redacted if len(text) <= longest else self.redact_excerpt(redacted[:longest], after=True)[:longest]
+
+    def overwrite(self, data: bytes) -> bytes:
+        """Replace each byte of a secret by a star, which keeps the offsets of a stream valid."""
+        for needle in self._needles:
+            data = data.replace(needle, b"*" * len(needle))
+        return _OWN.sub(lambda found: b"*" * len(found[0]), data) if b"fh" in data else data
+
+    def trailing_partial(self, data: bytes) -> int:
+        """Return how many of the last bytes may be the beginning of a secret."""
+        longest = 0
+        for needle in self._needles:
+            for size in range(min(len(needle) - 1, len(data)), longest, -1):
+                if data.endswith(needle[:size]):
+                    longest = size
+                    break
+        own = _OWN_PREFIX.search(data, max(0, len(data) - 48))
+        return longest if own is None else max(longest, len(own[0]))
+
+    def leading_partial(self, data: bytes) -> int:
+        """Return how many of the first bytes may be the end of a secret."""
+        longest = 0
+        for needle in (*self._needles, *self._own):
+            for size in range(min(len(needle) - 1, len(data)), longest, -1):
+                if data.startswith(needle[-size:]):
+                    longest = size
+                    break
+        own = _OWN_SUFFIX.match(data)
+        return longest if own is None else max(longest, len(own[0]))
+
+
+class StreamRedactor:
+    """Redacts a stream that arrives in pieces, including secrets that are split between two pieces."""
+
+    def __init__(self, secrets: KnownSecrets) -> None:
+        self._secrets = secrets
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what can be shown now; bytes that may begin a secret are held back."""
+        data = self._secrets.redact(self._held + piece)
+        shown = len(data) - self._secrets.trailing_partial(data)
+        self._held = data[shown:]
+        return data[:shown]
+
+    def finish(self) -> bytes:
+        """Return the bytes that were held back."""
+        held, self._held = self._held, b""
+        return self._secrets.redact(held)
+
+    def feed_text(self, piece: str) -> str:
+        # No needle begins in the middle of a character, so whole characters come out.
+        return self.feed(piece.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+    def finish_text(self) -> str:
+        return self.finish().decode(errors="surrogatepass")
+
+
+def _encodings(text: str) -> set[str]:
+    """Return each form in which output may carry a secret."""
+    in_json = json.dumps(text)[1:-1]
+    written = {
+        text,
+        in_json.replace("/", "\\/"),
+        _JSON_ESCAPE.sub(lambda found: "\\u" + found[1].upper(), in_json),
+        json.dumps(text, ensure_ascii=False)[1:-1].translate(_MARKUP),
+    }
+    for _ in range(MAX_JSON_NESTING):
+        written |= {json.dumps(one, ensure_ascii=only)[1:-1] for one in written for only in (True, False)}
+    raw = text.encode(errors="surrogateescape")
+    return written | {quote(raw), quote_plus(raw), quote(raw, safe="")}
+
+
+def _is_secret_line(line: str) -> bool:
+    """Return whether a single line of a secret is secret: a line of a key is; its header or a sentence is not."""
+    return len(line) >= MIN_LINE_CHARS and not line.startswith("-----") and len(line.split()) == 1
