@@ -10,7 +10,7 @@ from tests.support.harness import ROOT
 
 
 def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
-    page = (ROOT / "docs" / "promises.md").read_text()
+    page = (ROOT / "docs" / "reference" / "promises.md").read_text()
     assert [f"| P{number} |" in page for number in range(1, 14)] == [True] * 13
     file, named = "", 0
     for path, test in re.findall(r"`([\w/…]+(?:\.py)?)(?:::(\w+))?`", page):
@@ -51,7 +51,7 @@ def test_every_siege_is_marked_and_counts() -> None:
         assert "tried" in source and "held" in source, path.name
 
 
-@pytest.mark.parametrize("page", ["SECURITY.md", "README.md", "docs/README.md"])
+@pytest.mark.parametrize("page", ["SECURITY.md", "README.md", "docs/index.md"])
 def test_pages_link_to_files_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", text)

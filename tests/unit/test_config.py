@@ -74,7 +74,7 @@ def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str)
 
 
 def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restart() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     names = {"agents": "NAME", "providers": "NAME", "models": "NAME", "channels": "NAME", "hooks": "ID"}
     for section in msgspec.structs.fields(Config):
         assert f"[{section.name}{'.' + names[section.name] if section.name in names else ''}]" in page, section.name

@@ -69,8 +69,8 @@ def bench(seconds: float, as_json: bool) -> int:
     """Measure calls, commands and a copy on this machine.
 
     A gateway and a node are started in a folder of their own, measured, and stopped; nothing of yours is touched. The
-    calls are made by this one Python program, which takes its share of the machine: see docs/performance.md for figures
-    beside other systems.
+    calls are made by this one Python program, which takes its share of the machine: see
+    docs/reference/performance.md for figures beside other systems.
 
     \b
     Examples:
