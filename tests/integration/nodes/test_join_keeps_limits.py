@@ -1,0 +1,47 @@
+"""What `farhand join` limited is limited, too, when the node is started again without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.integration.cli.conftest import Command
+from tests.support.harness import GatewayProcess
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
+
+
+@contextlib.contextmanager
+def running(gateway: GatewayProcess, *words: str) -> Iterator[None]:
+    """`farhand …` until the block ends, with the node `borrowed` online."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farhand", *words], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        gateway.wait_for_node("borrowed")
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+        gateway.wait_for_node("borrowed", online=False)
+
+
+def test_a_second_start_lends_no_more_than_the_join(gateway: GatewayProcess, tmp_path: Path) -> None:
+    """U1: limits and tags were silently gone, and Bash ran."""
+    root, home = tmp_path / "lent", tmp_path / "other"
+    root.mkdir()
+    (tmp_path / "outside.txt").write_text("kept\n")
+    code = Command(gateway.home)("node", "pair", "--json").json()["code"]
+    joined = ["join", code, "--id", "borrowed", "--home", str(home), "--root", str(root), "--tag", "web"]
+    for words in (joined, ["node", "--home", str(home)]):
+        with running(gateway, *words):
+            tries = {"Bash": {"command": "id"}, "Read": {"path": f"{tmp_path}/outside.txt"}}
+            answers = [gateway.invoke(f"borrowed__{tool}", args) for tool, args in tries.items()]
+            held = [answer.get("error", {}).get("kind") for answer in answers]
+            held += gateway.wait_for_node("borrowed")["tags"]
+            assert held == ["not_allowed", "not_allowed", "web"], (words[0], answers)
+            assert gateway.invoke("borrowed__Write", {"path": "new.txt", "content": "x"})["ok"] is True
