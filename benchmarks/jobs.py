@@ -21,7 +21,7 @@ from pathlib import Path
 
 from farhand.machine.jobs import jobs as jobs_module
 from farhand.machine.jobs.jobs import Jobs, login_shell
-from farhand.tools.node_shell import ShellTools
+from farhand.tools.node_shell import NodeShellTools
 
 SOURCE = str(Path(jobs_module.__file__).parents[3])
 
@@ -41,13 +41,13 @@ async def measure(home: Path, environment: dict[str, str], rounds: int, idle: in
     started = time.perf_counter()
     async with Jobs(home / "jobs", environment=environment, linger=0.2) as jobs:
         print(f"cold start of the keeper             {(time.perf_counter() - started) * 1e3:9.2f} ms, once")
-        tools = ShellTools(jobs, home)
+        tools = NodeShellTools(jobs, home)
         await spawns(tools, environment, rounds)
         await flood(tools, environment)
         await idling(jobs, tools, idle)
 
 
-async def spawns(tools: ShellTools, environment: dict[str, str], rounds: int) -> None:
+async def spawns(tools: NodeShellTools, environment: dict[str, str], rounds: int) -> None:
     shell = [*login_shell(environment), "true"]
 
     async def bare() -> None:
@@ -98,7 +98,7 @@ async def turns(contestants: dict[str, Callable[[], Awaitable[None]]], rounds: i
     return times
 
 
-async def flood(tools: ShellTools, environment: dict[str, str]) -> None:
+async def flood(tools: NodeShellTools, environment: dict[str, str]) -> None:
     size = 1_000_000_000
     started = time.perf_counter()
     subprocess.run(
@@ -114,7 +114,7 @@ async def flood(tools: ShellTools, environment: dict[str, str]) -> None:
     )
 
 
-async def idling(jobs: Jobs, tools: ShellTools, count: int) -> None:
+async def idling(jobs: Jobs, tools: NodeShellTools, count: int) -> None:
     before = own_memory()
     started = time.perf_counter()
     await asyncio.gather(*(tools.Bash(command="sleep 100000", background=True) for _ in range(count)))

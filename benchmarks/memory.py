@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from farhand.memory.memory import Memory, Waits
+from farhand.memory.memory import EmbeddingTimeouts, Memory
 from farhand.memory.sources import FolderSource
 from farhand.memory.vectors import Vector, unit_vector
 
@@ -76,7 +76,7 @@ def opened(place: Path, count: int, embedder: Subjects | None) -> Memory:
         chance = random.Random(7)
         grow(workspace, count, chance, vocabulary(chance))
     sources = [FolderSource(workspace)]
-    return Memory(place / "memory.db", lambda _: sources, embedder, waits=Waits(patience=3600))
+    return Memory(place / "memory.db", lambda _: sources, embedder, waits=EmbeddingTimeouts(patience=3600))
 
 
 def show(

@@ -22,11 +22,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.search.grep import ripgrep
-from farhand.node.program import SECRET_FILES
-from farhand.tools.node_files import FileTools
+from farhand.tools.node_files import NodeFileTools
 
 SUFFIXES = ("py", "py", "rs", "ts", "txt", "json", "c", "h", "html", "md")
 
@@ -58,9 +57,9 @@ def grow(top: Path, count: int) -> None:
 
 
 def compare(top: str, count: int, rounds: int) -> None:
-    hidden = [f"/var/lib/farhand/{name}" for name in SECRET_FILES]  # as a node hides its own
-    everywhere = FileTools(Files(top, hidden=hidden))
-    rooted = FileTools(Files(top, roots=[Root(top)], hidden=hidden))
+    hidden = ["/var/lib/farhand"]  # as a node hides its own home
+    everywhere = NodeFileTools(Files(top, hidden=hidden))
+    rooted = NodeFileTools(Files(top, roots=[ConfinedRoot(top)], hidden=hidden))
     greps = {
         "Grep, few matches": r"needle_\d+ is",
         "Grep, no match": "zzzzzzzzzzzz",

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farhand.machine.files.allowed_paths import MOST_LINKS
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.listing import list_folder
-from farhand.machine.search.glob import find
+from farhand.machine.search.glob import glob_files
 from farhand.protocol.errors import InvalidArgs, NotAllowed, ToolError
 
 pytestmark = pytest.mark.siege
@@ -134,7 +134,7 @@ class Tree:
     def files(self, *, upward: bool) -> Files:
         return Files(
             f"{self.top}/work",
-            roots=[Root(root) for root in self.roots],
+            roots=[ConfinedRoot(root) for root in self.roots],
             hidden=[f"{self.top}/home", "/proc", "/etc"],
             exposed=[f"{self.top}/home/agents"],
             upward=upward,
@@ -264,7 +264,7 @@ def seen(files: Files, path: str) -> Iterator[str]:
     try:
         for entry in list_folder(files, path, hidden=True):
             yield f"{files.place(path).real}/{entry.name}"
-        yield from find(files, "**/*", path)
+        yield from glob_files(files, "**/*", path)
     except ToolError:
         return
 

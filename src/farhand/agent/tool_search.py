@@ -23,7 +23,7 @@ from farhand.agent.tools import AgentTool, Call, machine_part, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
-from farhand.protocol.names import FAMILY, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
+from farhand.protocol.names import ANY_BELOW, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
 from farhand.tools.agent_tools import MAIN_AGENT
 from farhand.tools.schema import canonical_names
 
@@ -134,13 +134,13 @@ class ToolShelf:
 
 def _named(name: str, specs: Sequence[ToolSpec]) -> ToolSpec | None:
     """The tool of this name: one that is listed, or one of a family, of which nothing more is known."""
-    if name.endswith(FAMILY):
+    if name.endswith(ANY_BELOW):
         return None
     family: ToolSpec | None = None
     for spec in specs:
         if spec.name == name:
             return spec
-        if spec.name.endswith(FAMILY) and covers(spec.name.removesuffix(FAMILY), name):
+        if spec.name.endswith(ANY_BELOW) and covers(spec.name.removesuffix(ANY_BELOW), name):
             family = spec
     return None if family is None else msgspec.structs.replace(family, name=name)
 

@@ -88,21 +88,21 @@ from farhand.gateway.workspace.skills import LocalSkills, Skills
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.llm.registry import Models
 from farhand.machine.files.local_paths import AGENTS_FOLDER, local_files
-from farhand.machine.files.private_files import close_to_others, close_tree, open_private, write_private
-from farhand.machine.files.transaction_log import settle
-from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, KeptFiles
+from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
+from farhand.machine.files.transaction_log import roll_back_unfinished
+from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, UndoLog
 from farhand.machine.jobs.jobs import Jobs
 from farhand.memory.memory import Memory
 from farhand.memory.registry import Provider, make_embedder
 from farhand.memory.tools import memory_tools
-from farhand.node.queries import Questions
+from farhand.node.queries import NodeQueries
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.redaction import KnownSecrets, is_own_secret
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
-from farhand.tools.agent_files import AgentFiles
-from farhand.tools.agent_shell import AgentShell
+from farhand.tools.agent_files import AgentFileTools
+from farhand.tools.agent_shell import AgentShellTools
 from farhand.tools.agent_tools import main_agent_tools, sub_agent_tools
 from farhand.tools.http_guide import guide_tools
 from farhand.tools.skill_paths import SkillPaths
@@ -221,30 +221,30 @@ class Gateway:
 
         live.watch(obey)
         self.workspace.mkdir(parents=True, exist_ok=True)
-        kept = KeptFiles(
+        undo_log = UndoLog(
             self._home / UNDO_FOLDER / "gateway",
             quota=self._config.undo.quota_mb * MIB,
             largest=self._config.undo.largest_mb * MIB,
         )
-        stack.callback(kept.close)
+        stack.callback(undo_log.close)
         skill_files = self._home.resolve() / SKILL_FOLDERS
         skill_files.mkdir(mode=0o755, exist_ok=True)
-        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, kept, readable=skill_files)
-        await asyncio.to_thread(settle, files)
+        files = local_files(self.workspace, self._home, lambda: live.now.tools.roots, undo_log, readable=skill_files)
+        await asyncio.to_thread(roll_back_unfinished, files)
         commands = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
         jobs = await stack.enter_async_context(Jobs(self._home / "jobs", environment=commands, eager=False))
-        questions = Questions(jobs, commands, self._home / "logs")
+        questions = NodeQueries(jobs, commands, self._home / "logs")
         hub.queries.answer_own({"output": questions.output, "jobs": questions.jobs})
         hub.freeze.end_jobs = jobs.end_all
         confinement = LiveConfinement(lambda: live.now.sandbox, self.workspace, self._home, readable=(skill_files,))
         guide = guide_tools(files, jobs, confinement, hub.secrets)
         hub.catalog.serve(guide, offered=False)
         places = SkillPaths(str(self.workspace), str(skill_files))
-        shell = AgentShell(jobs, files, confinement, hub.secrets, places)
-        hands = [*AgentFiles(files, secrets=hub.secrets, skills=places).tools(), *shell.tools()]
-        objects = open_objects(self._home, self._config.objects, kept)
+        shell = AgentShellTools(jobs, files, confinement, hub.secrets, places)
+        hands = [*AgentFileTools(files, secrets=hub.secrets, skills=places).tools(), *shell.tools()]
+        objects = open_objects(self._home, self._config.objects, undo_log)
         stack.push_async_callback(objects.close)
-        undo = Undo(hub, kept, files, objects)
+        undo = Undo(hub, undo_log, files, objects)
         hub.catalog.serve(undo.tools(), offered=False)
         self._routes += undo_routes(hub, undo)
         workspace = Workspace(objects)
@@ -294,7 +294,7 @@ class Gateway:
             hub.database,
             lambda: HistoryLimits(live.now.retention.history_days, live.now.retention.history_mb),
             clock=hub.node_registry.clock,
-            has_undo=lambda call: kept.find(call) is not None,
+            has_undo=lambda call: undo_log.find(call) is not None,
         )
         self._scheduler, book = await open_schedule(
             hub, lambda: live.now, environ, objects, self.chats, courier=messaging.messages
@@ -543,10 +543,10 @@ def open_memory(
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
 
 
-def open_objects(home: Path, section: ObjectsSection, kept: KeptFiles | None = None) -> Objects:
+def open_objects(home: Path, section: ObjectsSection, undo_log: UndoLog | None = None) -> Objects:
     """The engine the settings name. Raises ConfigError when it cannot be had."""
     if not section.url:
-        return FolderObjects(home, kept)
+        return FolderObjects(home, undo_log)
     try:
         from farhand.store.objects.s3 import S3Objects  # noqa: PLC0415
     except ImportError:
@@ -565,10 +565,10 @@ def close_home(home: Path, workspace: Path) -> None:
     """
     own = (AGENTS_FOLDER, SKILLS_FOLDER)
     inner = workspace.relative_to(home).parts[:1] if workspace.is_relative_to(home) else ()
-    close_tree(home, apart_from=(*own, SKILL_FOLDERS, *inner))
+    restrict_tree(home, apart_from=(*own, SKILL_FOLDERS, *inner))
     for name in own:
         (home / name).mkdir(mode=0o700, exist_ok=True)
-        close_to_others(home / name)
+        restrict_to_owner(home / name)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class Messaging:
             clock=clock,
             learn=hub.secrets.add,
             invalid=hub.credentials.ended,
-            frozen=lambda: None if (order := hub.gate.frozen) is None else order.told,
+            frozen=lambda: None if (order := hub.gate.frozen) is None else order.summary,
             removed=hub.credentials.announce_removed,
         )
         hub.credentials.lent |= {

@@ -31,10 +31,10 @@ from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
 from farhand.gateway.transfers.transfers import Transfers
-from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
+from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, ToolError
-from farhand.protocol.freeze import Brake
+from farhand.protocol.freeze import FreezeState
 from farhand.protocol.key_auth import key_text
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.names import NATIVE, validate_node_id
@@ -122,7 +122,7 @@ class Hub:
         environment: NodeTokens,
         *,
         open: bool,  # noqa: A002
-        brake: Brake | None = None,
+        freeze_state: FreezeState | None = None,
     ) -> None:
         read = database.query
         self._database = self.database = database
@@ -144,7 +144,12 @@ class Hub:
         self.transfers.invalid = self.credentials.ended
         self.credentials.on_removed.append(self.transfers.credential_ended)
         self.freeze = Freeze(
-            brake or Brake(), self.gate, self.transfers, self.node_registry, gateway_id=self.gateway_id, note=self.note
+            freeze_state or FreezeState(),
+            self.gate,
+            self.transfers,
+            self.node_registry,
+            gateway_id=self.gateway_id,
+            note=self.note,
         )
         parking = self.gate.parking
         self.approvals = Approvals(database, parking, Effects(self.queries), self.node_registry.clock)
@@ -174,8 +179,10 @@ class Hub:
         owner = owner_token(home)
         database, recovery = open_store(home, time.time_ns() // 1_000_000)
         database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
-        brake = FileBrake(home / FREEZE_FILE)  # not in the store: an earlier copy of that must not lift a freeze
-        hub = cls(database, owner, environment, open=open, brake=brake)
+        freeze_state = FreezeFile(
+            home / FREEZE_FILE
+        )  # not in the store: an earlier copy of that must not lift a freeze
+        hub = cls(database, owner, environment, open=open, freeze_state=freeze_state)
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})

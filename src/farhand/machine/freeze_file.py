@@ -1,4 +1,4 @@
-"""The brake of whatever must stay stopped when its program is killed: a node, and the gateway."""
+"""The freeze_state of whatever must stay stopped when its program is killed: a node, and the gateway."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.protocol.freeze import Brake, FreezeOrder
+from farhand.protocol.freeze import FreezeOrder, FreezeState
 
 # Where a gateway keeps it in its home, and a node in its folder there.
 FREEZE_FILE = "freeze.json"
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredFreeze(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the file says."""
 
     order: FreezeOrder | None = None
     thawed_at: int | None = None
 
 
-class FileBrake(Brake):
+class FreezeFile(FreezeState):
     """Survives whatever happens to the program. A file that cannot be read holds as an order would."""
 
     def __init__(self, path: Path) -> None:
@@ -29,12 +29,12 @@ class FileBrake(Brake):
         self._path = path
         self._keeping = threading.Lock()
         try:
-            kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+            kept = msgspec.json.decode(path.read_bytes(), type=StoredFreeze)
         except FileNotFoundError:
             return
         except (OSError, msgspec.MsgspecError) as error:
             at = int(path.stat().st_mtime * 1000) if path.exists() else 0
-            kept = Kept(FreezeOrder(at, "farhand", f"{path} cannot be read: {error}"))
+            kept = StoredFreeze(FreezeOrder(at, "farhand", f"{path} cannot be read: {error}"))
         self.order, self.thawed_at = kept.order, kept.thawed_at
 
     def _keep(self) -> None:
@@ -45,7 +45,7 @@ class FileBrake(Brake):
         beside = self._path.with_name(f"{self._path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(Kept(self.order, self.thawed_at)))
+            file.write(msgspec.json.encode(StoredFreeze(self.order, self.thawed_at)))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self._path)

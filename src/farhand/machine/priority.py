@@ -10,7 +10,7 @@ import threading
 BULK_NICENESS = 10
 
 
-def step_back() -> None:
+def lower_thread_priority() -> None:
     """Let this thread, which moves bytes, wait for those that answer calls, where the system can tell threads apart.
 
     Not to the utmost: one that is kept waiting with Python's lock in its hands keeps the answers waiting too.

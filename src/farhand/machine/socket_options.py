@@ -11,12 +11,12 @@ from typing import Final
 QUICK_MICROSECONDS: Final = 1000
 LITTLE_BYTES: Final = 512 * 1024
 # For SO_LINGER: what was not sent when a connection is closed is not sent any more.
-DROP: Final = struct.pack("ii", 1, 0)
+RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 # struct tcp_info, as far as the smoothed round trip in microseconds.
 _ROUND_TRIP: Final = struct.Struct("=68xI")
 
 
-def keep_little_under_way(connection: socket.socket) -> None:
+def limit_buffers_on_fast_links(connection: socket.socket) -> None:
     """Let little of a file wait between two ends that are near each other: whoever takes it in gets it in small
     portions then, and others their turns. Over a long line much must be under way, and the system knows how much."""
     if sys.platform != "linux":

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_own_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `function` returns or raises; cancelled, it goes on in its thread."""
     thread = ThreadPoolExecutor(1, "farhand-apart")
     try:

@@ -17,7 +17,7 @@ _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class MemoryChunk(msgspec.Struct, frozen=True):
     """Whole lines of a file (or a part of one very long line), numbered from 1."""
 
     start_line: int
@@ -27,9 +27,9 @@ class Chunk(msgspec.Struct, frozen=True):
     headings: str = ""
 
 
-def chunks(text: str) -> list[Chunk]:
+def chunks(text: str) -> list[MemoryChunk]:
     """Every line that is not blank is in exactly one chunk, in order."""
-    found: list[Chunk] = []
+    found: list[MemoryChunk] = []
     gathered: list[tuple[int, str]] = []
     trail: list[tuple[int, str]] = []
     above = ""
@@ -99,7 +99,7 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
         yield block
 
 
-def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[Chunk]:
+def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[MemoryChunk]:
     """One chunk, or several where a single block is longer than a chunk may be."""
     part: list[tuple[int, str]] = []
     size = 0
@@ -109,7 +109,7 @@ def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[Chunk]:
             part, size = [], 0
         if len(line) > MOST:
             for start in range(0, len(line), MOST):
-                yield Chunk(number, number, line[start : start + MOST], headings)
+                yield MemoryChunk(number, number, line[start : start + MOST], headings)
             continue
         if part or line.strip():
             part.append((number, line))
@@ -118,7 +118,7 @@ def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[Chunk]:
         yield _chunk(part, headings)
 
 
-def _chunk(part: list[tuple[int, str]], headings: str) -> Chunk:
+def _chunk(part: list[tuple[int, str]], headings: str) -> MemoryChunk:
     while not part[-1][1].strip():
         part.pop()
-    return Chunk(part[0][0], part[-1][0], "\n".join(line for _, line in part), headings)
+    return MemoryChunk(part[0][0], part[-1][0], "\n".join(line for _, line in part), headings)

@@ -119,7 +119,7 @@ class HttpEmbedder:
         return vectors
 
 
-class Unavailable:
+class UnavailableEmbedder:
     """Stands for an embedder that is wanted but cannot work, and says why whenever it is asked."""
 
     batch = 64

@@ -21,12 +21,12 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import apsw
 import msgspec
 
-from farhand.machine.files.private_files import make_private
+from farhand.machine.files.private_files import create_private
 from farhand.memory.chunks import chunks
 from farhand.memory.schema import COUNTED, LATEST, RANKED, TABLES, VERSION
 from farhand.memory.sketch_cache import Drawn
 from farhand.memory.sources import MAIN_FILE
-from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, numpy, signs, vector_of
+from farhand.memory.vectors import COMPARED, SignIndex, Vector, mean, numpy, signs, vector_of
 from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
 from farhand.protocol.errors import Failed, FarhandError
 
@@ -60,7 +60,7 @@ class FileText(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexedChunk(msgspec.Struct, frozen=True):
     """A chunk as the index keeps it."""
 
     id: int
@@ -234,7 +234,7 @@ class Index:
         return dict.fromkeys(chunk for (chunk,) in self._rows(LATEST, (match, after, _listed(spaces), limit)))
 
     @_guarded
-    def keyword_scores(self, entries: Sequence[Entry], query: str) -> dict[int, float]:
+    def keyword_scores(self, entries: Sequence[IndexedChunk], query: str) -> dict[int, float]:
         """How much of a query each chunk holds, 0 to 1: its words weighed by how rare they are in the memory.
 
         A word that stands nowhere weighs the most, so a chunk that shares only common words with a question scores low.
@@ -300,13 +300,13 @@ class Index:
     # -- reading ----------------------------------------------------------------------------------------
 
     @_guarded
-    def entries(self, ids: Collection[int]) -> list[Entry]:
+    def entries(self, ids: Collection[int]) -> list[IndexedChunk]:
         rows = self._rows(
             "SELECT chunks.id, space, chunks.path, start_line, end_line, headings, text, hash"
             " FROM json_each(?) AS wanted CROSS JOIN chunks ON chunks.id = wanted.value",
             (_listed(ids),),
         )
-        return [Entry(*row) for row in rows]
+        return [IndexedChunk(*row) for row in rows]
 
     @_guarded
     def totals(self, space: str) -> tuple[int, int]:
@@ -385,7 +385,7 @@ class Index:
         self._drawn.forget()
 
     @_guarded
-    def sketch(self, spaces: Sequence[str], embedder: str) -> Sketch:
+    def sketch(self, spaces: Sequence[str], embedder: str) -> SignIndex:
         """The sign bits of every vector, kept in memory to be looked through."""
 
         def rows_after(number: int) -> list[tuple[int, int, bytes]]:
@@ -464,7 +464,7 @@ class Index:
         self._changed()
 
     def _connect(self) -> apsw.Connection:
-        make_private(self.path)  # SQLite gives the files beside it the same mode
+        create_private(self.path)  # SQLite gives the files beside it the same mode
         connection = apsw.Connection(str(self.path))
         connection.set_busy_timeout(2000)
         connection.pragma("journal_mode", "wal")

@@ -15,7 +15,7 @@ import msgspec
 
 from farhand.memory.chunks import lines_of
 from farhand.memory.embedders import Embedder, EmbeddingError
-from farhand.memory.index import CANDIDATES, Entry, FileText, Index, IndexDamaged
+from farhand.memory.index import CANDIDATES, FileText, Index, IndexDamaged, IndexedChunk
 from farhand.memory.sources import LARGEST_FILE, FolderSource, Source, checked_path
 from farhand.memory.vectors import Vector
 from farhand.memory.words import MOST_QUERY
@@ -47,7 +47,7 @@ T = TypeVar("T")
 Sources = Callable[[str], Sequence[Source]]
 
 
-class Waits(msgspec.Struct, frozen=True):
+class EmbeddingTimeouts(msgspec.Struct, frozen=True):
     """How long the memory waits for an embedder, in seconds."""
 
     query: float = 10.0
@@ -69,7 +69,7 @@ class Hit(msgspec.Struct, frozen=True):
     text: str
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """What a search found, best first, and which index found it."""
 
     hits: list[Hit]
@@ -98,7 +98,7 @@ class Memory:
         embedder: Embedder | None = None,
         *,
         min_score: float | None = None,
-        waits: Waits | None = None,
+        waits: EmbeddingTimeouts | None = None,
         secrets: KnownSecrets | None = None,
     ) -> None:
         """`min_score`: the least score of a hit where a search does not say. `secrets` are
@@ -108,7 +108,7 @@ class Memory:
         self._sources = sources
         self._embedder = embedder
         self._min_score = min_score
-        self._waits = waits or Waits()
+        self._waits = waits or EmbeddingTimeouts()
         self._syncing = asyncio.Lock()
         self._places: dict[str, Sequence[Source]] = {}
         self._stamps: dict[str, Mapping[str, str]] = {}
@@ -133,7 +133,7 @@ class Memory:
 
     async def search(
         self, query: str, *, agent: str, max_results: int | None = None, min_score: float | None = None
-    ) -> Found:
+    ) -> SearchResult:
         """Raises InvalidArgs for a query that is blank and for limits that are none."""
         if not query.strip():
             raise InvalidArgs("query is required")
@@ -292,7 +292,7 @@ class Memory:
 
     # -- searching --------------------------------------------------------------------------------------
 
-    async def _search(self, query: str, agent: str, limit: int, min_score: float | None) -> Found:
+    async def _search(self, query: str, agent: str, limit: int, min_score: float | None) -> SearchResult:
         sources = self._sources_of(agent)
         note = await self._sync(sources)
         spaces = tuple(source.name for source in sources)
@@ -329,11 +329,11 @@ class Memory:
                 seen.add(same)
                 path = prefixes[entry.space] + entry.path
                 hits.append(Hit(path, entry.start_line, entry.end_line, round(min(1.0, score), 4), entry.text))
-        return Found(hits, "keyword" if vector is None else "hybrid", note)
+        return SearchResult(hits, "keyword" if vector is None else "hybrid", note)
 
     def _rank(
         self, query: str, spaces: tuple[str, ...], embedder: str, vector: Vector | None
-    ) -> list[tuple[float, Entry]]:
+    ) -> list[tuple[float, IndexedChunk]]:
         """Chunks with their scores. Vectors come first; shared words are a small bonus, and a floor for exact names."""
         index = self._index
         ids = set(index.by_keyword(spaces, query))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farhand.memory.embedders import Embedder, EmbeddingError, HttpEmbedder, Unavailable
+from farhand.memory.embedders import Embedder, EmbeddingError, HttpEmbedder, UnavailableEmbedder
 from farhand.memory.minilm import HOW_TO_INSTALL, LocalEmbedder, is_installed
 from farhand.memory.settings import LOCAL, NONE, MemorySettings
 
@@ -22,7 +22,7 @@ def make_embedder(settings: MemorySettings, provider: Provider) -> Embedder | No
     if model == NONE or (not model and not is_installed()):
         return None
     if model in ("", LOCAL):
-        return LocalEmbedder() if is_installed() else Unavailable(LOCAL, HOW_TO_INSTALL)
+        return LocalEmbedder() if is_installed() else UnavailableEmbedder(LOCAL, HOW_TO_INSTALL)
     url = settings.embedding_url or provider.base_url
     key = settings.embedding_api_key
     if not key and url.rstrip("/") == provider.base_url.rstrip("/"):
@@ -30,4 +30,4 @@ def make_embedder(settings: MemorySettings, provider: Provider) -> Embedder | No
     try:
         return HttpEmbedder(url, model, key)
     except EmbeddingError as error:
-        return Unavailable(model, str(error))
+        return UnavailableEmbedder(model, str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from farhand.memory.vectors import Sketch, Vector
+from farhand.memory.vectors import SignIndex, Vector
 
 MOST_GONE = 10_000
 # An embedder, and the places whose chunks it has made vectors of.
@@ -18,7 +18,7 @@ class _State:
     def __init__(self) -> None:
         # Up to here every chunk has a vector.
         self.embedded = 0
-        self.sketch: Sketch | None = None
+        self.sketch: SignIndex | None = None
         # Up to here the sketch shows every vector there is, and those of `gone` chunks.
         self.drawn = 0
         self.gone: set[int] = set()
@@ -61,11 +61,11 @@ class Drawn:
         """Vectors are not what they were."""
         self._states.clear()
 
-    def sketch(self, key: Key, rows_after: Callable[[int], Rows], centre: Vector | None, arrays: object) -> Sketch:
+    def sketch(self, key: Key, rows_after: Callable[[int], Rows], centre: Vector | None, arrays: object) -> SignIndex:
         """Drawn anew where it must be. `rows_after` reads the vectors of the chunks behind a number."""
         state = self._states.setdefault(key, _State())
         if state.sketch is None or (state.stale and arrays is not None and not state.sketch.packed):
-            state.sketch = Sketch(rows_after(0), centre, arrays)
+            state.sketch = SignIndex(rows_after(0), centre, arrays)
         elif state.stale:
             state.sketch = state.sketch.redrawn(state.drawn, state.gone, rows_after(state.drawn))
         state.drawn = state.embedded

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from farhand.machine.files.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.allowed_paths import check_path_text, display
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.watch import FolderWatch
 from farhand.protocol.errors import NotAllowed, ToolError
@@ -59,7 +59,7 @@ def is_memory_path(path: str) -> bool:
 
 def checked_path(path: str) -> str:
     """A path as a caller may write it, in its plain form. Raises NotAllowed for anything but a memory file."""
-    refuse_unnameable("path", path)
+    check_path_text("path", path)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     plain = "/".join(parts)
     if ".." in parts or path.startswith("/") or not is_memory_path(plain):
@@ -158,16 +158,16 @@ class FolderSource:
             return file.read(LARGEST_FILE + 1)
 
     def _open(self, path: str) -> BinaryIO:
-        files = Files(self.folder, roots=[Root(self.folder)])
+        files = Files(self.folder, roots=[ConfinedRoot(self.folder)])
         place = files.place(path)
         within = os.path.relpath(place.real, place.root.path)
         if not is_memory_path(within):
-            raise NotAllowed(f"{path!r} leads to {shown(within)!r}, which is not a memory file")
+            raise NotAllowed(f"{path!r} leads to {display(within)!r}, which is not a memory file")
         return files.open(place.real)
 
 
 def _nameable(name: str) -> bool:
-    return name.isascii() or shown(name) == name
+    return name.isascii() or display(name) == name
 
 
 def _stamp(status: os.stat_result, latest: int) -> str:

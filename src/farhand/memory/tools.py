@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from farhand.memory.memory import MOST_PASSAGE, Found, Memory, Passage
+from farhand.memory.memory import MOST_PASSAGE, Memory, Passage, SearchResult
 from farhand.protocol.names import MAIN_AGENT
 from farhand.tools.tool import CallContext, Tool, tool
 
@@ -44,7 +44,7 @@ def memory_tools(memory: Memory) -> list[Tool]:
     ]
 
 
-def told(found: Found) -> str:
+def told(found: SearchResult) -> str:
     """The hits as text; an empty one when there are none and nothing is to be said about it."""
     parts = [
         f"[{hit.path}:{hit.start_line}-{hit.end_line}] (score: {hit.score:.2f})\n{hit.text}\n" for hit in found.hits

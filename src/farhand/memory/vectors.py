@@ -27,7 +27,7 @@ COMPARED = 256
 MOST_DIMENSIONS = 8192
 
 
-class Sketch:
+class SignIndex:
     """The signs of many vectors, side by side."""
 
     def __init__(self, rows: Sequence[tuple[int, int, bytes]], centre: Vector | None, arrays: Any = None) -> None:
@@ -39,14 +39,14 @@ class Sketch:
         self._columns: Any = self._packed(rows)
         self._bits = [int.from_bytes(bits) for _, _, bits in rows] if self._arrays is None else []
 
-    def redrawn(self, upto: int, gone: Collection[int], rows: Sequence[tuple[int, int, bytes]]) -> Sketch:
+    def redrawn(self, upto: int, gone: Collection[int], rows: Sequence[tuple[int, int, bytes]]) -> SignIndex:
         """The chunks up to a number without those that are gone, and `rows` behind them."""
         end = bisect.bisect_right(self.ids, upto)
         out = sorted({place for chunk in gone if (place := self._place(chunk)) is not None and place < end})
         stays = bytearray(b"\1") * end
         for place in out:
             stays[place] = 0
-        new = Sketch([], self._centre)
+        new = SignIndex([], self._centre)
         new.ids = [*itertools.compress(self.ids, stays), *(chunk for chunk, _, _ in rows)]
         new._vectors = array("q", itertools.compress(self._vectors, stays))
         new._vectors.extend(vector for _, vector, _ in rows)

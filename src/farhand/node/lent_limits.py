@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.node.limits import TOOLS, Limits
+from farhand.node.limits import TOOLS, ToolLimits
 from farhand.protocol.errors import FarhandError
 from farhand.tools.undo import NAME as UNDO
 
@@ -27,7 +27,7 @@ class LendingError(FarhandError):
     """Limits that cannot be read, or that would lend more than before."""
 
 
-class Lent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Limits and tags of one node, under the names of the `[node]` table."""
 
     root: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class Lent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     tags: tuple[str, ...] = ()
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.read_only, bool(self.root), self.allow_tools, self.deny_tools)
+    def limits(self) -> ToolLimits:
+        return ToolLimits(self.read_only, bool(self.root), self.allow_tools, self.deny_tools)
 
     def check(self) -> None:
         """Raise LendingError for a tool that does not exist: a typing error must not lend what was to be kept."""
@@ -46,12 +46,12 @@ class Lent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             if name not in _KNOWN:
                 raise LendingError(f"unknown tool {name!r} in the limits; known: {', '.join(_KNOWN)}")
 
-    def narrowed(self, given: Lent) -> Lent:
+    def narrowed(self, given: LendingLimits) -> LendingLimits:
         """Return these limits with the given ones added. Raise LendingError when that would lend more than these do."""
         outside = [root for root in given.root if self.root and not _inside(root, self.root)]
         if outside:
             raise LendingError(f"--root {outside[0]} is outside of {' and '.join(self.root)}, which alone is lent")
-        together = Lent(
+        together = LendingLimits(
             root=given.root or self.root,
             read_only=self.read_only or given.read_only,
             allow_tools=_together(self.allow_tools, given.allow_tools),
@@ -78,14 +78,14 @@ class Lent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return shown
 
 
-def lent(home: Path, folder: Path, given: Lent, *, reset: bool = False) -> Lent:
+def effective_limits(home: Path, folder: Path, given: LendingLimits, *, reset: bool = False) -> LendingLimits:
     """Return what holds for the node of `folder` when it is started with `given`, and store nothing.
 
     `reset` forgets what was stored. Raises LendingError when `given` would lend more than what holds already, and when
     what was stored cannot be read.
     """
     given.check()
-    stored = Lent() if reset else _stored(folder / LENT_FILE)
+    stored = LendingLimits() if reset else _stored(folder / LENT_FILE)
     try:
         together = stored.narrowed(given)
     except LendingError as error:
@@ -99,11 +99,11 @@ def lent(home: Path, folder: Path, given: Lent, *, reset: bool = False) -> Lent:
         raise LendingError(f"{error} by [node] in {home / SETTINGS_FILE}; change it there") from None
 
 
-def store(folder: Path, given: Lent, *, reset: bool = False) -> None:
+def store_limits(folder: Path, given: LendingLimits, *, reset: bool = False) -> None:
     """Keep what was given for later starts of the node of `folder`, beside what was stored before unless `reset`."""
     path = folder / LENT_FILE
     kept = given if reset else _stored(path).narrowed(given)
-    if kept == Lent() and not path.exists():
+    if kept == LendingLimits() and not path.exists():
         return
     beside = path.with_suffix(".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -114,11 +114,11 @@ def store(folder: Path, given: Lent, *, reset: bool = False) -> None:
     beside.replace(path)
 
 
-def _stored(path: Path) -> Lent:
+def _stored(path: Path) -> LendingLimits:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Lent)
+        return msgspec.json.decode(path.read_bytes(), type=LendingLimits)
     except FileNotFoundError:
-        return Lent()
+        return LendingLimits()
     except (OSError, msgspec.MsgspecError) as error:
         raise LendingError(
             f"the limits of this node in {path} cannot be read: {error}; correct the file, or give the limits again "
@@ -126,16 +126,16 @@ def _stored(path: Path) -> Lent:
         ) from None
 
 
-def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> Lent:
+def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLimits:
     """Read `[node]`, each key overridden by `FARHAND_NODE_<KEY>` as in every other table."""
     try:
         values = tomllib.loads(path.read_text()).get("node", {}) if path.exists() else {}
-        for field in msgspec.structs.fields(Lent):
+        for field in msgspec.structs.fields(LendingLimits):
             if (text := environ.get(f"FARHAND_NODE_{field.name}".upper())) is not None:
                 values[field.name] = msgspec.json.decode(text, type=bool) if field.type is bool else _words(text)
         if isinstance(values, dict) and isinstance(values.get("root"), str):
             values = {**values, "root": [values["root"]]}
-        settings = msgspec.convert(values, Lent)
+        settings = msgspec.convert(values, LendingLimits)
     except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise LendingError(f"[node] in {path} cannot be read: {error}; correct it") from None
     settings.check()

@@ -15,7 +15,7 @@ _CHANGING: Final = frozenset({"Write", "Edit", "Bash", UNDO})
 _NEEDS: Final = {"Process": "Bash", UNDO: "Write"}
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ToolLimits(msgspec.Struct, frozen=True):
     """What the owner of this machine allows, whatever the gateway asks."""
 
     read_only: bool = False

@@ -29,7 +29,7 @@ calls = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def kept_log(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets | None = None) -> Iterator[None]:
+def logging_to_file(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets | None = None) -> Iterator[None]:
     """Keep everything this program logs, from `node.start` to `shutdown`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     handler = _TurningFile(folder / FILE, encoding="utf-8", errors="backslashreplace")

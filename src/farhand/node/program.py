@@ -19,33 +19,33 @@ from typing import Any
 import msgspec
 
 from farhand import __version__
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.local_paths import exposed_in_home
-from farhand.machine.files.private_files import close_to_others, close_tree, open_private
+from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree
 from farhand.machine.files.steering_files import SteeringFiles
-from farhand.machine.files.transaction_log import INTENTS_FOLDER, settle
-from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, KeptFiles, call_id
-from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
+from farhand.machine.files.transaction_log import TRANSACTIONS_FOLDER, roll_back_unfinished
+from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, UndoLog, call_id
+from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
 from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
 from farhand.node.identity import NodeKey
-from farhand.node.lent_limits import LendingError, Lent, lent, store
-from farhand.node.log import kept_log
-from farhand.node.queries import Questions
-from farhand.node.tools import family
+from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
+from farhand.node.log import logging_to_file
+from farhand.node.queries import NodeQueries
+from farhand.node.tools import node_tools
 from farhand.node.transfers.manager import Transfers
 from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
 from farhand.protocol.redaction import KnownSecrets, is_own_secret
 from farhand.protocol.version import MIB
-from farhand.sdk.accepted_calls import FileLedger
+from farhand.sdk.accepted_calls import AcceptedCallsFile
 from farhand.sdk.backoff import ReconnectBackoff
 from farhand.sdk.client import NodeClient
 from farhand.sdk.errors import Shutdown
-from farhand.tools.node_files import FileTools
-from farhand.tools.node_shell import ShellTools
+from farhand.tools.node_files import NodeFileTools
+from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.undo import UndoTool
 
 # A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through.
@@ -101,21 +101,21 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callabl
     folder = node_folder(options.home, options.node_id)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    close_to_others(folder.parent)
+    restrict_to_owner(folder.parent)
     for own in (folder, options.home / UNDO_FOLDER):
-        await asyncio.to_thread(close_tree, own)
+        await asyncio.to_thread(restrict_tree, own)
     async with _held(folder, options.node_id):
         holds = _lent(options, folder)
         try:
-            roots = [Root(root) for root in holds.root]
+            roots = [ConfinedRoot(root) for root in holds.root]
         except (ValueError, OSError) as error:
             raise FarhandError(f"this node cannot start: {error}") from None
         workspace = _workspace(options.workspace, [Path(root) for root in holds.root])
         confinement = options.confinement(workspace)
         roots = roots or _sandbox_roots(confinement, workspace)
-        store(folder, given_limits(options), reset=options.reset_limits)
+        store_limits(folder, given_limits(options), reset=options.reset_limits)
         log.info("lending this machine %s", f"with {holds.described()}" if holds.described() else "without limits")
-        with kept_log(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
+        with logging_to_file(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
             await _serve(options, shutdown, folder, workspace, roots, holds, confinement, environment, leave)
 
 
@@ -124,41 +124,41 @@ async def _serve(
     shutdown: asyncio.Event,
     folder: Path,
     workspace: Path,
-    roots: list[Root],
-    holds: Lent,
+    roots: list[ConfinedRoot],
+    holds: LendingLimits,
     confinement: Callable[[], Confinement],
     environment: dict[str, str],
     leave: Callable[[], bool],
 ) -> None:
     key = NodeKey.load(folder) if options.use_key else None
-    ledger = FileLedger(folder / "ledger", machine_boot())
-    brake = FileBrake(folder / FREEZE_FILE)
-    kept = KeptFiles(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
+    ledger = AcceptedCallsFile(folder / "ledger", machine_boot())
+    freeze_state = FreezeFile(folder / FREEZE_FILE)
+    undo_log = UndoLog(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
     try:
         # A frozen node starts no process, the keeper of its commands included; the first command after a thaw does.
-        async with Jobs(folder / "jobs", environment=environment, eager=brake.order is None) as jobs:
-            intents = folder / INTENTS_FOLDER
+        async with Jobs(folder / "jobs", environment=environment, eager=freeze_state.order is None) as jobs:
+            transaction_folder = folder / TRANSACTIONS_FOLDER
             files = Files(
                 workspace,
                 roots=roots,
                 hidden=[options.home],
                 exposed=exposed_in_home(options.home, workspace, *(Path(root.path) for root in roots)),
                 read_only=holds.read_only,
-                kept=kept,
-                intents=intents,
+                undo_log=undo_log,
+                transaction_folder=transaction_folder,
                 # Which caller a node works for it does not know, so none changes the gateway's steering files here.
                 steering=SteeringFiles(options.home, [workspace] if options.agent_workspace else []),
             )
-            await asyncio.to_thread(settle, files)
-            shell = ShellTools(jobs, workspace, call_id=call_id.get, confinement=confinement)
+            await asyncio.to_thread(roll_back_unfinished, files)
+            shell = NodeShellTools(jobs, workspace, call_id=call_id.get, confinement=confinement)
             limits = holds.limits
-            tools = family(FileTools(files), shell, limits, UndoTool(files, kept))
-            transfers = Transfers(files, folder / "transfers", brake, limits)
+            tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log))
+            transfers = Transfers(files, folder / "transfers", freeze_state, limits)
 
             async def preview(params: msgspec.Raw) -> Any:
-                from farhand.node.previews import Previews  # noqa: PLC0415 - much that a node at rest does without
+                from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - much that a node at rest does without
 
-                return await Previews(tools, limits).preview(params)
+                return await PreviewQueries(tools, limits).preview(params)
 
             async def end_all() -> tuple[int, str | None]:
                 transfers.stop_all()
@@ -168,10 +168,12 @@ async def _serve(
 
             async def end_call(name: str) -> str:
                 job = await jobs.find_call(name)
-                return "" if job is None else (await jobs.end(job)).told("ended when the node was back")
+                return "" if job is None else (await jobs.end(job)).describe("ended when the node was back")
 
-            if brake.order is not None:  # whatever is left of an ending that was cut short
-                log.warning("this node is %s; it takes no call until its gateway lifts that", brake.order.told)
+            if freeze_state.order is not None:  # whatever is left of an ending that was cut short
+                log.warning(
+                    "this node is %s; it takes no call until its gateway lifts that", freeze_state.order.summary
+                )
                 await end_all()
             client = NodeClient(
                 options.gateway_ws_url,
@@ -193,13 +195,13 @@ async def _serve(
                 token_in_query=None,
                 ledger=ledger,
                 queries={
-                    **Questions(jobs, environment, folder / "logs", limits, brake).handlers(),
+                    **NodeQueries(jobs, environment, folder / "logs", limits, freeze_state).handlers(),
                     "transfers": transfers.held,
                     "preview": preview,
                 },
                 extension=transfers,
                 key=key,
-                brake=brake,
+                freeze_state=freeze_state,
                 end_all=end_all,
                 end_call=end_call,
                 leave=leave,
@@ -211,12 +213,12 @@ async def _serve(
                 await transfers.close()
     finally:
         ledger.close()
-        kept.close()
+        undo_log.close()
 
 
-def given_limits(options: NodeOptions) -> Lent:
+def given_limits(options: NodeOptions) -> LendingLimits:
     """Return the limits and tags that this start was given, as they are stored."""
-    return Lent(
+    return LendingLimits(
         root=tuple(str(root) for root in options.roots),
         read_only=options.read_only,
         allow_tools=options.allowed,
@@ -225,9 +227,9 @@ def given_limits(options: NodeOptions) -> Lent:
     )
 
 
-def _lent(options: NodeOptions, folder: Path) -> Lent:
+def _lent(options: NodeOptions, folder: Path) -> LendingLimits:
     try:
-        return lent(options.home, folder, given_limits(options), reset=options.reset_limits)
+        return effective_limits(options.home, folder, given_limits(options), reset=options.reset_limits)
     except LendingError as error:
         raise FarhandError(f"this node cannot start: {error}") from None
 
@@ -251,7 +253,7 @@ async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
         yield
 
 
-def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> list[Root]:
+def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> list[ConfinedRoot]:
     """Return the folders that commands in the sandbox can write, for the file tools; none without a sandbox.
 
     A file tool that wrote elsewhere could plant what runs outside of the sandbox later.
@@ -260,10 +262,10 @@ def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> l
         sandbox, _ = confinement()
     except Failed as error:
         log.error("no command runs on this node: %s", error)
-        return [Root(workspace)]
+        return [ConfinedRoot(workspace)]
     if sandbox is None:
         return []
-    return [Root(sandbox.workspace), *(Root(mount.host) for mount in sandbox.mounts if mount.writable)]
+    return [ConfinedRoot(sandbox.workspace), *(ConfinedRoot(mount.host) for mount in sandbox.mounts if mount.writable)]
 
 
 def _workspace(workspace: Path, roots: list[Path]) -> Path:

@@ -19,10 +19,10 @@ import msgspec
 
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
-from farhand.node.limits import Limits
+from farhand.node.limits import ToolLimits
 from farhand.node.log import MOST_LINES, last_lines
 from farhand.protocol.errors import InvalidArgs, NotFound
-from farhand.protocol.freeze import Brake
+from farhand.protocol.freeze import FreezeState
 
 if TYPE_CHECKING:  # the gateway answers some of these for its own machine, and needs no client for it
     from farhand.sdk.client import Query
@@ -33,7 +33,7 @@ MOST_BINS = 500
 _BIN_NAME = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
 
-class OutputQuestion(msgspec.Struct):
+class OutputQuery(msgspec.Struct):
     """Output from `offset` on, of the command of a call or of a job; waits for some when there is none yet."""
 
     call_id: str | None = None
@@ -42,15 +42,15 @@ class OutputQuestion(msgspec.Struct):
     wait_ms: int = 0
 
 
-class ProbeQuestion(msgspec.Struct):
+class ProbeQuery(msgspec.Struct):
     bins: list[str]
 
 
-class LogsQuestion(msgspec.Struct):
+class LogsQuery(msgspec.Struct):
     lines: int = 100
 
 
-class Questions:
+class NodeQueries:
     """Answers for one node, within what its owner lends."""
 
     def __init__(
@@ -58,21 +58,21 @@ class Questions:
         jobs: Jobs,
         environment: Mapping[str, str],
         logs: Path,
-        limits: Limits | None = None,
-        brake: Brake | None = None,
+        limits: ToolLimits | None = None,
+        freeze_state: FreezeState | None = None,
     ) -> None:
         self._jobs = jobs
         self._path = environment.get("PATH", os.defpath)
         self._logs = logs
-        self._limits = limits or Limits()
-        self._brake = brake or Brake()
+        self._limits = limits or ToolLimits()
+        self._freeze_state = freeze_state or FreezeState()
 
     def handlers(self) -> dict[str, Query]:
         return {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
 
     async def output(self, params: msgspec.Raw) -> dict[str, Any]:
         self._limits.require("Process", "the output of a command")
-        question = _read(params, OutputQuestion)
+        question = _read(params, OutputQuery)
         seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
         job = await self._find(question, seconds)
         deadline = time.monotonic() + seconds
@@ -121,10 +121,10 @@ class Questions:
 
         Starts nothing. Raises NotAllowed on a frozen node and where Bash, which could run them, is not lent.
         """
-        if self._brake.order is not None:
-            raise self._brake.order.refusal_of_node()
+        if self._freeze_state.order is not None:
+            raise self._freeze_state.order.node_refusal()
         self._limits.require("Bash", "a probe for programs")
-        question = _read(params, ProbeQuestion)
+        question = _read(params, ProbeQuery)
         if len(question.bins) > MOST_BINS or not all(_BIN_NAME.fullmatch(name) for name in question.bins):
             raise InvalidArgs(f"bins must be at most {MOST_BINS} names of letters, digits and . _ + -")
         found = await asyncio.to_thread(_on_path, question.bins, self._path)
@@ -133,11 +133,11 @@ class Questions:
     async def logs(self, params: msgspec.Raw) -> dict[str, Any]:
         """Return the newest lines of this node's log, oldest first."""
         self._limits.require("Read", "the log")
-        question = _read(params, LogsQuestion)
+        question = _read(params, LogsQuery)
         lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
         return {"lines": lines, "truncated": truncated}
 
-    async def _find(self, question: OutputQuestion, seconds: float) -> Job:
+    async def _find(self, question: OutputQuery, seconds: float) -> Job:
         """The job asked for; that of a call may be about to start."""
         if question.job_id is not None:
             return await self._jobs.get(question.job_id)

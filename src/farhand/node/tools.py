@@ -11,14 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.undo_log import call_id
-from farhand.node.limits import Limits
+from farhand.node.limits import ToolLimits
 from farhand.node.log import calls
-from farhand.protocol.calls import LEAVING, ToolSpec
+from farhand.protocol.calls import PROGRAM_STOPPING, ToolSpec
 from farhand.protocol.errors import NotAllowed, ToolError
 from farhand.sdk.context import ToolContext
-from farhand.sdk.registry import Registered, ToolRegistry
-from farhand.tools.node_files import FileTools
-from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, ShellTools
+from farhand.sdk.registry import RegisteredTool, ToolRegistry
+from farhand.tools.node_files import NodeFileTools
+from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, NodeShellTools
 from farhand.tools.schema import Parameters
 from farhand.tools.undo import SPEC as UNDO
 from farhand.tools.undo import UndoTool
@@ -36,7 +36,9 @@ READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
 ACTING: Final = frozenset({"write", "submit", "kill"})
 
 
-def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool | None = None) -> ToolRegistry:
+def node_tools(
+    files: NodeFileTools, shell: NodeShellTools, limits: ToolLimits, undo: UndoTool | None = None
+) -> ToolRegistry:
     registry = ToolRegistry()
     for name in CAPABILITIES:
         method = getattr(files if hasattr(files, name) else shell, name)
@@ -60,12 +62,12 @@ def family(files: FileTools, shell: ShellTools, limits: Limits, undo: UndoTool |
 def _lent(
     spec: ToolSpec,
     method: Callable[..., Any],
-    limits: Limits,
+    limits: ToolLimits,
     *,
     unlisted: bool = False,
     at_once: Callable[..., Any] | None = None,
     preview: Callable[..., Any] | None = None,
-) -> Registered:
+) -> RegisteredTool:
     """Make the tool of a method, within the limits.
 
     `at_once` does what the method does where that needs no waiting, and so no thread; None where it does. `preview`
@@ -111,7 +113,9 @@ def _lent(
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
 
-    return Registered(spec, run, method, continues=name == "Bash", unlisted=unlisted, preview=show if preview else None)
+    return RegisteredTool(
+        spec, run, method, continues=name == "Bash", unlisted=unlisted, preview=show if preview else None
+    )
 
 
 def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:
@@ -133,7 +137,7 @@ async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError as error:
         task.cancel(*error.args)  # the message says whether the command goes on
-        if LEAVING in error.args:
+        if PROGRAM_STOPPING in error.args:
             await asyncio.wait({task})
         raise
     finally:

@@ -11,7 +11,7 @@ from farhand.protocol.errors import ErrorKind, ToolError
 NULL: Final = msgspec.Raw(b"null")
 # The message with which a call is cancelled only because the program that runs it stops: the call stays open, and what
 # it started goes on.
-LEAVING: Final = "this program is leaving"
+PROGRAM_STOPPING: Final = "this program is leaving"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,8 +10,8 @@ import msgspec
 from farhand.protocol.errors import NotAllowed
 from farhand.protocol.untrusted import one_line
 
-MOST_REASON = 500
-MOST_NAME = 200
+MAX_REASON_CHARS = 500
+MAX_NAME_CHARS = 200
 
 # Milliseconds since 1970, up to the last year that can be written with four digits.
 Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
@@ -31,23 +31,23 @@ class FreezeOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     gateway_id: str = ""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """`frozen since 2026-11-16 04:10:03 UTC by owner: it mails everybody`."""
         moment = datetime.fromtimestamp(self.since / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         # The other end of a link may have written the name and the reason.
-        by, reason = one_line(self.by, MOST_NAME), one_line(self.reason, MOST_REASON)
+        by, reason = one_line(self.by, MAX_NAME_CHARS), one_line(self.reason, MAX_REASON_CHARS)
         return f"frozen since {moment} by {by}" + (f": {reason}" if reason else "")
 
     def refusal(self) -> Frozen:
         """What the gateway says to whoever wants something run."""
-        return Frozen(f"{self.told}; nothing runs until `farhand thaw` (POST /v1/thaw) lifts it")
+        return Frozen(f"{self.summary}; nothing runs until `farhand thaw` (POST /v1/thaw) lifts it")
 
-    def refusal_of_node(self) -> Frozen:
+    def node_refusal(self) -> Frozen:
         """What a node says by itself, whichever gateway asks."""
-        return Frozen(f"this node is {self.told}; it takes no call until its gateway lifts that with `farhand thaw`")
+        return Frozen(f"this node is {self.summary}; it takes no call until its gateway lifts that with `farhand thaw`")
 
 
-class Brake:
+class FreezeState:
     """While there is an order, nothing may begin."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Brake:
             self.order, self.thawed_at = before
             raise
 
-    def keep_freezing(self, order: FreezeOrder) -> str | None:
+    def try_freeze(self, order: FreezeOrder) -> str | None:
         """As `freeze`; what is to be told when it could not be kept."""
         try:
             self.freeze(order)
@@ -78,7 +78,7 @@ class Brake:
             return f"the freeze holds, but could not be kept on disk, so a restart lifts it: {error}"
         return None
 
-    def release(self, gateway_id: str, at: int) -> str | None:
+    def try_thaw(self, gateway_id: str, at: int) -> str | None:
         """As `thaw`, for a gateway that wants it; what is to be told when it may not, or could not."""
         order = self.order
         if order is None:
@@ -95,7 +95,7 @@ class Brake:
         """In memory, as a plug-in has it, there is nothing to do."""
 
 
-def plain_reason(text: str) -> str:
+def clean_reason(text: str) -> str:
     """A reason as one line that can be shown anywhere."""
     words = " ".join(text.split())
-    return "".join(character for character in words if character.isprintable())[:MOST_REASON]
+    return "".join(character for character in words if character.isprintable())[:MAX_REASON_CHARS]

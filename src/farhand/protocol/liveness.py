@@ -11,7 +11,7 @@ AGAIN_SECONDS = 5.0
 SHORTEST_WAIT = 0.001
 
 
-class Look(Enum):
+class LivenessAction(Enum):
     WAIT = "wait"
     PING = "ping"
     GIVE_UP = "give up"
@@ -23,14 +23,14 @@ class Liveness:
     def __init__(self) -> None:
         self._next_ping = LINK_PING_SECONDS
 
-    def look(self, silent: float) -> tuple[Look, float]:
+    def check(self, silent: float) -> tuple[LivenessAction, float]:
         """What to do after so many seconds of silence, and in how many to look again."""
         if silent >= LINK_DEADLINE_SECONDS:
-            return Look.GIVE_UP, 0.0
+            return LivenessAction.GIVE_UP, 0.0
         if silent < LINK_PING_SECONDS:
             self._next_ping = LINK_PING_SECONDS
         due = silent >= self._next_ping
         if due:
             self._next_ping = silent + AGAIN_SECONDS
         wait = min(self._next_ping, LINK_DEADLINE_SECONDS) - silent
-        return Look.PING if due else Look.WAIT, max(wait, SHORTEST_WAIT)
+        return LivenessAction.PING if due else LivenessAction.WAIT, max(wait, SHORTEST_WAIT)

@@ -25,7 +25,7 @@ class EntryKind(StrEnum):
     LINK = "link"
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
     """A file, folder or link beneath what is sent; the path of a file sent alone is empty."""
 
     path: str
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Manifest:
     """Entries, and where in the stream each begins and ends."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[ManifestEntry]) -> None:
         self.entries = entries
         self.encoded = _encoder.encode(entries)
         # Where part 0, 1, 2, … ends.
@@ -83,7 +83,7 @@ class Manifest:
         return self.ends[-1]
 
 
-def _check(entries: list[Entry]) -> None:
+def _check(entries: list[ManifestEntry]) -> None:
     if len(entries) > MAX_ENTRIES:
         raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries")
     if len(entries) == 1 and entries[0].path == "":
@@ -107,7 +107,7 @@ def _check(entries: list[Entry]) -> None:
         raise ProtocolError(f"not a manifest: the link {link.path!r} leads out of the folder")
 
 
-def leads_out(entries: list[Entry]) -> Entry | None:
+def leads_out(entries: list[ManifestEntry]) -> ManifestEntry | None:
     """The first link that leads, or may lead, out of the folder that is sent."""
     folders = {"", *(entry.path for entry in entries if entry.kind is EntryKind.FOLDER)}
     links = (entry for entry in entries if entry.kind is EntryKind.LINK)
@@ -131,4 +131,4 @@ def _stays_beneath(path: str, target: str, folders: set[str]) -> bool:
 
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[list[Entry]] = msgspec.json.Decoder(list[Entry])
+_decoder: msgspec.json.Decoder[list[ManifestEntry]] = msgspec.json.Decoder(list[ManifestEntry])

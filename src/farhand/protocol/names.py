@@ -14,10 +14,10 @@ NATIVE = "gsv"
 SEPARATOR = "__"
 
 # After a capability: this tool or any below it, of a node that does not list its tools.
-FAMILY = ".*"
+ANY_BELOW = ".*"
 
 # A longer one names nothing: a node's id and a capability are much shorter.
-LONGEST_TOOL_NAME = 1024
+MAX_TOOL_NAME_CHARS = 1024
 
 # The agent that is meant when none is named.
 MAIN_AGENT = "main"

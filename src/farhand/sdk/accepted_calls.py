@@ -18,7 +18,7 @@ MOST_EARLIER = 4096
 MOST_LINES = 20_000
 
 
-class Ledger:
+class AcceptedCalls:
     """Calls accepted in this life, kept in memory."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Ledger:
         self.earlier.discard(request_id)
 
 
-class FileLedger(Ledger):
+class AcceptedCallsFile(AcceptedCalls):
     """Calls accepted by every life since the machine was started; one writer. Whoever opens it calls `close`."""
 
     def __init__(self, path: Path, machine_boot: str) -> None:

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw
 
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
-from farhand.protocol.freeze import Brake
+from farhand.protocol.freeze import FreezeState
 from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
     FEATURE_QUERY,
@@ -51,13 +51,13 @@ from farhand.protocol.version import (
     MAX_RESPONSE_BYTES,
     PROTOCOL_VERSION,
 )
-from farhand.sdk.accepted_calls import Ledger
+from farhand.sdk.accepted_calls import AcceptedCalls
 from farhand.sdk.backoff import ReconnectBackoff
-from farhand.sdk.connection import HeaderNotRead, Link, LinkLost
+from farhand.sdk.connection import GatewayLink, LinkLost, TokenHeaderIgnored
 from farhand.sdk.context import CancelToken
 from farhand.sdk.dispatcher import Dispatcher, EndCall
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
-from farhand.sdk.freeze import EndAll, Freezing
+from farhand.sdk.freeze import EndAll, FreezeHandler
 from farhand.sdk.key_auth import LoginKey, prove
 from farhand.sdk.memory import give_back
 from farhand.sdk.registry import ToolRegistry
@@ -83,7 +83,7 @@ class Extension(Protocol):
     # Announced too, and not asked of the gateway.
     also: tuple[str, ...]
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: GatewayLink) -> None:
         """A gateway that has all `features` is there."""
         ...
 
@@ -122,11 +122,11 @@ class NodeClient:
         ca_file: str | None = None,
         pinned_cert: str | None = None,
         token_in_query: bool | None = True,
-        ledger: Ledger | None = None,
+        ledger: AcceptedCalls | None = None,
         queries: Mapping[str, Query] | None = None,
         extension: Extension | None = None,
         key: LoginKey | None = None,
-        brake: Brake | None = None,
+        freeze_state: FreezeState | None = None,
         end_all: EndAll | None = None,
         end_call: EndCall | None = None,
         leave: Callable[[], bool] = lambda: False,
@@ -140,7 +140,7 @@ class NodeClient:
         recognized by its answer, has refused the header. `ledger` remembers accepted calls (default: in memory);
         `queries` answer a gateway's questions beside the tool calls; `extension` takes the messages nobody else does.
         With `key` the node logs in by signing instead of by the token, which is then not sent at all.
-        `brake` keeps a freeze (default: in memory), and `end_all` ends what calls have left running,
+        `freeze_state` keeps a freeze (default: in memory), and `end_all` ends what calls have left running,
         `end_call` what one call has. `leave` is asked at shutdown: when true, calls that the next life of the program
         can continue go on.
         """
@@ -173,7 +173,7 @@ class NodeClient:
         self._ledger = ledger
         self.queries = dict(queries or {})
         self.extension = extension
-        self.freezing = Freezing(brake or Brake(), end_all)
+        self.freezing = FreezeHandler(freeze_state or FreezeState(), end_all)
         self._end_call = end_call
         self.leave = leave
         self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
@@ -193,11 +193,11 @@ class NodeClient:
         """
         dispatcher = Dispatcher(
             registry,
-            ledger=self._ledger or Ledger(),
+            ledger=self._ledger or AcceptedCalls(),
             max_concurrent=self._max_concurrent,
             max_request_bytes=self._max_request_bytes,
             max_response_bytes=self._max_response_bytes,
-            brake=self.freezing.brake,
+            freeze_state=self.freezing.freeze_state,
             end_call=self._end_call,
         )
         shutdown = CancelToken() if shutdown is None else shutdown
@@ -264,17 +264,17 @@ class NodeClient:
                 role=self._role,
                 max_request_bytes=self._max_request_bytes,
                 resume=dispatcher.resume(),
-                frozen=self.freezing.brake.order,
+                frozen=self.freezing.freeze_state.order,
             ),
         )
 
-    async def connect(self, connection: _Connection) -> Link:
+    async def connect(self, connection: _Connection) -> GatewayLink:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if self.key is not None:
             headers = {"Authorization": f"{SCHEME} {self.key.public}"}
         try:
-            return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
-        except HeaderNotRead:
+            return await GatewayLink.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
+        except TokenHeaderIgnored:
             if self._url_with_token is None:
                 raise
         self._url, self._url_with_token = self._url_with_token, None
@@ -285,7 +285,7 @@ class NodeClient:
             self.shown_url,
             clear,
         )
-        return await Link.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
+        return await GatewayLink.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
 
     @property
     def heartbeat_interval(self) -> float:
@@ -303,7 +303,7 @@ class _Connection:
         self._welcome: asyncio.Future[GatewayWelcome] = loop.create_future()
         self._challenge: asyncio.Future[GatewayChallenge] = loop.create_future()
         self._extras = GatewayExtras()
-        self._link: Link | None = None
+        self._link: GatewayLink | None = None
         self._told: NodeHello | None = None
         self._asked: set[asyncio.Task[None]] = set()
         self._extension: Extension | None = None
@@ -331,7 +331,7 @@ class _Connection:
             if not connecting.cancelled() and connecting.exception() is None:
                 await connecting.result().close()
 
-    async def _handshake(self, link: Link, stop: asyncio.Future[Any]) -> None:
+    async def _handshake(self, link: GatewayLink, stop: asyncio.Future[Any]) -> None:
         client = self._client
         if client.key is not None:
             if not await self._said(self._challenge, "ask for a proof of the key", link, stop):
@@ -350,7 +350,7 @@ class _Connection:
         give_back()
 
     @staticmethod
-    async def _said(awaited: asyncio.Future[Any], what: str, link: Link, stop: asyncio.Future[Any]) -> bool:
+    async def _said(awaited: asyncio.Future[Any], what: str, link: GatewayLink, stop: asyncio.Future[Any]) -> bool:
         """Wait for something the gateway says first; False once `stop` is done. Raises LinkLost, Refused."""
         waits = {awaited, link.ended, stop}
         await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -362,7 +362,7 @@ class _Connection:
             raise LinkLost(f"the gateway did not {what} within {HELLO_SECONDS:.0f} s")
         return True
 
-    def _welcomed(self, link: Link, welcome: GatewayWelcome) -> None:
+    def _welcomed(self, link: GatewayLink, welcome: GatewayWelcome) -> None:
         """Ready at once: the next frame, perhaps already here, may be a request."""
         if welcome.protocol_version == PROTOCOL_VERSION:
             if welcome.farhand is not UNSET:
@@ -379,7 +379,7 @@ class _Connection:
                 extension.attach(link)
         self._welcome.set_result(welcome)
 
-    async def _converse(self, link: Link, stop: asyncio.Future[Any]) -> None:
+    async def _converse(self, link: GatewayLink, stop: asyncio.Future[Any]) -> None:
         unsubscribe = self._registry.on_change(self._announce)
         if self._outdated():
             self._announce()
@@ -394,7 +394,7 @@ class _Connection:
         if not stop.done():
             raise link.ended.result()
 
-    async def _beat(self, link: Link) -> None:
+    async def _beat(self, link: GatewayLink) -> None:
         """Ping at once and at every interval; drop a link on which a ping stays unanswered."""
         loop = asyncio.get_running_loop()
         interval = self._client.heartbeat_interval
@@ -425,7 +425,7 @@ class _Connection:
         if self._link is not None and FEATURE_TOOLS in self._extras.features:
             self._link.send(encode(ToolsUpdate(self._registry.capabilities(), self._registry.specs())))
 
-    def on_text(self, link: Link, frame: bytes) -> None:
+    def on_text(self, link: GatewayLink, frame: bytes) -> None:
         try:
             message = decode(frame)
         except ProtocolError as error:
@@ -471,7 +471,7 @@ class _Connection:
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
 
-    async def _answer(self, link: Link, query: NodeQuery) -> None:
+    async def _answer(self, link: GatewayLink, query: NodeQuery) -> None:
         handler = self._client.queries.get(query.kind)
         try:
             if handler is None:

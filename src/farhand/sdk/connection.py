@@ -38,7 +38,7 @@ NO_TOKEN_IN_QUERY = "invalid or missing node token"  # noqa: S105
 log = logging.getLogger(__name__)
 
 
-class HeaderNotRead(Refused):
+class TokenHeaderIgnored(Refused):
     """A gateway that is not Farhand refused the token; it reads tokens in the query only."""
 
 
@@ -50,7 +50,7 @@ class LinkLost(Exception):
         self.replaced = replaced
 
 
-class Link(picows.WSListener):
+class GatewayLink(picows.WSListener):
     """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`.
 
     What `on_frame` is given is there until it returns. `ended` is set to the reason once the link is
@@ -58,7 +58,7 @@ class Link(picows.WSListener):
     """
 
     def __init__(
-        self, on_text: Callable[[Link, bytes], None], on_frame: Callable[[memoryview], None] | None = None
+        self, on_text: Callable[[GatewayLink, bytes], None], on_frame: Callable[[memoryview], None] | None = None
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[LinkLost | Refused] = loop.create_future()
@@ -83,9 +83,9 @@ class Link(picows.WSListener):
         url: str,
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
-        on_text: Callable[[Link, bytes], None],
+        on_text: Callable[[GatewayLink, bytes], None],
         on_frame: Callable[[memoryview], None] | None = None,
-    ) -> Link:
+    ) -> GatewayLink:
         """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
         dialled: list[socket.socket] = []
         try:
@@ -288,7 +288,7 @@ def _refusal(error: picows.WSInvalidStatusError) -> Refused | LinkLost:
     reason = f"the gateway answered HTTP {status}" + (f": {text}" if text else "")
     names = {str(name).lower() for name in error.response.headers} if error.response else set()
     if status == 401 and text == NO_TOKEN_IN_QUERY and "x-request-id" not in names:
-        return HeaderNotRead(reason)
+        return TokenHeaderIgnored(reason)
     if 400 <= status < 500 and status not in (408, 425, 429):
         return Refused(reason)
     return LinkLost(reason)

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec import UNSET, Raw
 
-from farhand.protocol.calls import LEAVING, ToolFailure
+from farhand.protocol.calls import PROGRAM_STOPPING, ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
-from farhand.protocol.freeze import Brake
-from farhand.protocol.json_limits import unreadable
+from farhand.protocol.freeze import FreezeState
+from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
-from farhand.sdk.accepted_calls import Ledger, storable
+from farhand.sdk.accepted_calls import AcceptedCalls, storable
 from farhand.sdk.context import CancelToken, ToolContext
-from farhand.sdk.ended_calls import Past
-from farhand.sdk.registry import Registered, ToolRegistry
-from farhand.sdk.response_limits import Room, fitted
+from farhand.sdk.ended_calls import EndedCalls
+from farhand.sdk.registry import RegisteredTool, ToolRegistry
+from farhand.sdk.response_limits import ResponseLimits, encode_within
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class Dispatcher:
         self,
         registry: ToolRegistry,
         *,
-        ledger: Ledger,
+        ledger: AcceptedCalls,
         max_concurrent: int,
         max_request_bytes: int,
         max_response_bytes: int,
         max_waiting: int = MAX_WAITING,
-        brake: Brake | None = None,
+        freeze_state: FreezeState | None = None,
         end_call: EndCall | None = None,
     ) -> None:
         """`end_call` ends what a call that does not run any more has left running."""
@@ -55,17 +55,17 @@ class Dispatcher:
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._left: set[str] = set()
         self._leaving = False
-        self.brake = brake or Brake()
+        self.freeze_state = freeze_state or FreezeState()
         self._ledger = ledger
         self._max_concurrent = max_concurrent
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
         self._max_response_bytes = max_response_bytes
-        self._room = Room.towards(None, max_response_bytes)
+        self._room = ResponseLimits.towards(None, max_response_bytes)
         self._running: dict[str, tuple[asyncio.Task[None], CancelToken]] = {}
-        self._waiting: OrderedDict[str, tuple[ToolRequest, Registered]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[ToolRequest, RegisteredTool]] = OrderedDict()
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
-        self._past = Past()
+        self._past = EndedCalls()
         self._accepted: set[str] = set()
         # Those of the accepted calls that run, and that another life of this program can continue.
         self._continuing: set[str] = set()
@@ -83,7 +83,7 @@ class Dispatcher:
         where it said so.
         """
         self._send, self._keeps = send, keeps
-        self._room = Room.towards(max_response_bytes, self._max_response_bytes)
+        self._room = ResponseLimits.towards(max_response_bytes, self._max_response_bytes)
         finished, self._unacknowledged = self._unacknowledged, OrderedDict()
         for request_id, kept in finished.items():
             if keeps:
@@ -125,8 +125,8 @@ class Dispatcher:
             return  # the gateway asks again after the restart
         elif self._closing:
             self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
-        elif self.brake.order is not None:
-            self._refuse(request_id, self.brake.order.refusal_of_node())
+        elif self.freeze_state.order is not None:
+            self._refuse(request_id, self.freeze_state.order.node_refusal())
         elif size > self._max_request_bytes:
             self._refuse(
                 request_id,
@@ -181,7 +181,7 @@ class Dispatcher:
             del self._endings[request_id]
         response = _failure(request_id, Cancelled(told or reason))
         if request_id in self._unacknowledged:  # the outcome of the call itself is kept
-            self._transmit(fitted(response, self._room))
+            self._transmit(encode_within(response, self._room))
         else:
             self._answer(response)
 
@@ -236,7 +236,7 @@ class Dispatcher:
             for request_id, (task, _) in self._running.items():
                 if request_id in self._continuing and request_id not in self._left:
                     self._left.add(request_id)
-                    task.cancel(LEAVING)
+                    task.cancel(PROGRAM_STOPPING)
         for request_id in list(self._waiting):
             self.cancel(request_id, reason)
         tasks = [task for task, _ in self._running.values()]
@@ -252,7 +252,7 @@ class Dispatcher:
 
     # -- running ----------------------------------------------------------------------------------------
 
-    def _start(self, request: ToolRequest, tool: Registered) -> None:
+    def _start(self, request: ToolRequest, tool: RegisteredTool) -> None:
         if not tool.spec.read_only and self._keeps and storable(request.request_id):
             try:
                 self._ledger.accept(request.request_id)
@@ -267,7 +267,7 @@ class Dispatcher:
         task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
         self._running[request.request_id] = (task, token)
 
-    async def _run(self, request: ToolRequest, tool: Registered, token: CancelToken) -> None:
+    async def _run(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> None:
         request_id = request.request_id
         try:
             response = await self._outcome(request, tool, token)
@@ -278,13 +278,13 @@ class Dispatcher:
             return
         if request_id in self._orphans:
             self._orphans.discard(request_id)  # its gateway gave the call up with the link
-            self._past.add(request_id, fitted(response, self._room))
+            self._past.add(request_id, encode_within(response, self._room))
         else:
             self._answer(response)
         while self._waiting and len(self._running) < self._max_concurrent:
             self._start(*self._waiting.popitem(last=False)[1])
 
-    async def _outcome(self, request: ToolRequest, tool: Registered, token: CancelToken) -> ToolResponse:
+    async def _outcome(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> ToolResponse:
         context = ToolContext(
             request_id=request.request_id,
             tool_name=request.tool,
@@ -295,7 +295,7 @@ class Dispatcher:
         try:
             value = await tool.run(context, request.args)
             result = msgspec.json.encode(value)
-            if not self._keeps and (fault := unreadable(result)) is not None:
+            if not self._keeps and (fault := plain_peer_error(result)) is not None:
                 raise Failed(f"the result cannot be sent to this gateway: {fault}")
         except ToolError as error:
             return _failure(request.request_id, error)
@@ -316,7 +316,7 @@ class Dispatcher:
         if self._keeps:
             self._answer(response)
         else:
-            self._transmit(fitted(response, self._room))
+            self._transmit(encode_within(response, self._room))
 
     def _repeat(self, request_id: str) -> None:
         """Answer a call that has run as it was answered then."""
@@ -327,7 +327,7 @@ class Dispatcher:
 
     def _answer(self, response: ToolResponse) -> None:
         """Send an answer, and keep it until it is acknowledged; towards a plain gateway, for a while."""
-        frame = fitted(response, self._room)
+        frame = encode_within(response, self._room)
         if self._keeps:
             self._unacknowledged[response.request_id] = frame
         else:
@@ -338,7 +338,7 @@ class Dispatcher:
         """A frame that may have been made for a gateway that takes longer ones."""
         if len(frame) <= min(self._room.result, self._room.frame):
             return frame
-        return fitted(msgspec.json.decode(frame, type=ToolResponse), self._room)
+        return encode_within(msgspec.json.decode(frame, type=ToolResponse), self._room)
 
     def _transmit(self, frame: bytes) -> None:
         if self._send is not None:

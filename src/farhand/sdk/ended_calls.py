@@ -11,7 +11,7 @@ ID_CHARACTERS = 4 * MIB
 ANSWER_BYTES = 4 * MIB
 
 
-class Past:
+class EndedCalls:
     """The ids of the latest calls and, of the latest of those, the answers."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from farhand.protocol.freeze import Brake
+from farhand.protocol.freeze import FreezeState
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.sdk.dispatcher import Dispatcher, Send
 
@@ -21,26 +21,26 @@ STOP_SECONDS = 2.0
 EndAll = Callable[[], Awaitable[tuple[int, str | None]]]
 
 
-class Freezing:
+class FreezeHandler:
     """Obeys the gateway's orders, across any number of connections."""
 
-    def __init__(self, brake: Brake, end_all: EndAll | None) -> None:
-        self.brake = brake
+    def __init__(self, freeze_state: FreezeState, end_all: EndAll | None) -> None:
+        self.freeze_state = freeze_state
         self._end_all = end_all
         self._endings: set[asyncio.Task[None]] = set()
 
     def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
         """Holds for the very next frame; the report follows once everything has ended."""
-        self.brake.order = message.order  # from now on; on disk while everything is being ended
-        calls = dispatcher.stop_all(message.order.told)
-        log.warning("this node is %s", message.order.told, extra={"event": "freeze"})
+        self.freeze_state.order = message.order  # from now on; on disk while everything is being ended
+        calls = dispatcher.stop_all(message.order.summary)
+        log.warning("this node is %s", message.order.summary, extra={"event": "freeze"})
         # Not with the link: a gateway that is killed now has given its order all the same.
         ending = asyncio.get_running_loop().create_task(self._end(message, calls, dispatcher, send))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
     def thaw(self, message: NodeThaw, send: Send) -> None:
-        error = self.brake.release(message.gateway_id, time.time_ns() // 1_000_000)
+        error = self.freeze_state.try_thaw(message.gateway_id, time.time_ns() // 1_000_000)
         if error is None:
             log.warning("this node takes calls again", extra={"event": "thaw"})
         send(encode(FreezeReport(message.number, error is not None, error=error)))
@@ -49,7 +49,7 @@ class Freezing:
         errors: list[str] = []
         processes = 0
         own = ThreadPoolExecutor(1, "farhand-freeze")  # the shared threads may all be busy
-        keeping = asyncio.get_running_loop().run_in_executor(own, self.brake.keep_freezing, message.order)
+        keeping = asyncio.get_running_loop().run_in_executor(own, self.freeze_state.try_freeze, message.order)
         own.shutdown(wait=False)
         try:
             processes = await self._end_processes(errors)

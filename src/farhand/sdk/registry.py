@@ -27,7 +27,7 @@ class NodeTool(Protocol):
     async def call(self, ctx: ToolContext, args: Any) -> Any: ...
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegisteredTool(msgspec.Struct, frozen=True):
     """A tool of this node: what callers are told of it, and what runs."""
 
     spec: ToolSpec
@@ -46,7 +46,7 @@ class ToolRegistry:
     """Maps tool names to handlers. Names are lower-case dotted namespaces and found in any casing."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, Registered] = {}
+        self._tools: dict[str, RegisteredTool] = {}
         self._prefixes: set[str] = set()
         self._on_change: list[Callable[[], None]] = []
 
@@ -74,7 +74,7 @@ class ToolRegistry:
             return await call(ctx, value)
 
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
-        return self.add(Registered(described, run, handler))
+        return self.add(RegisteredTool(described, run, handler))
 
     def tool(
         self,
@@ -103,12 +103,12 @@ class ToolRegistry:
             async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
                 return await call(ctx, **parameters.read(args))
 
-            self.add(Registered(spec, run, function))
+            self.add(RegisteredTool(spec, run, function))
             return function
 
         return decorate
 
-    def add(self, tool: Registered) -> ToolRegistry:
+    def add(self, tool: RegisteredTool) -> ToolRegistry:
         """Offer a tool whose name is already what callers will use."""
         self._tools[tool.spec.name.lower()] = tool
         self._changed()
@@ -145,7 +145,7 @@ class ToolRegistry:
         tool = self._tools.get(name.lower())
         return tool.handler if tool else None
 
-    def find(self, name: str) -> Registered | None:
+    def find(self, name: str) -> RegisteredTool | None:
         return self._tools.get(name.lower())
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:

@@ -10,21 +10,21 @@ from farhand.protocol.messages import ToolResponse, encode
 from farhand.protocol.version import MAX_FRAME_BYTES, MAX_TOOL_RESPONSE_BYTES
 
 
-class Room(msgspec.Struct, frozen=True):
+class ResponseLimits(msgspec.Struct, frozen=True):
     """How much a response may hold."""
 
     result: int
     frame: int = MAX_FRAME_BYTES
 
     @classmethod
-    def towards(cls, announced: int | None, own: int) -> Room:
+    def towards(cls, announced: int | None, own: int) -> ResponseLimits:
         """The smaller of a node's own limit and its gateway's: the guide's, where it announced none."""
         if announced is None:
             return cls(min(own, MAX_TOOL_RESPONSE_BYTES))
         return cls(min(own, announced), announced)
 
 
-def fitted(response: ToolResponse, room: Room) -> bytes:
+def encode_within(response: ToolResponse, room: ResponseLimits) -> bytes:
     """The response as it is sent: whole where it fits, else cut short and marked so."""
     frame = encode(response)
     limit = min(room.result, room.frame)

@@ -9,13 +9,13 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from farhand.machine.files.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files.files import Files, told
-from farhand.machine.files.listing import Entry, list_folder
-from farhand.machine.files.text import NotOnce, NotText, lines_from, read_lines, replace_text, replaced_text
+from farhand.machine.files.allowed_paths import check_path_text, display
+from farhand.machine.files.files import Files, file_errors
+from farhand.machine.files.listing import FolderEntry, list_folder
+from farhand.machine.files.text import NotText, NotUnique, lines_from, plan_replacement, read_lines, replace_text
 from farhand.machine.patch.apply import apply_patch, planned_changes
-from farhand.machine.search.glob import find
-from farhand.machine.search.grep import Match, search
+from farhand.machine.search.glob import glob_files
+from farhand.machine.search.grep import Match, grep_files
 from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.redaction import KnownSecrets
@@ -36,7 +36,7 @@ FilePath = Annotated[str, Meta(description="File path; relative paths start at t
 Folder = Annotated[str | None, Meta(description="Folder to search (default: the workspace).")]
 
 
-class AgentFiles:
+class AgentFileTools:
     """The seven tools over the files that the agent may touch. Each method blocks; a tool runs it in a thread."""
 
     def __init__(
@@ -98,7 +98,7 @@ class AgentFiles:
         room = largest - _NOTICE_ROOM
         page: list[str] = []
         size = 0
-        with self._files.open(path) as file, told("read", self._files.resolve(path)):
+        with self._files.open(path) as file, file_errors("read", self._files.resolve(path)):
             lines = lines_from(file, offset, LARGEST_PAGE - 2 * _NOTICE_ROOM, skip_bytes)
             try:
                 for number, (text, cut) in enumerate(lines, offset + 1):
@@ -142,7 +142,7 @@ class AgentFiles:
             try:
                 self._files.status(parent)
             except NotFound:
-                raise NotFound(f'parent directory "{shown(parent)}": no such file or directory') from None
+                raise NotFound(f'parent directory "{display(parent)}": no such file or directory') from None
         return data
 
     def edit(
@@ -160,7 +160,7 @@ class AgentFiles:
 
     def preview_edit(self, path: str, old_text: str, new_text: str, replace_all: bool) -> Preview:
         with self._editing(path, old_text, new_text):
-            before, after, _ = replaced_text(
+            before, after, _ = plan_replacement(
                 self._files, path, old_text, new_text, every=replace_all, any_line_end=True
             )
         return change_preview(self._files, path, before, after)
@@ -174,7 +174,7 @@ class AgentFiles:
         _encoded("new_text", new_text)
         try:
             yield
-        except NotOnce as found:
+        except NotUnique as found:
             if found.count:
                 raise Failed(f'old_text must be unique in "{path}" (found {found.count} matches)') from None
             raise Failed(f'old_text not found in "{path}"') from None
@@ -213,7 +213,7 @@ class AgentFiles:
         """Search file contents; gives path:line:text. Passes over binary files and what .gitignore names."""
         _required("grep", "pattern", pattern)
         try:
-            matches, more = search(
+            matches, more = grep_files(
                 self._files,
                 pattern,
                 self._located(path or "."),
@@ -239,10 +239,10 @@ class AgentFiles:
     ) -> str:
         """Find files by name; ** is any depth of folders. Gives one path a line, sorted."""
         _required("glob", "pattern", pattern)
-        refuse_unnameable("pattern", pattern)
+        check_path_text("pattern", pattern)
         self._files.resolve(pattern)  # the rule for paths is the rule for patterns
         try:
-            found = find(
+            found = glob_files(
                 self._files,
                 pattern,
                 "/" if pattern.startswith("/") else self._located(path or "."),
@@ -319,8 +319,8 @@ class AgentFiles:
         return path.removeprefix(self._files.workspace.rstrip("/") + "/")
 
 
-def _described(entry: Entry) -> str:
-    return f"{shown(entry.name)} ({entry.kind}, {entry.size})"
+def _described(entry: FolderEntry) -> str:
+    return f"{display(entry.name)} ({entry.kind}, {entry.size})"
 
 
 def _truncated(largest: int, where: str) -> str:

@@ -16,7 +16,7 @@ from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.sandbox.bubblewrap import Confinement, Sandbox, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
-from farhand.protocol.calls import LEAVING
+from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, command_preview
@@ -52,7 +52,7 @@ class _Start(NamedTuple):
     host: HostCommands | None
 
 
-class AgentShell:
+class AgentShellTools:
     """The two tools over one `Jobs`, in the folders that `files` allows."""
 
     def __init__(
@@ -120,7 +120,7 @@ class AgentShell:
                 call_id=context.call_id,
             )
         )
-        async with self._foreground.held(starting, leaving=LEAVING):
+        async with self._foreground.held(starting, leaving=PROGRAM_STOPPING):
             try:
                 job = await asyncio.shield(starting)
             except Failed as error:

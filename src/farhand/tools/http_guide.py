@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from farhand.machine.files.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files.files import Files, told
+from farhand.machine.files.allowed_paths import check_path_text, display
+from farhand.machine.files.files import Files, file_errors
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
@@ -59,7 +59,7 @@ class GuideTools:
     def read_file(self, *, path: FilePath) -> dict[str, Any]:
         """Read a text file; of a long one, the first 65,536 bytes."""
         name = _named(path)
-        with self._files.open(path) as file, told("read", name):
+        with self._files.open(path) as file, file_errors("read", name):
             data = file.read(MOST_READ)
             size = max(os.fstat(file.fileno()).st_size, len(data))
         return _shown_file(name, data, size, self._secrets)
@@ -73,7 +73,7 @@ class GuideTools:
     def preview_create(self, *, path: str, content: str) -> Preview:
         _, data = self._created(path, content)
         if current_content(self._files, path) is not None:
-            raise Failed(f"'{shown(path)}' exists already")
+            raise Failed(f"'{display(path)}' exists already")
         return change_preview(self._files, path, None, data)
 
     def _created(self, path: str, content: str) -> tuple[str, bytes]:
@@ -113,7 +113,7 @@ class GuideTools:
         chosen, _, data = _updated(path, content, mode)
         old = current_content(self._files, path)
         if old is None:
-            raise NotFound(f"'{shown(path)}' does not exist")
+            raise NotFound(f"'{display(path)}' does not exist")
         return change_preview(self._files, path, old, old + data if chosen == "append" else data)
 
     async def shell(
@@ -162,7 +162,7 @@ class GuideTools:
         """The folder a command runs in, and how long it may take."""
         if not command.strip():
             raise InvalidArgs("parameter 'command': must not be empty")
-        refuse_unnameable("command", command)
+        check_path_text("command", command)
         return self._folder(cwd), _seconds(timeout_seconds)
 
     def _shell(self, folder: str) -> Sequence[str]:
@@ -222,8 +222,8 @@ def _named(path: str) -> str:
     """The path as the caller wrote it, tidied. Raises InvalidArgs for none."""
     if not path.strip():
         raise InvalidArgs("parameter 'path': must not be empty")
-    refuse_unnameable("path", path)
-    return shown(os.path.normpath(path))
+    check_path_text("path", path)
+    return display(os.path.normpath(path))
 
 
 def _updated(path: str, content: str, mode: str) -> tuple[str, str, bytes]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from msgspec import Meta
 
-from farhand.machine.files.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files.files import Files, told
+from farhand.machine.files.allowed_paths import check_path_text, display
+from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.mime import HEAD, mime_type
-from farhand.machine.files.text import NotOnce, NotText, read_lines, replace_text, replaced_text
-from farhand.machine.search.glob import find
-from farhand.machine.search.grep import search
+from farhand.machine.files.text import NotText, NotUnique, plan_replacement, read_lines, replace_text
+from farhand.machine.search.glob import glob_files
+from farhand.machine.search.grep import grep_files
 from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs
 
@@ -60,7 +60,7 @@ Include = Annotated[
 ]
 
 
-class FileTools:
+class NodeFileTools:
     """The five tools over one computer's files. Each method but `read_at_once` blocks; run it in a thread."""
 
     def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
@@ -76,7 +76,7 @@ class FileTools:
         _refuse_negative("offset", offset)
         _refuse_negative("limit", limit)
         resolved = self._files.resolve(path)
-        with self._files.open(path) as file, told("read", resolved):
+        with self._files.open(path) as file, file_errors("read", resolved):
             head = file.read(HEAD)
             # Text has no NUL, but a small picture may happen to be valid UTF-8.
             if b"\0" in head and mime_type(head).startswith("image/"):
@@ -105,7 +105,7 @@ class FileTools:
         Creates parent directories if they do not exist and overwrites the file if it does.
         """
         data = _encoded("content", content)
-        return {"path": shown(self._files.write(path, data)), "bytes": len(data)}
+        return {"path": display(self._files.write(path, data)), "bytes": len(data)}
 
     def preview_Write(self, *, path: str, content: str) -> Preview:
         from farhand.tools.preview import file_preview  # noqa: PLC0415 - a node at rest does without it
@@ -121,13 +121,13 @@ class FileTools:
         """
         with self._editing(path, oldString, newString):
             count = replace_text(self._files, path, oldString, newString, every=replaceAll)
-        return {"path": shown(self._files.resolve(path)), "replacements": count}
+        return {"path": display(self._files.resolve(path)), "replacements": count}
 
     def preview_Edit(self, *, path: str, oldString: str, newString: str, replaceAll: bool) -> Preview:
         from farhand.tools.preview import change_preview  # noqa: PLC0415
 
         with self._editing(path, oldString, newString):
-            before, after, _ = replaced_text(self._files, path, oldString, newString, every=replaceAll)
+            before, after, _ = plan_replacement(self._files, path, oldString, newString, every=replaceAll)
         return change_preview(self._files, path, before, after)
 
     @contextlib.contextmanager
@@ -137,10 +137,10 @@ class FileTools:
             raise InvalidArgs("parameter 'oldString': must not be empty; give the exact text to replace")
         _encoded("oldString", oldString)
         _encoded("newString", newString)
-        resolved = shown(self._files.resolve(path))
+        resolved = display(self._files.resolve(path))
         try:
             yield
-        except NotOnce as found:
+        except NotUnique as found:
             if found.count:
                 raise Failed(
                     f"oldString found {found.count} times in '{resolved}'. "
@@ -154,15 +154,15 @@ class FileTools:
 
         Results are sorted by modification time, newest first. Hidden and git-ignored files are included.
         """
-        refuse_unnameable("pattern", pattern)
+        check_path_text("pattern", pattern)
         base = "/" if pattern.startswith("/") else path or "."
         try:
-            matches = find(self._files, pattern, base, seconds=self._search_seconds)
+            matches = glob_files(self._files, pattern, base, seconds=self._search_seconds)
         except BadPattern as error:
             raise InvalidArgs(f"parameter 'pattern': Invalid pattern {pattern!r}: {error}") from None
         return {
             "pattern": pattern,
-            "basePath": shown(self._files.resolve(base)),
+            "basePath": display(self._files.resolve(base)),
             "matches": matches,
             "count": len(matches),
         }
@@ -175,14 +175,14 @@ class FileTools:
         """
         base = path or "."
         try:
-            matches, more = search(
+            matches, more = grep_files(
                 self._files, pattern, base, include=include, most=MOST_MATCHES, seconds=self._search_seconds
             )
         except BadPattern as error:
             raise InvalidArgs(f"parameter 'pattern': Invalid regex pattern: {error}") from None
         result: dict[str, Any] = {
             "pattern": pattern,
-            "basePath": shown(self._files.resolve(base)),
+            "basePath": display(self._files.resolve(base)),
             "matches": [{"path": match.path, "line": match.line, "content": match.content} for match in matches],
         }
         return {**result, "truncated": True} if more else {**result, "count": len(matches)}
@@ -191,7 +191,7 @@ class FileTools:
 def _image_or_refusal(file: BinaryIO, head: bytes, path: str) -> dict[str, Any]:
     """A file that is no text: shown when it is an image, else refused."""
     kind = mime_type(head)
-    name = shown(os.path.basename(path))  # noqa: PTH119
+    name = display(os.path.basename(path))  # noqa: PTH119
     size = os.fstat(file.fileno()).st_size
     if not kind.startswith("image/"):
         raise Failed(f"Binary file: {name} ({kind}, {size} bytes) — not a text or image file")
@@ -211,7 +211,7 @@ def _image_or_refusal(file: BinaryIO, head: bytes, path: str) -> dict[str, Any]:
 
 def _numbered(resolved: str, lines: list[str], offset: int) -> dict[str, Any]:
     numbered = (f"{number}\t{line}" for number, line in enumerate(lines, offset + 1))
-    return {"path": shown(resolved), "content": "\n".join(numbered), "lines": len(lines)}
+    return {"path": display(resolved), "content": "\n".join(numbered), "lines": len(lines)}
 
 
 def _refuse_negative(parameter: str, number: int | None) -> None:

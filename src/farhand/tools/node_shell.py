@@ -24,7 +24,7 @@ from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.jobs.process_tree import Process as SystemProcess
 from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
-from farhand.protocol.calls import LEAVING
+from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Start(msgspec.Struct, frozen=True):
         return limit if self.patience_ms is None else f"in the background after {self.patience_ms:g} ms, {limit}"
 
 
-class ShellTools:
+class NodeShellTools:
     """The two tools over one `Jobs` and one workspace folder."""
 
     def __init__(
@@ -130,7 +130,7 @@ class ShellTools:
                 call_id=call,
             )
         )
-        async with self._foreground.held(starting, leaving=LEAVING):
+        async with self._foreground.held(starting, leaving=PROGRAM_STOPPING):
             job = await asyncio.shield(starting)
             if job.background:
                 return self._backgrounded(job)
@@ -365,13 +365,13 @@ class ShellTools:
         was_running = job.running
         ending = await self._jobs.end(job, grace=0)
         if ending.survivors:
-            raise Failed(ending.told(f"Session {job.id} could not be killed"))
+            raise Failed(ending.describe(f"Session {job.id} could not be killed"))
         if not was_running and not ending.ended:
             raise Failed(f"Session {job.id} has already exited and left nothing running")
         return {
             "status": _status(job),
             "sessionId": job.id,
-            "message": ending.told("Kill signal sent"),
+            "message": ending.describe("Kill signal sent"),
             **_processes("ended", ending.ended),
         }
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.files import Files
 from farhand.machine.files.text import MOST_TEXT
 from farhand.protocol.errors import Failed, NotFound, ToolError
@@ -56,7 +56,7 @@ class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-async def attempt(preview: Awaitable[Preview]) -> Preview:
+async def preview_or_error(preview: Awaitable[Preview]) -> Preview:
     """Return a preview; if the call would fail, one that says why."""
     try:
         return await preview
@@ -82,7 +82,7 @@ def planned_effect(files: Files, path: str, old: bytes | None, new: bytes | None
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)  # noqa: PTH120
     if not os.path.isdir(parent):  # noqa: PTH112
-        raise Failed(f"Failed to write '{shown(place.path)}': '{shown(parent)}' is not a folder")
+        raise Failed(f"Failed to write '{display(place.path)}': '{display(parent)}' is not a folder")
     return file_effect(place.real, old, new)
 
 
@@ -94,7 +94,7 @@ def current_content(files: Files, path: str) -> bytes | None:
     except NotFound:
         return None
     if len(content) > MOST_TEXT:
-        raise Failed(f"'{shown(path)}' has more than {MOST_TEXT} bytes")
+        raise Failed(f"'{display(path)}' has more than {MOST_TEXT} bytes")
     return content
 
 
@@ -106,12 +106,12 @@ def command_preview(
         real = os.path.realpath(folder, strict=True)
         status = os.stat(real)  # noqa: PTH116
     except (OSError, ValueError):
-        raise NotFound(f"the folder {shown(folder)} is not there") from None
+        raise NotFound(f"the folder {display(folder)} is not there") from None
     if not stat.S_ISDIR(status.st_mode):
-        raise NotFound(f"{shown(folder)} is not a folder")
+        raise NotFound(f"{display(folder)} is not a folder")
     return Preview(
         command=command,
-        cwd=shown(real),
+        cwd=display(real),
         folder=f"{status.st_dev}:{status.st_ino}",
         env=dict(env or {}),
         stdin=stdin,
@@ -121,7 +121,7 @@ def command_preview(
 
 def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
     """The change of one file as a unified diff; None: there is no file."""
-    name = shown(path)
+    name = display(path)
     before = None if old is None else digest(old)
     try:
         texts = [("" if content is None else content.decode()) for content in (old, new)]

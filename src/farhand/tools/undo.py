@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from farhand.machine.files.files import Files
-from farhand.machine.files.undo_log import KeptFiles
+from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.tools.schema import Parameters
@@ -24,9 +24,9 @@ DryRun = Annotated[bool, Meta(description="Only tell what would be done.")]
 class UndoTool:
     """The tool over one computer's files. It blocks; run it in a thread."""
 
-    def __init__(self, files: Files, kept: KeptFiles) -> None:
+    def __init__(self, files: Files, undo_log: UndoLog) -> None:
         self._files = files
-        self._kept = kept
+        self._undo_log = undo_log
 
     def Undo(self, *, call: Call, dryRun: DryRun = False) -> dict[str, Any]:  # noqa: N802
         """Give the files that a call changed their old content back, unless they were changed since."""
@@ -34,7 +34,7 @@ class UndoTool:
             raise InvalidArgs("parameter 'call': must name a call")
         from farhand.machine.files.undo import undo  # noqa: PLC0415 - a node at rest does without it
 
-        return undo(self._files, self._kept, call, dry_run=dryRun)
+        return undo(self._files, self._undo_log, call, dry_run=dryRun)
 
 
 SPEC: Final = ToolSpec(

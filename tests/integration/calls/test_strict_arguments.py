@@ -14,11 +14,12 @@ from msgspec import Raw
 
 from farhand.machine.files.files import Files
 from farhand.machine.jobs.jobs import Jobs
-from farhand.node.tools import Limits, family
+from farhand.node.limits import ToolLimits
+from farhand.node.tools import node_tools
 from farhand.protocol.errors import InvalidArgs
 from farhand.sdk.context import CancelToken, ToolContext
-from farhand.tools.node_files import FileTools
-from farhand.tools.node_shell import ShellTools
+from farhand.tools.node_files import NodeFileTools
+from farhand.tools.node_shell import NodeShellTools
 from tests.support.harness import GatewayProcess, NodeProcess, PlainNode, PluginProcess
 
 STRANGER = "qqzzqq"
@@ -213,7 +214,7 @@ def test_tools_without_a_schema_stay_open(gateway: GatewayProcess) -> None:
 def test_a_node_does_not_rely_on_the_gateways_check(tmp_path: Path) -> None:
     async def ask() -> None:
         async with Jobs(tmp_path / "jobs") as jobs:
-            tools = family(FileTools(Files(tmp_path)), ShellTools(jobs, tmp_path), Limits())
+            tools = node_tools(NodeFileTools(Files(tmp_path)), NodeShellTools(jobs, tmp_path), ToolLimits())
             for name in tools.tool_names():
                 tool = tools.find(name)
                 assert tool is not None

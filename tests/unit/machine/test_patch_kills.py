@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
-from farhand.machine.files.transaction_log import settle
+from farhand.machine.files.transaction_log import roll_back_unfinished
 
 PATCH = """\
 *** Begin Patch
@@ -39,10 +39,10 @@ import os, signal, sys
 from pathlib import Path
 from farhand.machine.files.files import Files
 from farhand.machine.patch.apply import apply_patch
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 
 folder, intents, patch, last = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-files = Files(folder, roots=[Root(folder)], intents=intents)
+files = Files(folder, roots=[ConfinedRoot(folder)], transaction_folder=intents)
 CHANGES = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir"}
 count = 0
 
@@ -73,8 +73,8 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def patch(work: Path, intents: Path, last: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, str(work), str(intents), PATCH, str(last)]
+def patch(work: Path, transaction_folder: Path, last: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(work), str(transaction_folder), PATCH, str(last)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -89,14 +89,14 @@ def test_a_kill_before_any_change_of_the_disk_leaves_all_or_nothing(tmp_path: Pa
     assert before != after and steps > 20
     seen = set()
     for last in range(1, steps + 1):
-        work, intents = tmp_path / f"work-{last}", tmp_path / f"intents-{last}"
+        work, transaction_folder = tmp_path / f"work-{last}", tmp_path / f"intents-{last}"
         make(work)
-        assert patch(work, intents, last).returncode == -9
-        files = Files(work, roots=[Root(work)], intents=intents)
-        settle(files)
+        assert patch(work, transaction_folder, last).returncode == -9
+        files = Files(work, roots=[ConfinedRoot(work)], transaction_folder=transaction_folder)
+        roll_back_unfinished(files)
         found = tree(work)
         assert found in (before, after), f"killed at step {last} of {steps}"
-        assert not list(intents.glob("*")) and settle(files) == 0
+        assert not list(transaction_folder.glob("*")) and roll_back_unfinished(files) == 0
         assert (work / "e.txt").stat().st_mode & 0o777 == 0o640
         seen.add(found == after)
     assert seen == {False, True}
@@ -111,11 +111,11 @@ def test_a_finished_patch_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def killed_half_way(tmp_path: Path) -> Files:
     """A patch whose first file is changed and whose last is not."""
-    work, intents = tmp_path / "work", tmp_path / "intents"
+    work, transaction_folder = tmp_path / "work", tmp_path / "intents"
     make(work)
-    assert patch(work, intents, HALF_WAY).returncode == -9
+    assert patch(work, transaction_folder, HALF_WAY).returncode == -9
     assert (work / "a.txt").read_text() == "ONE\n" and (work / "e.txt").read_text() == "five\n"
-    return Files(work, roots=[Root(work)], intents=intents)
+    return Files(work, roots=[ConfinedRoot(work)], transaction_folder=transaction_folder)
 
 
 def test_names_that_are_no_text_are_put_right_too(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_names_that_are_no_text_are_put_right_too(tmp_path: Path) -> None:
     make(odd)
     before = tree(odd)
     assert patch(odd, tmp_path / "intents", HALF_WAY).returncode == -9
-    assert settle(Files(odd, roots=[Root(odd)], intents=tmp_path / "intents")) == 1
+    assert roll_back_unfinished(Files(odd, roots=[ConfinedRoot(odd)], transaction_folder=tmp_path / "intents")) == 1
     assert tree(odd) == before
 
 
@@ -131,16 +131,19 @@ def test_what_somebody_changed_since_the_kill_is_left_alone(tmp_path: Path) -> N
     files = killed_half_way(tmp_path)
     own = Path(files.workspace) / "a.txt"
     own.write_text("by hand\n")
-    assert settle(files) == 1
+    assert roll_back_unfinished(files) == 1
     assert own.read_text() == "by hand\n"
 
 
 @pytest.mark.parametrize("text", ["", "{", '[{"path": 1}]'])
 def test_an_intent_that_cannot_be_read_stops_nothing(tmp_path: Path, text: str) -> None:
-    intents = tmp_path / "intents"
-    intents.mkdir()
-    (intents / "x.json").write_text(text)
-    assert settle(Files(tmp_path, roots=[Root(tmp_path)], intents=intents)) == 0
+    transaction_folder = tmp_path / "intents"
+    transaction_folder.mkdir()
+    (transaction_folder / "x.json").write_text(text)
+    assert (
+        roll_back_unfinished(Files(tmp_path, roots=[ConfinedRoot(tmp_path)], transaction_folder=transaction_folder))
+        == 0
+    )
 
 
 def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -150,5 +153,5 @@ def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
     (outside / "a.txt").write_text("ONE\n")
     work.rename(tmp_path / "aside")
     work.symlink_to(outside)
-    assert settle(files) == 0
+    assert roll_back_unfinished(files) == 0
     assert (outside / "a.txt").read_text() == "ONE\n"

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from farhand.machine import priority
-from farhand.machine.socket_options import LITTLE_BYTES, keep_little_under_way
+from farhand.machine.socket_options import LITTLE_BYTES, limit_buffers_on_fast_links
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 
@@ -19,7 +19,7 @@ def in_thread() -> tuple[int, int]:
     found: list[tuple[int, int]] = []
 
     def run() -> None:
-        priority.step_back()
+        priority.lower_thread_priority()
         found.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), os.sched_getscheduler(0)))
 
     thread = threading.Thread(target=run)
@@ -55,7 +55,7 @@ def test_little_is_under_way_between_ends_that_are_near() -> None:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
     with near, far:
-        keep_little_under_way(near)
+        limit_buffers_on_fast_links(near)
         assert all(size <= 2 * LITTLE_BYTES for size in sizes(near))
 
 
@@ -64,5 +64,5 @@ def test_what_has_no_round_trip_is_left_as_it_is() -> None:
     near, far = socket.socketpair()
     with near, far:
         before = sizes(near)
-        keep_little_under_way(near)
+        limit_buffers_on_fast_links(near)
         assert sizes(near) == before

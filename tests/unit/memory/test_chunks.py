@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhand.memory.chunks import MOST, Chunk, chunks, lines_of
+from farhand.memory.chunks import MOST, MemoryChunk, chunks, lines_of
 
 NOTES = """# Home
 
@@ -21,9 +21,9 @@ Momo is white.
 
 def test_a_heading_starts_a_chunk_and_tells_what_is_beneath_it() -> None:
     assert chunks(NOTES) == [
-        Chunk(1, 3, "# Home\n\nThe wifi password is hunter2."),
-        Chunk(5, 7, "## Cats\nMimi is black.\nMomo is white.", "Home"),
-        Chunk(9, 11, "# Work\n- Deploy with make ship.\n- The review is on Tuesday."),
+        MemoryChunk(1, 3, "# Home\n\nThe wifi password is hunter2."),
+        MemoryChunk(5, 7, "## Cats\nMimi is black.\nMomo is white.", "Home"),
+        MemoryChunk(9, 11, "# Work\n- Deploy with make ship.\n- The review is on Tuesday."),
     ]
 
 
@@ -38,7 +38,7 @@ def test_a_long_list_is_cut_between_its_items() -> None:
 
 def test_code_in_fences_is_not_taken_for_headings_and_items() -> None:
     text = "# How\n```sh\n# a comment\n- x\n\nmake ship\n```\nafter\n"
-    assert chunks(text) == [Chunk(1, 8, text.rstrip("\n"))]
+    assert chunks(text) == [MemoryChunk(1, 8, text.rstrip("\n"))]
 
 
 def test_a_line_too_long_for_a_chunk_keeps_its_number() -> None:

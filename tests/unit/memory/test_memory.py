@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from farhand.memory.embedders import Embedder, HttpEmbedder, Unavailable
-from farhand.memory.memory import MIN_SCORE, Found, Memory, Waits, scaled
+from farhand.memory.embedders import Embedder, HttpEmbedder, UnavailableEmbedder
+from farhand.memory.memory import MIN_SCORE, EmbeddingTimeouts, Memory, SearchResult, scaled
 from farhand.memory.sources import FolderSource
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 from tests.support.embedding_server import EmbeddingServer
@@ -34,7 +34,7 @@ def remember(
     work: Callable[[Memory], Awaitable[Any]],
     embedder: Embedder | None = None,
     *more: FolderSource,
-    waits: Waits | None = None,
+    waits: EmbeddingTimeouts | None = None,
 ) -> Any:
     """Run `work` with a memory over a folder."""
 
@@ -49,12 +49,12 @@ def remember(
     return asyncio.run(run())
 
 
-def places(found: Found) -> list[tuple[str, int, int]]:
+def places(found: SearchResult) -> list[tuple[str, int, int]]:
     return [(hit.path, hit.start_line, hit.end_line) for hit in found.hits]
 
 
-def search(folder: Path, query: str, **options: Any) -> Found:
-    found: Found = remember(folder, lambda memory: memory.search(query, agent="main", **options))
+def search(folder: Path, query: str, **options: Any) -> SearchResult:
+    found: SearchResult = remember(folder, lambda memory: memory.search(query, agent="main", **options))
     return found
 
 
@@ -374,9 +374,9 @@ def test_an_exact_name_is_found_whatever_its_vector_says(folder: Path) -> None:
 def test_no_text_is_embedded_twice(folder: Path) -> None:
     with EmbeddingServer() as server:
 
-        def ask(query: str) -> Found:
+        def ask(query: str) -> SearchResult:
             embedder = HttpEmbedder(server.url, "test-model")
-            found: Found = remember(folder, lambda memory: memory.search(query, agent="main"), embedder)
+            found: SearchResult = remember(folder, lambda memory: memory.search(query, agent="main"), embedder)
             return found
 
         ask("wifi")
@@ -493,7 +493,7 @@ def test_a_back_end_that_failed_is_left_alone_for_a_while(folder: Path) -> None:
             server.answer = server.embeddings
             assert (await memory.search("wifi", agent="main")).index == "hybrid"
 
-        remember(folder, recovered, HttpEmbedder(server.url, "test-model"), waits=Waits(rest=0))
+        remember(folder, recovered, HttpEmbedder(server.url, "test-model"), waits=EmbeddingTimeouts(rest=0))
 
 
 def test_a_back_end_that_is_away_is_told(folder: Path) -> None:
@@ -524,7 +524,9 @@ def test_a_silent_back_end_holds_nobody_up_for_long(folder: Path) -> None:
             assert found.note and "did not answer within" in found.note
             assert ticks > 3  # the loop went on meanwhile
 
-        remember(folder, work, HttpEmbedder(server.url, "test-model"), waits=Waits(query=0.05, patience=0.05))
+        remember(
+            folder, work, HttpEmbedder(server.url, "test-model"), waits=EmbeddingTimeouts(query=0.05, patience=0.05)
+        )
 
 
 def test_what_is_not_embedded_yet_is_found_by_keyword(folder: Path) -> None:
@@ -548,11 +550,13 @@ def test_what_is_not_embedded_yet_is_found_by_keyword(folder: Path) -> None:
             assert found.note is None
             assert places(found) == [("memory/2026-11-15.md", 1, 1)]
 
-        remember(folder, work, HttpEmbedder(server.url, "test-model"), waits=Waits(patience=0.05))
+        remember(folder, work, HttpEmbedder(server.url, "test-model"), waits=EmbeddingTimeouts(patience=0.05))
 
 
 def test_an_embedder_that_cannot_work_says_so(folder: Path) -> None:
-    found = remember(folder, lambda m: m.search("wifi", agent="main"), Unavailable("local", "it is not installed"))
+    found = remember(
+        folder, lambda m: m.search("wifi", agent="main"), UnavailableEmbedder("local", "it is not installed")
+    )
     assert found.hits
     assert found.note == "searched by keyword alone: it is not installed"
 

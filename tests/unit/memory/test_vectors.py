@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from farhand.memory.vectors import COMPARED, Sketch, Vector, mean, numpy, signs, similarity, unit_vector
+from farhand.memory.vectors import COMPARED, SignIndex, Vector, mean, numpy, signs, similarity, unit_vector
 
 COUNT = 3 * COMPARED
 
@@ -21,7 +21,7 @@ def test_the_nearest_are_among_the_chosen(arrays: Any, dimensions: int) -> None:
     vectors = some_vectors(dimensions)
     centre = mean(vectors)
     rows = [(2 * number, 7 * number, signs(vector, centre)) for number, vector in enumerate(vectors)]
-    sketch = Sketch(rows, centre, arrays)
+    sketch = SignIndex(rows, centre, arrays)
     query = unit_vector([a + 0.2 * b for a, b in zip(vectors[5], vectors[6], strict=True)])
     chosen = sketch.nearest(query)
     assert len(chosen) == len(set(chosen)) == COMPARED
@@ -39,4 +39,4 @@ def test_a_query_of_another_length_chooses_something_to_be_found_out_by() -> Non
     vectors = some_vectors(64)
     centre = mean(vectors)
     rows = [(number, number, signs(vector, centre)) for number, vector in enumerate(vectors)]
-    assert len(Sketch(rows, centre, numpy()).nearest(unit_vector([1.0] * 128))) == COMPARED
+    assert len(SignIndex(rows, centre, numpy()).nearest(unit_vector([1.0] * 128))) == COMPARED

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from farhand.node import log as node_log
-from farhand.node.log import FILE, calls, kept_log, last_lines
+from farhand.node.log import FILE, calls, last_lines, logging_to_file
 
 
 def test_files_take_turns_and_are_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_log, "MAX_BYTES", 20_000)
-    with kept_log(tmp_path / "logs", "n", tmp_path):
+    with logging_to_file(tmp_path / "logs", "n", tmp_path):
         for number in range(300):
             calls.info("line %d", number)
     files = sorted(path.name for path in (tmp_path / "logs").iterdir())
@@ -31,7 +31,7 @@ def test_files_take_turns_and_are_read_through(tmp_path: Path, monkeypatch: pyte
 
 def test_a_log_whose_file_has_just_made_way_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_log, "MAX_BYTES", 1000)
-    with kept_log(tmp_path / "logs", "n", tmp_path):
+    with logging_to_file(tmp_path / "logs", "n", tmp_path):
         while not (tmp_path / "logs" / f"{FILE}.1").exists():
             calls.info("a line")
         lines, truncated = last_lines(tmp_path / "logs", 2)
@@ -50,7 +50,7 @@ def test_no_log_is_no_line(tmp_path: Path) -> None:
 
 
 def test_secrets_and_breaks_do_not_get_in(tmp_path: Path) -> None:
-    with kept_log(tmp_path / "logs", "n", tmp_path):
+    with logging_to_file(tmp_path / "logs", "n", tmp_path):
         logging.getLogger("farhand.sdk").warning("wss://x/?token=%s\nforged", "hunter2")
     text = (tmp_path / "logs" / FILE).read_text()
     assert "hunter2" not in text and len(text.splitlines()) == 3

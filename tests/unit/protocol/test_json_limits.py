@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farhand.protocol.json_limits import unreadable
+from farhand.protocol.json_limits import plain_peer_error
 
 OUT_OF_RANGE = "a number in it is out of range"
 TOO_DEEP = "it is nested deeper than 126 levels"
@@ -28,7 +28,7 @@ TOO_DEEP = "it is nested deeper than 126 levels"
     ],
 )
 def test_what_it_reads(text: str) -> None:
-    assert unreadable(text.encode()) is None
+    assert plain_peer_error(text.encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_what_it_reads(text: str) -> None:
     ],
 )
 def test_what_it_does_not_read(text: str, reason: str) -> None:
-    assert unreadable(text.encode()) == reason
+    assert plain_peer_error(text.encode()) == reason

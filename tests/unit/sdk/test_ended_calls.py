@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from farhand.sdk.ended_calls import ANSWER_BYTES, ID_CHARACTERS, REMEMBERED_IDS, Past
+from farhand.sdk.ended_calls import ANSWER_BYTES, ID_CHARACTERS, REMEMBERED_IDS, EndedCalls
 
 
 def test_answers_make_room_before_ids_do() -> None:
-    past = Past()
+    past = EndedCalls()
     half = b"x" * (ANSWER_BYTES // 2)
     for request_id in ("a", "b", "c"):
         past.add(request_id, half)
@@ -15,7 +15,7 @@ def test_answers_make_room_before_ids_do() -> None:
 
 
 def test_an_answer_that_is_too_long_takes_nobodys_place() -> None:
-    past = Past()
+    past = EndedCalls()
     past.add("a", b"x")
     past.add("b", b"x" * (ANSWER_BYTES + 1))
     assert (past.answer("a"), past.answer("b")) == (b"x", None)
@@ -23,7 +23,7 @@ def test_an_answer_that_is_too_long_takes_nobodys_place() -> None:
 
 
 def test_the_oldest_ids_are_forgotten() -> None:
-    past = Past()
+    past = EndedCalls()
     for number in range(REMEMBERED_IDS + 1):
         past.add(f"r{number}", b"x")
     assert "r0" not in past
@@ -32,7 +32,7 @@ def test_the_oldest_ids_are_forgotten() -> None:
 
 
 def test_long_ids_are_counted_by_their_length() -> None:
-    past = Past()
+    past = EndedCalls()
     ids = [f"{number}" * (ID_CHARACTERS // 4) for number in range(5)]
     for request_id in ids:
         past.add(request_id)
@@ -40,7 +40,7 @@ def test_long_ids_are_counted_by_their_length() -> None:
 
 
 def test_an_id_that_comes_again_counts_once() -> None:
-    past = Past()
+    past = EndedCalls()
     for _ in range(10):
         past.add("a", b"x" * (ANSWER_BYTES // 2))
     past.add("b", b"x" * (ANSWER_BYTES // 2))

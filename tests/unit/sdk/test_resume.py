@@ -11,7 +11,7 @@ import pytest
 
 from farhand.protocol.calls import ToolSpec
 from farhand.sdk import Cancelled, NodeClient, Shutdown, ToolContext, ToolRegistry
-from farhand.sdk.accepted_calls import FileLedger
+from farhand.sdk.accepted_calls import AcceptedCallsFile
 from tests.unit.sdk.wire import PLAIN, RESUMING, FakeGateway, Peer, asynchronous, serving
 
 
@@ -462,7 +462,7 @@ def test_what_an_earlier_life_accepted_does_not_run_in_the_next(tmp_path: Path) 
 
     @asynchronous
     async def first_life() -> None:
-        ledger = FileLedger(path, "machine-1")
+        ledger = AcceptedCallsFile(path, "machine-1")
         async with FakeGateway() as gateway:
             client = NodeClient(gateway.url, node_id="probe1", ledger=ledger)
             task = client.spawn(registry)
@@ -479,7 +479,7 @@ def test_what_an_earlier_life_accepted_does_not_run_in_the_next(tmp_path: Path) 
 
     @asynchronous
     async def second_life() -> None:
-        ledger = FileLedger(path, "machine-1")
+        ledger = AcceptedCallsFile(path, "machine-1")
         async with FakeGateway() as gateway, serving(gateway.url, registry, ledger=ledger):
             peer = await gateway.accept(RESUMING)
             assert known(peer) == {"earlier": ["open"]}
@@ -497,19 +497,19 @@ def test_what_an_earlier_life_accepted_does_not_run_in_the_next(tmp_path: Path) 
 
 def test_a_ledger_survives_lives_but_not_a_reboot(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    first = FileLedger(path, "machine-1")
+    first = AcceptedCallsFile(path, "machine-1")
     for request_id in ("a", "b", "c"):
         first.accept(request_id)
     first.settle("b")
     first.close()
-    second = FileLedger(path, "machine-1")
+    second = AcceptedCallsFile(path, "machine-1")
     assert (second.boot, second.earlier) == (first.boot, {"a", "c"})
     second.settle("a")
     second.close()
-    third = FileLedger(path, "machine-1")
+    third = AcceptedCallsFile(path, "machine-1")
     assert (third.boot, third.earlier) == (first.boot, {"c"})
     third.close()
-    rebooted = FileLedger(path, "machine-2")
+    rebooted = AcceptedCallsFile(path, "machine-2")
     assert rebooted.earlier == set()
     assert rebooted.boot != first.boot
     rebooted.close()
@@ -519,11 +519,11 @@ def test_a_ledger_survives_lives_but_not_a_reboot(tmp_path: Path) -> None:
 def test_a_damaged_ledger_does_not_keep_the_node_from_starting(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(content)
-    ledger = FileLedger(path, "machine-1")
+    ledger = AcceptedCallsFile(path, "machine-1")
     assert ledger.boot
     ledger.accept("x")
     ledger.close()
-    again = FileLedger(path, "machine-1")
+    again = AcceptedCallsFile(path, "machine-1")
     assert "x" in again.earlier
     again.close()
 

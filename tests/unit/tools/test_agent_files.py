@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from farhand.machine.files.local_paths import local_files
 from farhand.protocol.errors import ToolError
-from farhand.tools.agent_files import AgentFiles
+from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.agent_tools import MAIN_AGENT, SUB_AGENT, main_agent_tools, sub_agent_tools
 from farhand.tools.tool import CallContext, tool
 
@@ -25,8 +25,8 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def tools_of(workspace: Path) -> AgentFiles:
-    return AgentFiles(local_files(workspace, workspace.parent / "home", list))
+def tools_of(workspace: Path) -> AgentFileTools:
+    return AgentFileTools(local_files(workspace, workspace.parent / "home", list))
 
 
 def run(workspace: Path, name: str, **arguments: Any) -> str:

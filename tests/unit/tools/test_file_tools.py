@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
-from farhand.tools.node_files import FileTools
+from farhand.tools.node_files import NodeFileTools
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -37,15 +37,15 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tools(workspace: Path) -> FileTools:
-    return FileTools(Files(workspace))
+def tools(workspace: Path) -> NodeFileTools:
+    return NodeFileTools(Files(workspace))
 
 
 def arguments(method: Any) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
 
 
-def test_parameters_and_defaults_are_the_references(tools: FileTools) -> None:
+def test_parameters_and_defaults_are_the_references(tools: NodeFileTools) -> None:
     needed = inspect.Parameter.empty
     assert arguments(tools.Read) == {"path": needed, "offset": 0, "limit": None}
     assert arguments(tools.Write) == {"path": needed, "content": needed}
@@ -59,7 +59,7 @@ def test_parameters_and_defaults_are_the_references(tools: FileTools) -> None:
 
 
 def test_relative_paths_resolve_against_the_workspace_and_absolute_ones_are_used_as_they_are(
-    tools: FileTools, workspace: Path, tmp_path: Path
+    tools: NodeFileTools, workspace: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_text("other")
     (workspace / "mine").write_text("mine")
@@ -75,7 +75,7 @@ def test_relative_paths_resolve_against_the_workspace_and_absolute_ones_are_used
 # -- Read
 
 
-def test_text_comes_with_line_numbers(tools: FileTools, workspace: Path) -> None:
+def test_text_comes_with_line_numbers(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "poem.txt").write_text("first\nsecond é\n\nlast")
     assert tools.Read(path="poem.txt") == {
         "path": str(workspace / "poem.txt"),
@@ -84,7 +84,7 @@ def test_text_comes_with_line_numbers(tools: FileTools, workspace: Path) -> None
     }
 
 
-def test_offset_and_limit_choose_a_page_numbered_from_offset_plus_one(tools: FileTools, workspace: Path) -> None:
+def test_offset_and_limit_choose_a_page_numbered_from_offset_plus_one(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "log").write_text("".join(f"line {number}\n" for number in range(100)))
     page = tools.Read(path="log", offset=10, limit=2)
     assert (page["content"], page["lines"]) == ("11\tline 10\n12\tline 11", 2)
@@ -92,7 +92,7 @@ def test_offset_and_limit_choose_a_page_numbered_from_offset_plus_one(tools: Fil
     assert tools.Read(path="log", limit=3)["content"] == "1\tline 0\n2\tline 1\n3\tline 2"
 
 
-def test_a_page_past_the_end_and_an_empty_file_are_empty(tools: FileTools, workspace: Path) -> None:
+def test_a_page_past_the_end_and_an_empty_file_are_empty(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "empty").write_text("")
     (workspace / "short").write_text("x\n")
     for page in (tools.Read(path="empty"), tools.Read(path="short", offset=5), tools.Read(path="short", limit=0)):
@@ -101,7 +101,7 @@ def test_a_page_past_the_end_and_an_empty_file_are_empty(tools: FileTools, works
 
 @pytest.mark.parametrize(("offset", "limit"), [(0, None), (3, 1), (0, 0)])
 def test_an_image_comes_whole_as_content_blocks(
-    tools: FileTools, workspace: Path, offset: int, limit: int | None
+    tools: NodeFileTools, workspace: Path, offset: int, limit: int | None
 ) -> None:
     (workspace / "photo.png").write_bytes(PNG)
     answer = tools.Read(path="photo.png", offset=offset, limit=limit)
@@ -113,25 +113,25 @@ def test_an_image_comes_whole_as_content_blocks(
     }
 
 
-def test_an_image_is_known_by_its_bytes_not_by_its_name(tools: FileTools, workspace: Path) -> None:
+def test_an_image_is_known_by_its_bytes_not_by_its_name(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "notes.txt").write_bytes(PNG)
     (workspace / "fake.png").write_text("just text")
     assert tools.Read(path="notes.txt")["content"][1]["mimeType"] == "image/png"
     assert tools.Read(path="fake.png")["content"] == "1\tjust text"
 
 
-def test_an_image_that_happens_to_be_utf8_is_still_an_image(tools: FileTools, workspace: Path) -> None:
+def test_an_image_that_happens_to_be_utf8_is_still_an_image(tools: NodeFileTools, workspace: Path) -> None:
     BLACK_BITMAP.decode()
     (workspace / "black.bmp").write_bytes(BLACK_BITMAP)
     assert tools.Read(path="black.bmp")["content"][1]["mimeType"] == "image/bmp"
 
 
-def test_a_drawing_in_text_is_text(tools: FileTools, workspace: Path) -> None:
+def test_a_drawing_in_text_is_text(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     assert tools.Read(path="a.svg")["lines"] == 1
 
 
-def test_an_image_of_ten_megabytes_is_the_largest(tools: FileTools, workspace: Path) -> None:
+def test_an_image_of_ten_megabytes_is_the_largest(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "big.png").write_bytes(PNG)
     os.truncate(workspace / "big.png", 10 * 1024 * 1024)
     assert len(tools.Read(path="big.png")["content"][1]["data"]) > 10 * 1024 * 1024
@@ -144,7 +144,7 @@ def test_an_image_of_ten_megabytes_is_the_largest(tools: FileTools, workspace: P
         tools.Read(path="big.png")
 
 
-def test_other_binary_files_are_described(tools: FileTools, workspace: Path) -> None:
+def test_other_binary_files_are_described(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "archive.tar.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + bytes(1000))
     with pytest.raises(Failed) as refused:
         tools.Read(path="archive.tar.gz")
@@ -155,7 +155,7 @@ def test_other_binary_files_are_described(tools: FileTools, workspace: Path) -> 
         tools.Read(path="noise")
 
 
-def test_reading_what_is_not_there_or_not_a_file(tools: FileTools, workspace: Path) -> None:
+def test_reading_what_is_not_there_or_not_a_file(tools: NodeFileTools, workspace: Path) -> None:
     with pytest.raises(NotFound, match=f"Failed to read '{workspace}/missing': No such file or directory"):
         tools.Read(path="missing")
     with pytest.raises(Failed, match=f"Failed to read '{workspace}': Is a directory"):
@@ -163,13 +163,13 @@ def test_reading_what_is_not_there_or_not_a_file(tools: FileTools, workspace: Pa
 
 
 @pytest.mark.parametrize(("name", "number"), [("offset", -1), ("limit", -5)])
-def test_negative_numbers_are_named(tools: FileTools, workspace: Path, name: str, number: int) -> None:
+def test_negative_numbers_are_named(tools: NodeFileTools, workspace: Path, name: str, number: int) -> None:
     (workspace / "file").write_text("x")
     with pytest.raises(InvalidArgs, match=f"'{name}': must be 0 or more, got {number}"):
         tools.Read(path="file", **{name: number})  # type: ignore[arg-type]
 
 
-def test_a_log_of_two_gigabytes_is_read_in_pages(tools: FileTools, workspace: Path) -> None:
+def test_a_log_of_two_gigabytes_is_read_in_pages(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "log").write_text("".join(f"line {number}\n" for number in range(100_000)))
     os.truncate(workspace / "log", 2 * 1024**3)
     assert tools.Read(path="log", offset=99_990, limit=2)["content"] == "99991\tline 99990\n99992\tline 99991"
@@ -180,19 +180,19 @@ def test_a_log_of_two_gigabytes_is_read_in_pages(tools: FileTools, workspace: Pa
 # -- Write
 
 
-def test_write_tells_path_and_bytes_and_makes_parents(tools: FileTools, workspace: Path) -> None:
+def test_write_tells_path_and_bytes_and_makes_parents(tools: NodeFileTools, workspace: Path) -> None:
     answer = tools.Write(path="a/b/note.txt", content="grüße\r\n")
     assert answer == {"path": str(workspace / "a" / "b" / "note.txt"), "bytes": 9}
     assert (workspace / "a" / "b" / "note.txt").read_bytes() == "grüße\r\n".encode()
 
 
-def test_write_overwrites(tools: FileTools, workspace: Path) -> None:
+def test_write_overwrites(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "file").write_text("something longer")
     assert tools.Write(path="file", content="")["bytes"] == 0
     assert (workspace / "file").read_text() == ""
 
 
-def test_write_says_what_failed(tools: FileTools, workspace: Path) -> None:
+def test_write_says_what_failed(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "file").write_text("x")
     with pytest.raises(Failed, match=f"Failed to create the folders of '{workspace}/file/below'"):
         tools.Write(path="file/below", content="")
@@ -206,20 +206,20 @@ def test_write_says_what_failed(tools: FileTools, workspace: Path) -> None:
 # -- Edit
 
 
-def test_edit_replaces_the_only_match(tools: FileTools, workspace: Path) -> None:
+def test_edit_replaces_the_only_match(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "code").write_text("one\ntwo\nthree\n")
     answer = tools.Edit(path="code", oldString="two\n", newString="")
     assert answer == {"path": str(workspace / "code"), "replacements": 1}
     assert (workspace / "code").read_text() == "one\nthree\n"
 
 
-def test_edit_replaces_all_on_request(tools: FileTools, workspace: Path) -> None:
+def test_edit_replaces_all_on_request(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "code").write_text("x x x")
     assert tools.Edit(path="code", oldString="x", newString="yy", replaceAll=True)["replacements"] == 3
     assert (workspace / "code").read_text() == "yy yy yy"
 
 
-def test_edit_without_a_match(tools: FileTools, workspace: Path) -> None:
+def test_edit_without_a_match(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "code").write_bytes(b"one\r\ntwo\r\n")
     with pytest.raises(Failed) as refused:
         tools.Edit(path="code", oldString="three", newString="x")
@@ -228,7 +228,7 @@ def test_edit_without_a_match(tools: FileTools, workspace: Path) -> None:
         tools.Edit(path="code", oldString="one\ntwo", newString="x")
 
 
-def test_edit_with_several_matches_tells_how_many(tools: FileTools, workspace: Path) -> None:
+def test_edit_with_several_matches_tells_how_many(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "code").write_text("x x x")
     with pytest.raises(Failed) as refused:
         tools.Edit(path="code", oldString="x", newString="y")
@@ -239,7 +239,7 @@ def test_edit_with_several_matches_tells_how_many(tools: FileTools, workspace: P
     assert (workspace / "code").read_text() == "x x x"
 
 
-def test_edit_refuses_what_cannot_be_edited(tools: FileTools, workspace: Path) -> None:
+def test_edit_refuses_what_cannot_be_edited(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "photo.png").write_bytes(PNG)
     with pytest.raises(NotFound, match="Failed to read"):
         tools.Edit(path="missing", oldString="a", newString="b")
@@ -254,7 +254,7 @@ def test_edit_refuses_what_cannot_be_edited(tools: FileTools, workspace: Path) -
 # -- Glob
 
 
-def test_glob_answers_with_its_question_newest_first(tools: FileTools, workspace: Path) -> None:
+def test_glob_answers_with_its_question_newest_first(tools: NodeFileTools, workspace: Path) -> None:
     for age, name in enumerate(["b.md", "a.md", "sub/c.md", "d.txt"]):
         (workspace / name).parent.mkdir(exist_ok=True)
         (workspace / name).write_text("")
@@ -274,19 +274,19 @@ def test_glob_answers_with_its_question_newest_first(tools: FileTools, workspace
     }
 
 
-def test_an_absolute_glob_says_where_it_began(tools: FileTools, workspace: Path) -> None:
+def test_an_absolute_glob_says_where_it_began(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "a.md").write_text("")
     answer = tools.Glob(pattern=f"{workspace}/*.md", path="ignored")
     assert (answer["basePath"], answer["matches"]) == ("/", [str(workspace / "a.md")])
 
 
 @pytest.mark.parametrize("pattern", ["[", "{a", "a**b", "", "a\0b"])
-def test_an_invalid_glob_is_named(tools: FileTools, pattern: str) -> None:
+def test_an_invalid_glob_is_named(tools: NodeFileTools, pattern: str) -> None:
     with pytest.raises(InvalidArgs, match="'pattern'"):
         tools.Glob(pattern=pattern)
 
 
-def test_a_glob_in_a_folder_that_is_missing(tools: FileTools, workspace: Path) -> None:
+def test_a_glob_in_a_folder_that_is_missing(tools: NodeFileTools, workspace: Path) -> None:
     with pytest.raises(NotFound, match=f"'{workspace}/missing'"):
         tools.Glob(pattern="*", path="missing")
 
@@ -294,7 +294,7 @@ def test_a_glob_in_a_folder_that_is_missing(tools: FileTools, workspace: Path) -
 # -- Grep
 
 
-def test_grep_answers_with_path_line_and_content(tools: FileTools, workspace: Path) -> None:
+def test_grep_answers_with_path_line_and_content(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "a.md").write_text("nothing\n  a needle \n")
     (workspace / "b.rs").write_text("needles\n")
     assert tools.Grep(pattern=r"\bneedle\b") == {
@@ -312,7 +312,7 @@ def test_grep_answers_with_path_line_and_content(tools: FileTools, workspace: Pa
     }
 
 
-def test_grep_is_truncated_only_beyond_a_hundred(tools: FileTools, workspace: Path) -> None:
+def test_grep_is_truncated_only_beyond_a_hundred(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "many").write_text("needle\n" * 100)
     answer = tools.Grep(pattern="needle")
     assert (len(answer["matches"]), answer["count"], "truncated" in answer) == (100, 100, False)
@@ -321,12 +321,12 @@ def test_grep_is_truncated_only_beyond_a_hundred(tools: FileTools, workspace: Pa
     assert (len(answer["matches"]), answer["truncated"], "count" in answer) == (100, True, False)
 
 
-def test_grep_cuts_lines_at_two_hundred_characters(tools: FileTools, workspace: Path) -> None:
+def test_grep_cuts_lines_at_two_hundred_characters(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "long").write_text("é" * 300 + "\n")
     assert tools.Grep(pattern="é+")["matches"][0]["content"] == "é" * 200
 
 
-def test_grep_skips_binaries_and_follows_links(tools: FileTools, workspace: Path, tmp_path: Path) -> None:
+def test_grep_skips_binaries_and_follows_links(tools: NodeFileTools, workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "note").write_text("needle")
     (workspace / "link").symlink_to(tmp_path / "elsewhere")
@@ -334,7 +334,7 @@ def test_grep_skips_binaries_and_follows_links(tools: FileTools, workspace: Path
     assert [match["path"] for match in tools.Grep(pattern="needle")["matches"]] == [str(workspace / "link" / "note")]
 
 
-def test_grep_names_what_is_wrong(tools: FileTools, workspace: Path) -> None:
+def test_grep_names_what_is_wrong(tools: NodeFileTools, workspace: Path) -> None:
     with pytest.raises(InvalidArgs, match=r"(?s)'pattern': Invalid regex pattern: .*unclosed group"):
         tools.Grep(pattern="(")
     with pytest.raises(InvalidArgs, match=r"'pattern'.*NUL"):
@@ -351,7 +351,7 @@ def test_grep_names_what_is_wrong(tools: FileTools, workspace: Path) -> None:
 def test_a_root_holds_for_every_tool(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("needle")
     (workspace / "link").symlink_to(tmp_path)
-    tools = FileTools(Files(workspace, roots=[Root(workspace)]))
+    tools = NodeFileTools(Files(workspace, roots=[ConfinedRoot(workspace)]))
     for path in ("../secret", "link/secret", str(tmp_path / "secret")):
         for call in (
             lambda path=path: tools.Read(path=path),
@@ -369,7 +369,7 @@ def test_a_root_holds_for_every_tool(workspace: Path, tmp_path: Path) -> None:
 
 def test_read_only_tools_read_and_refuse_to_write(workspace: Path) -> None:
     (workspace / "file").write_text("old")
-    tools = FileTools(Files(workspace, read_only=True))
+    tools = NodeFileTools(Files(workspace, read_only=True))
     assert tools.Read(path="file")["content"] == "1\told"
     with pytest.raises(NotAllowed, match="read-only"):
         tools.Write(path="file", content="new")
@@ -385,7 +385,7 @@ def test_read_only_tools_read_and_refuse_to_write(workspace: Path) -> None:
     "page", [{}, {"offset": 1}, {"limit": 1}, {"offset": 2, "limit": 3}, {"offset": 99}, {"limit": 0}]
 )
 def test_what_is_read_at_once_is_what_is_read(
-    tools: FileTools, workspace: Path, content: bytes, page: dict[str, int]
+    tools: NodeFileTools, workspace: Path, content: bytes, page: dict[str, int]
 ) -> None:
     (workspace / "note").write_bytes(content)
     for _ in range(2):
@@ -393,7 +393,7 @@ def test_what_is_read_at_once_is_what_is_read(
     assert tools.read_at_once(path=str(workspace / "note"), **page) == tools.Read(path=str(workspace / "note"), **page)
 
 
-def test_whatever_is_not_a_small_text_is_not_read_at_once(tools: FileTools, workspace: Path) -> None:
+def test_whatever_is_not_a_small_text_is_not_read_at_once(tools: NodeFileTools, workspace: Path) -> None:
     (workspace / "text").write_text("text")
     (workspace / "long").write_bytes(b"x" * 20_000)
     (workspace / "picture").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")

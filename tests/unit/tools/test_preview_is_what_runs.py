@@ -19,17 +19,17 @@ from farhand.gateway.workspace.workspace import Workspace
 from farhand.machine.files import steering_files as steering
 from farhand.machine.files.files import Files
 from farhand.machine.jobs.jobs import Jobs
-from farhand.node.limits import Limits
-from farhand.node.previews import Previews
-from farhand.node.tools import family
+from farhand.node.limits import ToolLimits
+from farhand.node.previews import PreviewQueries
+from farhand.node.tools import node_tools
 from farhand.protocol.errors import ToolError
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.store.objects.folder import FolderObjects
-from farhand.tools.agent_files import AgentFiles
+from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.http_guide import guide_tools
-from farhand.tools.node_files import FileTools
-from farhand.tools.node_shell import ShellTools
-from farhand.tools.preview import FileEffect, Preview, attempt
+from farhand.tools.node_files import NodeFileTools
+from farhand.tools.node_shell import NodeShellTools
+from farhand.tools.preview import FileEffect, Preview, preview_or_error
 from farhand.tools.tool import CallContext, Tool
 
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
@@ -217,7 +217,7 @@ def of_tool(tool: Tool, arguments: dict[str, Any]) -> tuple[Awaitable[Preview], 
     async def run() -> Any:
         return await tool.run(tool.canonical(arguments), CONTEXT)
 
-    return attempt(preview()), run
+    return preview_or_error(preview()), run
 
 
 LONG = settings(max_examples=150, deadline=None)
@@ -231,13 +231,13 @@ def test_on_a_node(call: tuple[str, dict[str, Any]], old: str) -> None:
 
     async def check() -> None:
         async with Jobs(world.root / "jobs", eager=False) as jobs:
-            shell = ShellTools(jobs, world.workspace)
-            tools = family(FileTools(Files(world.workspace)), shell, Limits())
+            shell = NodeShellTools(jobs, world.workspace)
+            tools = node_tools(NodeFileTools(Files(world.workspace)), shell, ToolLimits())
             tool = tools.find(name)
             assert tool is not None
             raw = msgspec.Raw(msgspec.json.encode(arguments))
             question = msgspec.Raw(msgspec.json.encode({"tool": name, "args": arguments}))
-            preview = Previews(tools, Limits()).preview(question)
+            preview = PreviewQueries(tools, ToolLimits()).preview(question)
             await agree(world.workspace, preview, lambda: tool.run(ToolContext("1", name, None, CancelToken()), raw))
 
     try:
@@ -252,7 +252,7 @@ def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
     world = World(old)
     try:
-        tools = {tool.name: tool for tool in AgentFiles(Files(world.workspace)).tools()}
+        tools = {tool.name: tool for tool in AgentFileTools(Files(world.workspace)).tools()}
         asyncio.run(agree(world.workspace, *of_tool(tools[name], arguments)))
     finally:
         world.close()

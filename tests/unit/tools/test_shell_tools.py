@@ -17,10 +17,10 @@ import pytest
 from farhand.machine.jobs import process_tree as tree
 from farhand.machine.jobs.jobs import Jobs
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
-from farhand.tools.node_shell import ShellTools
+from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.schema import Parameters
 
-Scenario = Callable[[ShellTools, Jobs], Awaitable[Any]]
+Scenario = Callable[[NodeShellTools, Jobs], Awaitable[Any]]
 
 COMPLETED = {
     "status",
@@ -52,7 +52,7 @@ class Node:
     def run(self, scenario: Scenario, *, end: bool = False, **options: Any) -> Any:
         async def main() -> Any:
             async with Jobs(self.folder, environment=self.environment, **{"linger": 0.2, **options}) as jobs:
-                tools = ShellTools(jobs, self.workspace, call_id=lambda: self.call)
+                tools = NodeShellTools(jobs, self.workspace, call_id=lambda: self.call)
                 try:
                     async with asyncio.timeout(100):
                         return await scenario(tools, jobs)
@@ -69,12 +69,12 @@ def node(tmp_path: Path):
     node = Node(tmp_path)
     yield node
 
-    async def nothing(tools: ShellTools, jobs: Jobs) -> None: ...
+    async def nothing(tools: NodeShellTools, jobs: Jobs) -> None: ...
 
     node.run(nothing, end=True)
 
 
-async def poll_until_over(tools: ShellTools, session: str) -> dict[str, Any]:
+async def poll_until_over(tools: NodeShellTools, session: str) -> dict[str, Any]:
     give_up = time.monotonic() + 60
     while (answer := await tools.Process(action="poll", sessionId=session))["running"]:
         assert time.monotonic() < give_up, "it never ended"
@@ -82,7 +82,7 @@ async def poll_until_over(tools: ShellTools, session: str) -> dict[str, Any]:
     return answer
 
 
-async def log_until(tools: ShellTools, session: str, text: str) -> None:
+async def log_until(tools: NodeShellTools, session: str, text: str) -> None:
     give_up = time.monotonic() + 60
     while text not in (answer := await tools.Process(action="log", sessionId=session))["log"]:
         assert time.monotonic() < give_up, f"never said {text!r}: {answer}"
@@ -93,7 +93,7 @@ async def log_until(tools: ShellTools, session: str, text: str) -> None:
 
 
 def test_the_completed_object_has_every_field(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         before = time.time() * 1000
         answer = await tools.Bash(command="echo hello; echo oops >&2")
         assert set(answer) == COMPLETED
@@ -110,7 +110,7 @@ def test_the_completed_object_has_every_field(node: Node) -> None:
 
 
 def test_a_non_zero_exit_is_a_result(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="echo no; exit 42")
         assert (answer["status"], answer["exitCode"], answer["output"]) == ("failed", 42, "no\n")
         answer = await tools.Bash(command="kill -KILL $$")
@@ -122,7 +122,7 @@ def test_a_non_zero_exit_is_a_result(node: Node) -> None:
 def test_the_working_directory_is_the_workspace_or_relative_to_it_or_absolute(node: Node) -> None:
     (node.workspace / "sub").mkdir()
 
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         assert (await tools.Bash(command="pwd"))["output"] == f"{node.workspace}\n"
         answer = await tools.Bash(command="pwd", workdir="sub")
         assert answer["output"] == f"{node.workspace}/sub\n"
@@ -135,7 +135,7 @@ def test_the_working_directory_is_the_workspace_or_relative_to_it_or_absolute(no
 
 
 def test_the_login_shell_runs_the_command(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="shopt -q login_shell && echo $BASH $-")
         assert answer["output"].startswith("/bin/bash ")
         assert "c" in answer["output"].split()[1]
@@ -144,7 +144,7 @@ def test_the_login_shell_runs_the_command(node: Node) -> None:
 
 
 def test_a_timeout_is_a_failed_result_that_says_what_was_ended(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="echo before; setsid sleep 1000 & sleep 1001", timeout=2000)
         assert answer["status"] == "failed"
         assert answer["timedOut"] is True
@@ -157,7 +157,7 @@ def test_a_timeout_is_a_failed_result_that_says_what_was_ended(node: Node) -> No
 
 
 def test_a_child_left_running_is_told_and_does_not_hold_up_the_answer(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="sleep 1000 & echo started")
         assert answer["status"] == "completed"
         assert answer["output"] == "started\n"
@@ -167,14 +167,14 @@ def test_a_child_left_running_is_told_and_does_not_hold_up_the_answer(node: Node
 
 
 def test_a_waiting_command_finds_its_input_at_the_end(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         assert (await tools.Bash(command="cat; echo end"))["output"] == "end\n"
 
     node.run(scenario)
 
 
 def test_the_last_200000_characters_are_kept(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         exact = await tools.Bash(command="head -c 200000 /dev/zero | tr '\\0' x")
         assert exact["output"] == "x" * 200_000
         assert exact["truncated"] is False
@@ -195,7 +195,7 @@ def test_the_last_200000_characters_are_kept(node: Node) -> None:
 
 @pytest.mark.parametrize("character", ["ä", "€", "🙂"])
 def test_characters_survive_every_border(node: Node, character: str) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         (node.workspace / "text").write_text(character * 300_000)
         for before in ("", "x", "xx", "xxx"):
             answer = await tools.Bash(command=f"printf '%s' '{before}'; cat text")
@@ -209,7 +209,7 @@ def test_characters_survive_every_border(node: Node, character: str) -> None:
 
 
 def test_a_character_that_arrives_in_pieces_is_whole(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command=r"printf '\360\237'; sleep 0.1; printf '\231\202'; printf '\377end'")
         assert answer["output"] == "🙂\ufffdend"
 
@@ -220,7 +220,7 @@ def test_a_character_that_arrives_in_pieces_is_whole(node: Node) -> None:
 
 
 def test_background_answers_at_once_with_the_running_object(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="sleep 1000", background=True, yieldMs=100)
         assert set(answer) == RUNNING
         assert answer["status"] == "running"
@@ -231,7 +231,7 @@ def test_background_answers_at_once_with_the_running_object(node: Node) -> None:
 
 
 def test_yield_answers_with_the_result_when_it_comes_in_time(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="echo quick", yieldMs=120_000)
         assert set(answer) == COMPLETED
         assert answer["output"] == "quick\n"
@@ -242,7 +242,7 @@ def test_yield_answers_with_the_result_when_it_comes_in_time(node: Node) -> None
 
 
 def test_yield_backgrounds_what_takes_longer(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="echo soon; read line; exit 3", yieldMs=300)
         assert set(answer) == RUNNING
         await tools.Process(action="submit", sessionId=answer["sessionId"])
@@ -253,7 +253,7 @@ def test_yield_backgrounds_what_takes_longer(node: Node) -> None:
 
 
 def test_yield_is_clamped_at_both_ends(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         assert (await tools.Bash(command="sleep 1000", yieldMs=0))["status"] == "running"
         assert (await tools.Bash(command="sleep 1000", yieldMs=-5))["status"] == "running"
         assert (await tools.Bash(command="true", yieldMs=10**9))["status"] == "completed"
@@ -262,7 +262,7 @@ def test_yield_is_clamped_at_both_ends(node: Node) -> None:
 
 
 def test_a_command_that_ends_as_it_is_backgrounded_is_never_lost(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         async def one(number: int) -> None:
             answer = await tools.Bash(command=f"sleep 0.0{number % 10}; echo {number}", yieldMs=30 + number)
             if answer["status"] == "running":
@@ -298,7 +298,7 @@ def test_a_command_that_ends_as_it_is_backgrounded_is_never_lost(node: Node) -> 
     ],
 )
 def test_bad_arguments_are_named(node: Node, arguments: dict[str, Any], text: str) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         with pytest.raises(InvalidArgs, match=re.escape(text)):
             await tools.Bash(**arguments)
         assert jobs.listing() == []
@@ -307,7 +307,7 @@ def test_bad_arguments_are_named(node: Node, arguments: dict[str, Any], text: st
 
 
 def test_cancelling_ends_the_tree_and_says_what_was_ended(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         call = asyncio.ensure_future(tools.Bash(command="trap '' TERM; setsid sleep 1000 & sleep 1001; sleep 1002"))
         give_up = time.monotonic() + 30
         while not jobs.listing() or len(await jobs.processes(jobs.listing()[0])) < 3:
@@ -322,7 +322,7 @@ def test_cancelling_ends_the_tree_and_says_what_was_ended(node: Node) -> None:
 
 
 def test_cancelling_at_any_moment_leaves_nothing(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         for delay in (0.0, 0.001, 0.003, 0.006, 0.01, 0.03):
             call = asyncio.ensure_future(tools.Bash(command="sleep 1000"))
             await asyncio.sleep(delay)
@@ -337,7 +337,7 @@ def test_cancelling_at_any_moment_leaves_nothing(node: Node) -> None:
 
 
 def test_cancelling_again_and_again_still_ends_the_tree(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         call = asyncio.ensure_future(tools.Bash(command="trap '' TERM; while :; do sleep 0.1; done"))
         while not jobs.listing():
             await asyncio.sleep(0.01)
@@ -354,7 +354,7 @@ def test_cancelling_again_and_again_still_ends_the_tree(node: Node) -> None:
 
 
 def test_a_command_whose_keeper_is_killed_has_an_unknown_outcome(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         call = asyncio.ensure_future(tools.Bash(command="sleep 1000; true"))
         while not jobs.listing():
             await asyncio.sleep(0.01)
@@ -372,10 +372,10 @@ def test_the_same_call_again_finds_its_command(node: Node) -> None:
     node.call = "call-7"
     command = "echo ran >> ran; sleep 0.3; echo done; exit 3"
 
-    async def interrupted(tools: ShellTools, jobs: Jobs) -> None:
+    async def interrupted(tools: NodeShellTools, jobs: Jobs) -> None:
         await jobs.start(command, workdir=node.workspace, call_id=node.call)
 
-    async def resumed(tools: ShellTools, jobs: Jobs) -> dict[str, Any]:
+    async def resumed(tools: NodeShellTools, jobs: Jobs) -> dict[str, Any]:
         return await tools.Bash(command=command)
 
     node.run(interrupted)
@@ -389,7 +389,7 @@ def test_the_same_call_again_finds_its_command(node: Node) -> None:
 
 
 def test_list_shows_backgrounded_sessions_newest_first(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         empty = await tools.Process(action="list")
         assert empty == {"status": "completed", "sessions": [], "text": "No running or recent sessions."}
         await tools.Bash(command="echo not listed")
@@ -416,7 +416,7 @@ def test_list_shows_backgrounded_sessions_newest_first(node: Node) -> None:
 
 
 def test_poll_tells_the_state_before_and_after(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="echo up; read line", background=True))["sessionId"]
         await log_until(tools, session, "up")
         assert await tools.Process(action="poll", sessionId=session) == {
@@ -438,7 +438,7 @@ def test_poll_tells_the_state_before_and_after(node: Node) -> None:
 
 
 def test_log_pages_by_line(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="seq 1 500; printf end", background=True))["sessionId"]
         await poll_until_over(tools, session)
         answer = await tools.Process(action="log", sessionId=session)
@@ -463,7 +463,7 @@ def test_log_pages_by_line(node: Node) -> None:
 
 
 def test_log_keeps_the_tail_of_a_long_output(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="seq -w 1 100000", background=True))["sessionId"]
         await poll_until_over(tools, session)
         answer = await tools.Process(action="log", sessionId=session, offset=0, limit=10**6)
@@ -475,7 +475,7 @@ def test_log_keeps_the_tail_of_a_long_output(node: Node) -> None:
 
 
 def test_log_of_silence_says_so(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="read line", background=True))["sessionId"]
         answer = await tools.Process(action="log", sessionId=session)
         assert (answer["log"], answer["totalLines"], answer["totalChars"]) == ("(no output yet)", 0, 0)
@@ -488,7 +488,7 @@ def test_log_of_silence_says_so(node: Node) -> None:
 
 
 def test_write_is_raw_and_submit_presses_enter(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command='read line; echo "[$line]"', background=True))["sessionId"]
         assert await tools.Process(action="write", sessionId=session, data="grüß") == {
             "status": "running",
@@ -502,7 +502,7 @@ def test_write_is_raw_and_submit_presses_enter(node: Node) -> None:
 
 
 def test_kill_ends_the_whole_session(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         command = "trap '' TERM; setsid sleep 1000 & echo up; sleep 1001; sleep 1002"
         session = (await tools.Bash(command=command, background=True))["sessionId"]
         await log_until(tools, session, "up")
@@ -519,7 +519,7 @@ def test_kill_ends_the_whole_session(node: Node) -> None:
 
 
 def test_kill_reaches_what_a_finished_session_left_running(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="setsid sleep 1000 &", background=True))["sessionId"]
         await poll_until_over(tools, session)
         answer = await tools.Process(action="kill", sessionId=session)
@@ -531,7 +531,7 @@ def test_kill_reaches_what_a_finished_session_left_running(node: Node) -> None:
 
 @pytest.mark.parametrize("action", ["poll", "log", "write", "submit", "kill"])
 def test_an_action_on_no_session_fails(node: Node, action: str) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         with pytest.raises(InvalidArgs, match=r"^sessionId is required for this action$"):
             await tools.Process(action=action)
         with pytest.raises(NotFound, match="No session found for 00000000"):
@@ -547,7 +547,7 @@ def test_an_action_on_no_session_fails(node: Node, action: str) -> None:
 
 @pytest.mark.parametrize("action", ["write", "submit"])
 def test_writing_to_a_session_that_cannot_take_it_fails(node: Node, action: str) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="true", background=True))["sessionId"]
         await poll_until_over(tools, session)
         with pytest.raises(Failed, match=f"^Session {session} has already exited$"):
@@ -573,7 +573,7 @@ def test_writing_to_a_session_that_cannot_take_it_fails(node: Node, action: str)
     ],
 )
 def test_bad_arguments_of_process_are_named(node: Node, arguments: dict[str, Any], text: str) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="sleep 1000", background=True))["sessionId"]
         with pytest.raises(InvalidArgs, match=re.escape(text)):
             await tools.Process(**{"sessionId": session, **arguments})
@@ -582,12 +582,12 @@ def test_bad_arguments_of_process_are_named(node: Node, arguments: dict[str, Any
 
 
 def test_sessions_are_the_same_after_the_program_was_started_again(node: Node) -> None:
-    async def before(tools: ShellTools, jobs: Jobs) -> list[str]:
+    async def before(tools: NodeShellTools, jobs: Jobs) -> list[str]:
         started = await tools.Bash(command="echo early; read line; echo $line; exit 9", background=True)
         yielded = await tools.Bash(command="sleep 1000", yieldMs=10)
         return [started["sessionId"], yielded["sessionId"]]
 
-    async def after(tools: ShellTools, jobs: Jobs) -> None:
+    async def after(tools: NodeShellTools, jobs: Jobs) -> None:
         listed = await tools.Process(action="list")
         assert {session["sessionId"] for session in listed["sessions"]} == set(ids)
         await tools.Process(action="submit", sessionId=ids[0], data="late")
@@ -600,7 +600,7 @@ def test_sessions_are_the_same_after_the_program_was_started_again(node: Node) -
 
 
 def test_a_finished_session_is_retained_for_a_while(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="true", background=True))["sessionId"]
         await jobs.wait(await jobs.get(session))
         while (await tools.Process(action="list"))["sessions"]:
@@ -612,7 +612,7 @@ def test_a_finished_session_is_retained_for_a_while(node: Node) -> None:
 
 
 def test_a_lost_session_says_so_and_keeps_its_log(node: Node) -> None:
-    async def scenario(tools: ShellTools, jobs: Jobs) -> None:
+    async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         started = await tools.Bash(command="echo kept; sleep 1000", background=True)
         session = started["sessionId"]
         await log_until(tools, session, "kept")
@@ -628,11 +628,11 @@ def test_a_lost_session_says_so_and_keeps_its_log(node: Node) -> None:
 
 
 def test_the_schemas_carry_the_names_and_defaults_of_the_seed() -> None:
-    bash = Parameters(ShellTools.Bash, skip=1).schema
+    bash = Parameters(NodeShellTools.Bash, skip=1).schema
     assert bash["required"] == ["command"]
     assert list(bash["properties"]) == ["command", "workdir", "timeout", "background", "yieldMs"]
     assert bash["properties"]["timeout"]["default"] == 300_000
-    process = Parameters(ShellTools.Process, skip=1).schema
+    process = Parameters(NodeShellTools.Process, skip=1).schema
     assert process["required"] == ["action"]
     assert list(process["properties"]) == ["action", "sessionId", "data", "offset", "limit"]
     defaults = [process["properties"][name]["default"] for name in ("data", "offset", "limit")]

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from farhand import __version__
 from farhand.api.server.http import Reply, Request, json_fault
-from farhand.protocol.json_limits import refuse_many_values
+from farhand.protocol.json_limits import check_value_count
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
@@ -111,7 +111,7 @@ def read_message(body: bytes) -> Message:
     """Raises RpcError for what is no single message."""
     try:
         body.decode()
-        refuse_many_values(body)
+        check_value_count(body)
         message = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
         text = str(error).replace("`", "'")

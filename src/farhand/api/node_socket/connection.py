@@ -22,7 +22,7 @@ from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import ProtocolError
-from farhand.protocol.liveness import Liveness, Look
+from farhand.protocol.liveness import Liveness, LivenessAction
 from farhand.protocol.malformed import may_be_response, readable_request_id
 from farhand.protocol.messages import (
     FreezeReport,
@@ -383,12 +383,12 @@ class NodeConversation(picows.WSListener):
             self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
             return
         silent = time.monotonic() - self._heard_at
-        look, wait = self._liveness.look(silent)
-        if look is Look.GIVE_UP:
+        look, wait = self._liveness.check(silent)
+        if look is LivenessAction.GIVE_UP:
             log.warning("a node has been silent for %.0f s", silent)
             self.close(CLOSE_SILENT, "silent for too long")
             return
-        if look is Look.PING:
+        if look is LivenessAction.PING:
             self.send(encode(Ping(time.time_ns() // 1_000_000)))
         if self._grant.expires_at is not None:
             wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.node_registry.clock()) / 1000) + 0.01)

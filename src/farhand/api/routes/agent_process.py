@@ -21,7 +21,7 @@ from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.calls.policy import Forbidden
 from farhand.gateway.hub import Hub
 from farhand.gateway.sessions.agent_process import Direct, ItemFailed, NoModel, Turn
-from farhand.machine.files.refused_paths import AlreadyThere, ForbiddenPath
+from farhand.machine.files.refused_paths import AlreadyExists, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freeze import Frozen
@@ -279,7 +279,7 @@ def problem(error: FarhandError) -> Problem:
             return Problem(400, "invalid_tool_input", error.message)
         case NotFound():
             return Problem(404, "tool_not_found", error.message)
-        case AlreadyThere():
+        case AlreadyExists():
             return Problem(409, "tool_conflict", error.message)
         case OverBudget():
             return Problem(429, "too_many_requests", error.message)

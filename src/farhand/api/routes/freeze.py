@@ -11,7 +11,7 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.control.freeze import Answer
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import Failed
-from farhand.protocol.freeze import MOST_REASON
+from farhand.protocol.freeze import MAX_REASON_CHARS
 
 
 class FreezeRequest(msgspec.Struct):
@@ -25,8 +25,8 @@ def freeze_routes(hub: Hub) -> list[Route]:
     async def reason(request: Request) -> str:
         body = await request.body()
         wanted: FreezeRequest = read_json(body, _decoder) if body.strip() else FreezeRequest()
-        if len(wanted.reason) > MOST_REASON:
-            raise Problem(400, "invalid_request", f"a reason has at most {MOST_REASON} characters")
+        if len(wanted.reason) > MAX_REASON_CHARS:
+            raise Problem(400, "invalid_request", f"a reason has at most {MAX_REASON_CHARS} characters")
         return wanted.reason
 
     async def freeze(request: Request) -> Reply:

@@ -23,7 +23,7 @@ from farhand.gateway.transfers.relay import Role
 from farhand.gateway.transfers.tool import transferred
 from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
 from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
-from farhand.protocol.manifest import Entry, EntryKind
+from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
 from farhand.store.sqlite.database import StoreError
 from farhand.store.tables import idempotency as keys
@@ -53,7 +53,7 @@ class TransferRequest(msgspec.Struct):
 class UploadSender(OwnSender):
     """The body of a request. It comes once: when the other end goes away, the upload has failed."""
 
-    def __init__(self, name: str, entry: Entry, body: AsyncIterator[bytes], *, private: bool) -> None:
+    def __init__(self, name: str, entry: ManifestEntry, body: AsyncIterator[bytes], *, private: bool) -> None:
         super().__init__()
         self.private = private
         self._name = name
@@ -61,12 +61,12 @@ class UploadSender(OwnSender):
         self._body = body
         self._read = False
 
-    async def describe(self) -> tuple[str, list[Entry], str | None]:
+    async def describe(self) -> tuple[str, list[ManifestEntry], str | None]:
         if self._read:
             raise Failed("the destination went away during the upload; begin again")
         return self._name, [self._entry], mimetypes.guess_type(self._name)[0]
 
-    async def content(self, _entry: Entry, _offset: int) -> AsyncIterator[bytes]:
+    async def content(self, _entry: ManifestEntry, _offset: int) -> AsyncIterator[bytes]:
         self._read = True
         try:
             async for piece in self._body:
@@ -82,7 +82,7 @@ class DownloadReceiver(OwnReceiver):
         super().__init__()
         loop = asyncio.get_running_loop()
         self.offered: asyncio.Future[TransferOffer] = loop.create_future()
-        self.entries: asyncio.Future[list[Entry]] = loop.create_future()
+        self.entries: asyncio.Future[list[ManifestEntry]] = loop.create_future()
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(2)
         self._unread = False
 
@@ -91,7 +91,7 @@ class DownloadReceiver(OwnReceiver):
             raise Failed("the source changed while it was downloaded; begin again")
         self.offered.set_result(offer)
 
-    async def begin_entry(self, _entry: Entry) -> None:
+    async def begin_entry(self, _entry: ManifestEntry) -> None:
         if not self.entries.done() and self._manifest is not None:
             self.entries.set_result(self._manifest.entries)
 
@@ -283,7 +283,7 @@ class TransferDoors:
         size = request.header(b"content-length")
         if size is None or not size.isdecimal():
             raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
-        entry = Entry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
+        entry = ManifestEntry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
         private = request.query("private") == "1"
         sender = UploadSender(request.query("name") or "upload", entry, request.stream(), private=private)
         begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})

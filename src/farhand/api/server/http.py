@@ -14,7 +14,7 @@ import msgspec
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.access.principal import Principal
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
-from farhand.protocol.json_limits import refuse_many_values
+from farhand.protocol.json_limits import check_value_count
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -254,7 +254,7 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = 
     try:
         if not body.isascii():
             body.decode()
-        refuse_many_values(body)
+        check_value_count(body)
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         text = "the body is empty" if not body.strip() else json_fault(body, error)

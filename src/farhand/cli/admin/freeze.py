@@ -12,9 +12,9 @@ import click
 
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, client_command
 from farhand.cli.output import Column, ago, moment, plain, remark, show_answer, show_json, show_table
-from farhand.machine.freeze_file import FREEZE_FILE, FileBrake
+from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs
-from farhand.protocol.freeze import FreezeOrder, plain_reason
+from farhand.protocol.freeze import FreezeOrder, clean_reason
 
 PATIENCE_SECONDS = 20.0
 
@@ -124,10 +124,10 @@ def _is_home(home: Path) -> bool:
 
 def _freeze_home(home: Path, reason: str, error: ClientError, as_json: bool) -> int:
     """Write the order where the gateway finds it at its start, and end what it left running here."""
-    brake = FileBrake(home / FREEZE_FILE)
-    order = brake.order or FreezeOrder(time.time_ns() // 1_000_000, _who(), plain_reason(reason))
+    freeze_state = FreezeFile(home / FREEZE_FILE)
+    order = freeze_state.order or FreezeOrder(time.time_ns() // 1_000_000, _who(), clean_reason(reason))
     try:
-        brake.freeze(order)
+        freeze_state.freeze(order)
     except OSError as problem:
         reason = f"{home / FREEZE_FILE} cannot be written: {problem}"
         raise ClientError("not_recorded", f"NOT frozen: {error}; and {reason}") from None
@@ -142,10 +142,10 @@ def _freeze_home(home: Path, reason: str, error: ClientError, as_json: bool) -> 
 
 
 def _thaw_home(home: Path, error: ClientError, as_json: bool) -> int:
-    brake = FileBrake(home / FREEZE_FILE)
-    was = brake.order
+    freeze_state = FreezeFile(home / FREEZE_FILE)
+    was = freeze_state.order
     try:
-        brake.thaw(time.time_ns() // 1_000_000)
+        freeze_state.thaw(time.time_ns() // 1_000_000)
     except OSError as problem:
         raise ClientError("not_recorded", f"{home / FREEZE_FILE} cannot be written: {problem}") from None
     if as_json:

@@ -12,7 +12,7 @@ from farhand.cli.client import Client, ClientError
 from farhand.cli.copy.far_end import content_path, manifest
 from farhand.cli.copy.local_files import Kind, here, replacing, say_left_out, worded
 from farhand.cli.copy.progress import Progress
-from farhand.machine.files.files import told
+from farhand.machine.files.files import file_errors
 
 
 def fetch(client: Client, source: str, destination: str, agent: str | None, show: Progress) -> dict[str, Any]:
@@ -70,14 +70,14 @@ def _check(local: Path, entry: dict[str, Any]) -> None:
 def _check_kind(target: Path, kind: str) -> None:
     if not os.path.lexists(target):
         return
-    with worded(), told("write", str(target)):
+    with worded(), file_errors("write", str(target)):
         mode = target.lstat().st_mode
         if not (stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode)):
             raise OSError(errno.EEXIST, f"it is to be a {kind}, and something else is there")
 
 
 def _make_folder(path: Path, private: bool) -> None:
-    with worded(), told("create the folder", str(path)):
+    with worded(), file_errors("create the folder", str(path)):
         path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 

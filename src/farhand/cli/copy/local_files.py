@@ -14,8 +14,8 @@ from typing import BinaryIO
 from farhand.cli.client import ClientError, Upload
 from farhand.cli.copy.progress import Progress
 from farhand.cli.output import plain_lines, remark
-from farhand.machine.files.allowed_paths import shown
-from farhand.machine.files.files import Files, refuse_irregular, told
+from farhand.machine.files.allowed_paths import display
+from farhand.machine.files.files import Files, file_errors, require_regular
 from farhand.protocol.errors import ToolError
 
 PIECE = 1 << 20
@@ -48,11 +48,11 @@ def here(endpoint: str) -> Path:
 
 def is_folder(endpoint: str) -> bool:
     """Whether a folder is there, and not a file. Raises ClientError for nothing, and for what is neither."""
-    with worded(), told("read", endpoint):
+    with worded(), file_errors("read", endpoint):
         status = os.stat(_spelled(endpoint))  # noqa: PTH116
         if stat.S_ISDIR(status.st_mode):
             return True
-        refuse_irregular(status)
+        require_regular(status)
     return False
 
 
@@ -82,14 +82,14 @@ def beneath(folder: Path) -> list[Found]:
 
 
 def _listed(top: Path, folder: Path, prefix: str) -> Iterator[Found]:
-    with told("read", str(folder)), os.scandir(folder) as entries:
+    with file_errors("read", str(folder)), os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
     for entry in listed:
         inner, path = f"{prefix}{entry.name}", folder / entry.name
         if entry.name.startswith(".farhand-") and entry.name.endswith((".part", ".tmp")):
             continue
         _refuse_unsendable(top, inner)
-        with told("read", str(path)):
+        with file_errors("read", str(path)):
             status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             below = list(_listed(top, path, f"{inner}/"))
@@ -107,20 +107,20 @@ def _refuse_unsendable(top: Path, inner: str) -> None:
     try:
         inner.encode()
     except UnicodeEncodeError:
-        name = shown(f"{top}/{inner}")
+        name = display(f"{top}/{inner}")
         raise ClientError("failed", f"Failed to read '{name}': a file's name must be UTF-8 to be transferred") from None
 
 
 def _refuse_leading_out(top: Path, inner: str) -> None:
     """By its text, as on nodes, and by where it really leads: a link to a link may climb further than either says."""
     path = top / inner
-    with told("read", str(path)):
+    with file_errors("read", str(path)):
         target = str(path.readlink())
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(os.path.realpath(top)):
         raise ClientError(
             "failed",
-            f"'{shown(str(top))}' holds the link '{inner}', which leads out of it to '{shown(target)}'; "
+            f"'{display(str(top))}' holds the link '{inner}', which leads out of it to '{display(target)}'; "
             "name what it leads to by itself, or remove the link",
         )
 
@@ -145,12 +145,12 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, os.stat_result]]:
 
 
 def _refuse_unmeasured(file: BinaryIO, path: Path) -> None:
-    with worded(), told("read", str(path)):
+    with worded(), file_errors("read", str(path)):
         if not file.read(1):
             return
     raise ClientError(
         "failed",
-        f"Failed to read '{shown(str(path))}': the system does not say how long it is, as for files in /proc; "
+        f"Failed to read '{display(str(path))}': the system does not say how long it is, as for files in /proc; "
         "write its content to a file of its own first",
     )
 
@@ -165,11 +165,13 @@ def _pieces(
 ) -> Iterator[bytes]:
     done = 0
     while done < status.st_size:
-        with worded(), told("read", str(path)):
+        with worded(), file_errors("read", str(path)):
             piece = file.read(min(PIECE, status.st_size - done))
             now = os.fstat(file.fileno())
         if not piece or (now.st_mtime_ns != status.st_mtime_ns and now.st_size <= status.st_size):
-            raise ClientError("failed", f"Failed to read '{shown(str(path))}': the file was changed while it was sent")
+            raise ClientError(
+                "failed", f"Failed to read '{display(str(path))}': the file was changed while it was sent"
+            )
         done += len(piece)
         yield piece
         show(before + done, total)

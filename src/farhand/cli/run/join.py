@@ -17,7 +17,7 @@ from farhand.cli.output import remark, show_json
 from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, lend, node, node_options
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.identity import NodeKey
-from farhand.node.lent_limits import Lent, lent, store
+from farhand.node.lent_limits import LendingLimits, effective_limits, store_limits
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
 from farhand.protocol.names import validate_node_id
@@ -111,14 +111,14 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
     node_id = options["node_id"] or default_node_id()
     folder = node_folder(home, node_id)
-    given = Lent(
+    given = LendingLimits(
         root=tuple(str(Path(root).absolute()) for root in options["roots"]),
         read_only=options["read_only"],
         allow_tools=tuple(options["allowed"]),
         deny_tools=tuple(options["denied"]),
         tags=tuple(options["tags"]),
     )
-    holds = lent(
+    holds = effective_limits(
         home, folder, given, reset=options["reset_limits"]
     )  # before the code, which is good only once, is used
     login = NodeKey.fresh(folder)
@@ -142,7 +142,7 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     if not kept["token"]:
         login.belongs_to(gateway_id)
     path = _keep(home, kept)
-    store(folder, given, reset=options["reset_limits"])
+    store_limits(folder, given, reset=options["reset_limits"])
     if as_json:
         show_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
     else:

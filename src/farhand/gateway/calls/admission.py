@@ -11,7 +11,7 @@ from farhand.gateway.calls.catalog import OWN_HOST, Target, read_arguments
 from farhand.gateway.nodes.registry import Connection, Node
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
-from farhand.protocol.json_limits import unreadable
+from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import ToolRequest, encode
 from farhand.store.tables.calls import CallRecord
 
@@ -122,7 +122,7 @@ def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | N
     if len(request) > connection.max_request_bytes:
         most = connection.max_request_bytes
         return f"the request has {len(request)} bytes, node {connection.node_id!r} takes at most {most}"
-    if connection.plain and (fault := unreadable(args)) is not None:
+    if connection.plain and (fault := plain_peer_error(args)) is not None:
         return f"arguments: {fault}, which the plain node {connection.node_id!r} cannot read"
     return None
 

@@ -11,8 +11,8 @@ import msgspec
 from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
-from farhand.protocol.json_limits import refuse_many_values
-from farhand.protocol.names import FAMILY, LONGEST_TOOL_NAME, acceptable_name, join_tool, split_tool
+from farhand.protocol.json_limits import check_value_count
+from farhand.protocol.names import ANY_BELOW, MAX_TOOL_NAME_CHARS, acceptable_name, join_tool, split_tool
 from farhand.tools import undo
 from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
@@ -147,7 +147,7 @@ class Catalog:
         own = self._own.get(name)
         if own is not None:
             return self._of_own(name, own), True
-        if len(name) > LONGEST_TOOL_NAME:  # it need not be looked for, which takes long, nor repeated
+        if len(name) > MAX_TOOL_NAME_CHARS:  # it need not be looked for, which takes long, nor repeated
             raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
@@ -324,7 +324,7 @@ class Catalog:
         return [
             (
                 ToolSpec(
-                    capability + FAMILY,
+                    capability + ANY_BELOW,
                     f"On {', '.join(ids[:MOST_NAMED])}: names and parameters of these tools are not announced.",
                 ),
                 ids[0],
@@ -344,11 +344,11 @@ class Catalog:
         found: dict[str, tuple[str, ToolSpec, Node]] = {}
         disabled = self._disabled()
         for node in away:
-            families = [ToolSpec(f"{capability}{FAMILY}") for capability in node.card.capabilities]
+            families = [ToolSpec(f"{capability}{ANY_BELOW}") for capability in node.card.capabilities]
             for spec in node.card.tools or families:
                 shared = self._shared(node, spec) or not node.card.tools
                 name = spec.name if shared else join_tool(node.card.node_id, spec.name)
-                if shared and self._node_registry.serving(spec.name.removesuffix(FAMILY)) is not None:
+                if shared and self._node_registry.serving(spec.name.removesuffix(ANY_BELOW)) is not None:
                     continue
                 if name not in disabled:
                     found.setdefault(name, (name, spec, node))
@@ -434,7 +434,7 @@ def _announced(node: Node) -> list[ToolSpec]:
 def read_arguments(args: msgspec.Raw) -> Any:
     """Raises InvalidArgs for JSON that cannot be held, such as a number out of range."""
     try:
-        refuse_many_values(args)
+        check_value_count(args)
         return msgspec.json.decode(args)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidArgs(f"arguments: {error}") from None

@@ -55,7 +55,7 @@ from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, short_argum
 from farhand.gateway.calls.vigil import Vigil
 from farhand.gateway.calls.waiting import Parking
 from farhand.gateway.nodes.registry import Connection, Node, NodeRegistry
-from farhand.protocol.calls import LEAVING, NULL, ToolCall, ToolFailure, ToolResult
+from farhand.protocol.calls import NULL, PROGRAM_STOPPING, ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import ErrorKind, Failed, FarhandError, InvalidArgs, ToolError
 from farhand.protocol.freeze import FreezeOrder, Frozen
@@ -436,7 +436,7 @@ class Gate:
             return
         if self.frozen is not None:  # it came while the call was being written down
             fate = "" if opened.sent else "; it did not run"
-            self._end(opened, CallState.CANCELLED, stopped(CallState.CANCELLED, f"{self.frozen.told}{fate}"))
+            self._end(opened, CallState.CANCELLED, stopped(CallState.CANCELLED, f"{self.frozen.summary}{fate}"))
             return
         if opened.own is not None:
             opened.sent = True
@@ -724,7 +724,7 @@ class Gate:
             if opened.deadline is not None:
                 opened.deadline.cancel()
             if opened.task is not None and opened.stopping is None:
-                opened.task.cancel(LEAVING)
+                opened.task.cancel(PROGRAM_STOPPING)
             if not opened.over:
                 left = unknown("the gateway stopped before the call ended; ask for it again by its id")
                 opened.tell(ended(opened.record, CallState.UNKNOWN, left, self._node_registry.clock(), opened.lasted))

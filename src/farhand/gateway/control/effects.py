@@ -15,7 +15,7 @@ from farhand.protocol.errors import InvalidArgs, ToolError
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MIB
 from farhand.store.tables.calls import CallRecord
-from farhand.tools.preview import FileEffect, Preview, attempt
+from farhand.tools.preview import FileEffect, Preview, preview_or_error
 from farhand.tools.tool import Tool
 
 QUESTION: Final = "preview"
@@ -53,7 +53,7 @@ class Effects:
         # As for the call itself: what it may not change, the preview says it would fail to change.
         before = steering.allowed.set(principal is not None and principal.may_steer)
         try:
-            return await attempt(tool.preview(arguments or {}, context_of(record, principal)))
+            return await preview_or_error(tool.preview(arguments or {}, context_of(record, principal)))
         finally:
             steering.allowed.reset(before)
 

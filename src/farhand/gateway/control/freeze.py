@@ -20,9 +20,9 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.machine.jobs.job import Ending
-from farhand.machine.threads import apart
+from farhand.machine.threads import in_own_thread
 from farhand.protocol.errors import Failed
-from farhand.protocol.freeze import MOST_REASON, Brake, FreezeOrder, plain_reason
+from farhand.protocol.freeze import MAX_REASON_CHARS, FreezeOrder, FreezeState, clean_reason
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.protocol.untrusted import one_line
 
@@ -89,11 +89,11 @@ class Runs(Protocol):
 
 
 class Freeze:
-    """The one switch. `brake` keeps the order."""
+    """The one switch. `freeze_state` keeps the order."""
 
     def __init__(
         self,
-        brake: Brake,
+        freeze_state: FreezeState,
         gate: Gate,
         transfers: Transfers,
         node_registry: NodeRegistry,
@@ -101,7 +101,7 @@ class Freeze:
         gateway_id: str,
         note: Callable[[str, str, dict[str, Any]], object],
     ) -> None:
-        self._brake = brake
+        self._freeze_state = freeze_state
         self._gate = gate
         self._transfers = transfers
         self._node_registry = node_registry
@@ -117,13 +117,13 @@ class Freeze:
         self.end_jobs: Callable[[], Awaitable[Ending]] | None = None
         # Called once everything may run again.
         self.thawed: list[Callable[[], None]] = []
-        if brake.order is not None and not brake.order.gateway_id:  # written while no gateway ran
-            brake.order = msgspec.structs.replace(brake.order, gateway_id=gateway_id)
-        self._hold(brake.order)
+        if freeze_state.order is not None and not freeze_state.order.gateway_id:  # written while no gateway ran
+            freeze_state.order = msgspec.structs.replace(freeze_state.order, gateway_id=gateway_id)
+        self._hold(freeze_state.order)
 
     @property
     def order(self) -> FreezeOrder | None:
-        return self._brake.order
+        return self._freeze_state.order
 
     def _hold(self, order: FreezeOrder | None) -> None:
         self._gate.frozen = self._transfers.frozen = order
@@ -136,19 +136,19 @@ class Freeze:
         Raises Failed when the order could not be kept: it holds, but a restart of the gateway would lift it.
         """
         async with self._one_at_a_time:
-            order = self._brake.order
+            order = self._freeze_state.order
             if order is None:
-                order = FreezeOrder(self._node_registry.clock(), by, plain_reason(reason), self._gateway_id)
-                log.warning("%s", order.told)
+                order = FreezeOrder(self._node_registry.clock(), by, clean_reason(reason), self._gateway_id)
+                log.warning("%s", order.summary)
                 self._note("freeze.on", self._gateway_id, {"by": by, "reason": order.reason})
             elif by != order.by:
-                self._note("freeze.again", self._gateway_id, {"by": by, "reason": plain_reason(reason)})
-            self._brake.order = order  # from now on; on disk a moment later
+                self._note("freeze.again", self._gateway_id, {"by": by, "reason": clean_reason(reason)})
+            self._freeze_state.order = order  # from now on; on disk a moment later
             self._hold(order)
             asked = self._each_node(lambda connection: self._freeze_node(connection, order))
-            calls = self._gate.stop_all(order.told)
-            keeping = apart(self._brake.keep_freezing, order)
-            own, unkept, _ = await asyncio.gather(self._stop_own(order.told, calls), keeping, _confirmed(asked))
+            calls = self._gate.stop_all(order.summary)
+            keeping = in_own_thread(self._freeze_state.try_freeze, order)
+            own, unkept, _ = await asyncio.gather(self._stop_own(order.summary, calls), keeping, _confirmed(asked))
             self._own = own
             if unkept is not None:
                 raise Failed(unkept)
@@ -160,16 +160,16 @@ class Freeze:
         A node that says it is frozen is told also when the gateway is not.
         """
         async with self._one_at_a_time:
-            order = self._brake.order
+            order = self._freeze_state.order
             try:
-                await apart(self._brake.thaw, self._node_registry.clock())
+                await in_own_thread(self._freeze_state.thaw, self._node_registry.clock())
             except OSError as error:
                 raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))
             self._hold(None)
             self._own = UNSET
             if order is not None:
-                log.warning("no longer %s; lifted by %s", order.told, by)
+                log.warning("no longer %s; lifted by %s", order.summary, by)
                 self._note("freeze.off", self._gateway_id, {"by": by, "since": order.since})
             for tell in self.thawed:
                 tell()
@@ -182,10 +182,10 @@ class Freeze:
 
     async def resume(self) -> None:
         """At a start under an order: end what was left when the gateway last stopped."""
-        order = self._brake.order
+        order = self._freeze_state.order
         if order is not None:
-            log.warning("%s; `farhand thaw` lifts it", order.told)
-            self._own = await self._stop_own(order.told, self._gate.stop_all(order.told))
+            log.warning("%s; `farhand thaw` lifts it", order.summary)
+            self._own = await self._stop_own(order.summary, self._gate.stop_all(order.summary))
 
     def state(self) -> Answer:
         order = self.order
@@ -231,7 +231,7 @@ class Freeze:
         again = await tried("commands", jobs(), nothing)  # what was just being started
         ended = {*ending.ended, *again.ended}
         if again.survivors:
-            failures.append(again.told("commands"))
+            failures.append(again.describe("commands"))
         return OwnFate(len(ended), calls, stopped, transfers, "; ".join(failures) or UNSET)
 
     # -- nodes ------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Freeze:
         order = self.order
         if order is not None:
             self._freeze_node(connection, order)
-        elif connection.frozen is not None and (self._brake.thawed_at or 0) >= connection.frozen.since:
+        elif connection.frozen is not None and (self._freeze_state.thawed_at or 0) >= connection.frozen.since:
             self._thaw_node(connection)
         else:
             self._fates.pop(connection.node_id, None)
@@ -318,7 +318,7 @@ def _plain(report: FreezeReport) -> FreezeReport:
         report,
         ended_processes=min(max(0, report.ended_processes), MOST_COUNTED),
         stopped_calls=min(max(0, report.stopped_calls), MOST_COUNTED),
-        error=None if report.error is None else one_line(report.error, MOST_REASON) or "it failed",
+        error=None if report.error is None else one_line(report.error, MAX_REASON_CHARS) or "it failed",
     )
 
 
@@ -331,4 +331,4 @@ def _unasked(node_id: str, connection: Connection | None) -> NodeFate:
     """A node to which nothing was said: it runs freely, unless it says otherwise."""
     if connection is None or connection.frozen is None:
         return NodeFate(node_id, connection is not None, connection is not None)
-    return NodeFate(node_id, True, False, error=connection.frozen.refusal_of_node().message)
+    return NodeFate(node_id, True, False, error=connection.frozen.node_refusal().message)

@@ -17,7 +17,7 @@ from farhand.gateway.hub import Hub
 from farhand.gateway.nodes.endpoints import read_endpoint
 from farhand.machine.files.files import Files
 from farhand.machine.files.undo import undo
-from farhand.machine.files.undo_log import KeptFiles
+from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed, NotFound, ToolError
 from farhand.protocol.names import NATIVE, join_tool
@@ -35,7 +35,7 @@ TRANSFER: Final = "gsv__Transfer"
 class Undo:
     """Undoes calls, on whichever machine they ran."""
 
-    def __init__(self, hub: Hub, kept: KeptFiles, local: Files, objects: Objects) -> None:
+    def __init__(self, hub: Hub, kept: UndoLog, local: Files, objects: Objects) -> None:
         self._hub = hub
         self._kept = kept
         self._local = local

@@ -27,7 +27,7 @@ from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.runs import Run
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
-from farhand.protocol.json_limits import refuse_many_values
+from farhand.protocol.json_limits import check_value_count
 from farhand.store.sqlite.database import Database
 from farhand.store.tables import hooks
 from farhand.store.tables.hooks import HookPost
@@ -203,7 +203,7 @@ class Hooks:
             raise InvalidArgs(f"a post has at most {MAX_POST_BYTES} bytes, this one has {len(body)}")
         if settings.format == "json":
             try:
-                refuse_many_values(body)
+                check_value_count(body)
                 msgspec.json.decode(body)
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise InvalidArgs(f"the body is not JSON: {error}") from None

@@ -33,7 +33,7 @@ from farhand.protocol.messages import (
     ToolsUpdate,
 )
 from farhand.protocol.names import (
-    LONGEST_TOOL_NAME,
+    MAX_TOOL_NAME_CHARS,
     NATIVE,
     acceptable_name,
     covers,
@@ -379,7 +379,7 @@ class NodeRegistry:
 
         Longest capability first, then the fewest running calls, then the smallest id.
         """
-        prefix = tool.casefold() if len(tool) <= LONGEST_TOOL_NAME else ""
+        prefix = tool.casefold() if len(tool) <= MAX_TOOL_NAME_CHARS else ""
         while prefix:
             nodes = self._serving.get(prefix)
             if nodes:

@@ -14,11 +14,11 @@ from farhand.agent.tool_search import overview
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import NotFound, ToolError
-from farhand.protocol.names import FAMILY, SEPARATOR
+from farhand.protocol.names import ANY_BELOW, SEPARATOR
 from farhand.store.objects.base import AGENTS, Objects
 from farhand.store.tables.sessions import SessionRecord
 
@@ -84,7 +84,9 @@ class Prompts:
                 if spec.name in callable_ or f"{node_id}{SEPARATOR}{spec.name}" in callable_
             )
             if not node.card.tools:
-                names = tuple(family for each in node.card.capabilities if (family := f"{each}{FAMILY}") in callable_)
+                names = tuple(
+                    family for each in node.card.capabilities if (family := f"{each}{ANY_BELOW}") in callable_
+                )
             if guest and not names:
                 continue
             system = node.card.runtime.get("hostOs")
@@ -133,7 +135,7 @@ async def files_in(folders: Sequence[Path]) -> dict[str, str]:
         found: dict[str, str] = {}
         for folder in folders:
             try:
-                files = Files(folder, roots=[Root(folder)])
+                files = Files(folder, roots=[ConfinedRoot(folder)])
             except NotFound:
                 continue
             for name in FILES:

@@ -20,7 +20,7 @@ from farhand.protocol.frames import (
     read_header,
     read_part_end,
 )
-from farhand.protocol.manifest import Entry, EntryKind, Manifest
+from farhand.protocol.manifest import EntryKind, Manifest, ManifestEntry
 from farhand.protocol.messages import (
     Message,
     TransferCredit,
@@ -91,11 +91,11 @@ class OwnSender(_OwnEnd):
     _written = 0
     _until = 0
 
-    async def describe(self) -> tuple[str, list[Entry], str | None]:
+    async def describe(self) -> tuple[str, list[ManifestEntry], str | None]:
         """The name, the entries and the MIME type. Raises ToolError."""
         raise NotImplementedError
 
-    def content(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+    def content(self, entry: ManifestEntry, offset: int) -> AsyncIterator[bytes]:
         """The bytes of a file from `offset` on. Raises ToolError."""
         raise NotImplementedError
 
@@ -194,7 +194,7 @@ class OwnReceiver(_OwnEnd):
         """Look whether it can be taken. Raises ToolError."""
         raise NotImplementedError
 
-    async def begin_entry(self, entry: Entry) -> None:
+    async def begin_entry(self, entry: ManifestEntry) -> None:
         """The next bytes are of this entry."""
         raise NotImplementedError
 

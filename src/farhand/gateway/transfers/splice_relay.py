@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Final
 
 from farhand.gateway.transfers.relay import Role
-from farhand.machine.priority import step_back
-from farhand.machine.socket_options import DROP, keep_little_under_way
+from farhand.machine.priority import lower_thread_priority
+from farhand.machine.socket_options import RESET_ON_CLOSE, limit_buffers_on_fast_links
 from farhand.protocol.version import MIB
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Carriage:
                 end.close()
             else:
                 end.setblocking(True)
-                keep_little_under_way(end)
+                limit_buffers_on_fast_links(end)
                 coming.set_result(end)
 
         return arrived
@@ -83,7 +83,7 @@ class Carriage:
         self._closed = True
         for end in self._arrived():
             with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                 end.shutdown(socket.SHUT_RDWR)
             if not self.carrying:
                 end.close()
@@ -92,7 +92,7 @@ class Carriage:
         return [each.result() for each in self._ends.values() if each.done() and not each.cancelled()]
 
     def _carry(self, source: socket.socket, sink: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        step_back()
+        lower_thread_priority()
         try:
             _move(source, sink)
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from farhand.gateway.nodes.endpoints import Endpoint
 from farhand.gateway.transfers.transfers import AS_IT_WAS, Transfers
-from farhand.protocol.calls import LEAVING
+from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Cancelled, Failed, ToolError
 from farhand.protocol.names import MAIN_AGENT
 from farhand.store.tables.transfers import TransferRecord, TransferState
@@ -33,7 +33,7 @@ def transfer_tool(transfers: Transfers) -> Tool:
             )
             return transferred(await transfers.wait(begun))
         except asyncio.CancelledError as error:
-            if LEAVING in error.args:
+            if PROGRAM_STOPPING in error.args:
                 raise  # the transfer stays open in the record, as the call does
             record = await transfers.cancel(context.call_id, STOPPED)
             if record is None:

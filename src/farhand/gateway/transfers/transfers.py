@@ -296,7 +296,7 @@ class Transfers:
         for record in await self._database.read(open_transfers):
             try:
                 if self.frozen is not None:
-                    raise Cancelled(self.frozen.told)
+                    raise Cancelled(self.frozen.summary)
                 if (reason := self.invalid([record.credential])) is not None:
                     raise Cancelled(reason)
                 if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:

@@ -10,7 +10,7 @@ from farhand.gateway.transfers.transfers import OwnEnd
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
-from farhand.protocol.manifest import Entry, EntryKind
+from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
 from farhand.protocol.names import MAIN_AGENT
 from farhand.store.objects.base import AGENTS, ObjectInfo, ObjectWriter
@@ -43,14 +43,14 @@ class _Sender(OwnSender):
         self._path = path
         self._found: dict[str, ObjectInfo] = {}
 
-    async def describe(self) -> tuple[str, list[Entry], str | None]:
+    async def describe(self) -> tuple[str, list[ManifestEntry], str | None]:
         name = self._path.rstrip("/").rpartition("/")[2]
         if not self._path.endswith("/"):
             found = await self._workspace.find(self._agent_id, self._path)
             if found is not None:
                 self._found = {"": found.info}
                 info = found.info
-                return name, [Entry("", EntryKind.FILE, info.size, changed=info.modified_at)], info.content_type
+                return name, [ManifestEntry("", EntryKind.FILE, info.size, changed=info.modified_at)], info.content_type
         folder = self._path.strip("/")
         prefix = self._workspace.key(self._agent_id, f"{folder}/x")[:-1]
         entries = await self._beneath(prefix)
@@ -58,8 +58,8 @@ class _Sender(OwnSender):
             raise NotFound(f"R2 object not found: {self._path}; the workspace has no such file")
         return name, entries, None
 
-    async def _beneath(self, prefix: str) -> list[Entry]:
-        entries: dict[str, Entry] = {}
+    async def _beneath(self, prefix: str) -> list[ManifestEntry]:
+        entries: dict[str, ManifestEntry] = {}
         after: str | None = None
         while True:
             page = await self._workspace.objects.list(prefix, after=after)
@@ -68,14 +68,14 @@ class _Sender(OwnSender):
                 parts = path.split("/")
                 for depth in range(1, len(parts)):
                     folder = "/".join(parts[:depth])
-                    entries.setdefault(folder, Entry(folder, EntryKind.FOLDER))
-                entries[path] = Entry(path, EntryKind.FILE, info.size, changed=info.modified_at)
+                    entries.setdefault(folder, ManifestEntry(folder, EntryKind.FOLDER))
+                entries[path] = ManifestEntry(path, EntryKind.FILE, info.size, changed=info.modified_at)
                 self._found[path] = info
             after = page.after
             if after is None:
                 return list(entries.values())
 
-    async def content(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+    async def content(self, entry: ManifestEntry, offset: int) -> AsyncIterator[bytes]:
         info = self._found[entry.path]
         reader = await self._workspace.objects.open_read(info.key, offset)
         try:
@@ -118,7 +118,7 @@ class _Receiver(OwnReceiver):
         prefix = self._workspace.key(self._agent_id, f"{path.rstrip('/')}/x")[:-1]
         return bool((await self._workspace.objects.list(prefix, limit=1)).objects)
 
-    async def begin_entry(self, entry: Entry) -> None:
+    async def begin_entry(self, entry: ManifestEntry) -> None:
         if entry.kind is EntryKind.FOLDER:
             return
         if entry.kind is EntryKind.LINK:

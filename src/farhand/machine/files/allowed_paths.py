@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from farhand.machine.files.confined_root import Root, open_at_hand
+from farhand.machine.files.confined_root import ConfinedRoot, open_at_hand
 from farhand.machine.files.refused_paths import KERNEL_LINK, OUTSIDE, PROTECTED, UPWARD, ForbiddenPath
 from farhand.protocol.errors import InvalidArgs, ToolError
 
@@ -36,12 +36,12 @@ Identity = tuple[int, int]
 Spelling = str | os.PathLike[str]
 
 
-class Place(msgspec.Struct, frozen=True):
+class CheckedPath(msgspec.Struct, frozen=True):
     """A path that passed the check: as the caller spells it, where it really is, and the root that allows it."""
 
     path: str
     real: str
-    root: Root
+    root: ConfinedRoot
 
 
 class AllowedPaths:
@@ -56,13 +56,13 @@ class AllowedPaths:
         self,
         workspace: Spelling,
         *,
-        roots: Iterable[Root] | Callable[[], Sequence[Root]] = (),
+        roots: Iterable[ConfinedRoot] | Callable[[], Sequence[ConfinedRoot]] = (),
         hidden: Iterable[Spelling] = (),
         exposed: Iterable[Spelling] = (),
         upward: bool = True,
     ) -> None:
         self.workspace = _single_slash(os.path.abspath(workspace))  # noqa: PTH100 (a spelling, not a file)
-        fixed = () if callable(roots) else tuple(roots) or (Root("/"),)
+        fixed = () if callable(roots) else tuple(roots) or (ConfinedRoot("/"),)
         self._roots = roots if callable(roots) else lambda: fixed
         self.hidden = _outermost(os.path.realpath(path) for path in hidden)
         self._hidden = tuple(path.rstrip("/") + "/" for path in self.hidden)
@@ -71,7 +71,7 @@ class AllowedPaths:
         self._upward = upward
 
     @property
-    def roots(self) -> Sequence[Root]:
+    def roots(self) -> Sequence[ConfinedRoot]:
         return self._roots()
 
     def normalise(self, path: str) -> str:
@@ -79,12 +79,12 @@ class AllowedPaths:
 
         Raises InvalidArgs for text that cannot name a file, and ForbiddenPath.
         """
-        refuse_unnameable("path", path)
+        check_path_text("path", path)
         if not self._upward and _UPWARD.search(path):
-            raise ForbiddenPath(f"'{shown(path)}' {UPWARD}")
+            raise ForbiddenPath(f"'{display(path)}' {UPWARD}")
         return _single_slash(os.path.normpath(os.path.join(self.workspace, path)))  # noqa: PTH118
 
-    def check(self, path: str) -> Place:
+    def check(self, path: str) -> CheckedPath:
         """Return the real place of a path, which need not exist.
 
         Raises InvalidArgs for text that cannot name a file, ForbiddenPath, and OSError for links in a circle.
@@ -92,7 +92,7 @@ class AllowedPaths:
         spelled = self.normalise(path)
         roots = self.roots
         if self.is_protected(spelled):
-            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+            raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
         try:
             real, identities = self._follow(spelled)
         except OSError:
@@ -100,14 +100,14 @@ class AllowedPaths:
                 raise
             raise ForbiddenPath(_outside(spelled, roots)) from None
         if self.is_protected(real, identities):
-            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+            raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
         allowing = [root for root in roots if root.contains(real)]
         if not allowing:
             raise ForbiddenPath(_outside(spelled, roots))
         # Of several, one that may only be read decides, else the innermost.
-        return Place(spelled, real, max(allowing, key=lambda root: (not root.writable, len(root.path))))
+        return CheckedPath(spelled, real, max(allowing, key=lambda root: (not root.writable, len(root.path))))
 
-    def check_at_hand(self, path: str, roots: Sequence[Root]) -> str | None:
+    def check_at_hand(self, path: str, roots: Sequence[ConfinedRoot]) -> str | None:
         """Return the real path of a regular file without waiting for anything, or None where `check` is needed.
 
         None stands for everything that is not plain: a refusal, a link on the way, and what the kernel would have to
@@ -180,9 +180,9 @@ class AllowedPaths:
                 identities.append(_identity(status))
                 continue
             if _OF_A_PROCESS.match(path):
-                raise ForbiddenPath(f"'{shown(spelled)}' {KERNEL_LINK}")
+                raise ForbiddenPath(f"'{display(spelled)}' {KERNEL_LINK}")
             if self.is_protected(path, identities):
-                raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+                raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
             links += 1
             if links > MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), spelled)
@@ -206,12 +206,12 @@ _UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.
 _OF_A_PROCESS = re.compile(r"/proc/[0-9]+/")
 
 
-def shown(path: str) -> str:
+def display(path: str) -> str:
     """Return a path as text that can travel: bytes of a name that are not UTF-8 become U+FFFD."""
     return path if path.isascii() else os.fsencode(path).decode("utf-8", "replace")
 
 
-def refuse_unnameable(parameter: str, text: str) -> None:
+def check_path_text(parameter: str, text: str) -> None:
     """Raise InvalidArgs naming the parameter when the text cannot be handed to the system."""
     if "\0" in text:
         raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
@@ -245,8 +245,8 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _outside(spelled: str, roots: Sequence[Root]) -> str:
-    return f"'{shown(spelled)}' {OUTSIDE} {', '.join(root.path for root in roots)}"
+def _outside(spelled: str, roots: Sequence[ConfinedRoot]) -> str:
+    return f"'{display(spelled)}' {OUTSIDE} {', '.join(root.path for root in roots)}"
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -26,7 +26,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | 
 Opener = Callable[[int, Sequence[str]], int]
 
 
-class Root:
+class ConfinedRoot:
     """One allowed folder; `/` allows everything. What lies in one that is not `writable` may only be read."""
 
     def __init__(self, path: str | os.PathLike[str], *, opener: Opener | None = None, writable: bool = True) -> None:
@@ -36,7 +36,7 @@ class Root:
         if not Path(self.path).is_dir():
             raise NotFound(f"'{os.fspath(path)}' is not a folder; a root must be one that exists")
         self._prefix = self.path.rstrip("/") + "/"
-        self._open = opener or (by_kernel if _kernel_can() else by_walk)
+        self._open = opener or (open_with_openat2 if _kernel_can() else open_stepwise)
 
     def __repr__(self) -> str:
         return f"Root({self.path!r})"
@@ -63,7 +63,7 @@ class Root:
         except FileNotFoundError:
             if not make:
                 raise
-            return by_walk(top, parts, make=True)
+            return open_stepwise(top, parts, make=True)
         finally:
             os.close(top)
 
@@ -88,7 +88,7 @@ class Root:
                     os.close(folder)
 
 
-def by_walk(top: int, parts: Sequence[str], *, make: bool = False) -> int:
+def open_stepwise(top: int, parts: Sequence[str], *, make: bool = False) -> int:
     """Open folder after folder, none of them a link."""
     current = os.dup(top)
     try:
@@ -108,7 +108,7 @@ def by_walk(top: int, parts: Sequence[str], *, make: bool = False) -> int:
     return current
 
 
-def by_kernel(top: int, parts: Sequence[str]) -> int:
+def open_with_openat2(top: int, parts: Sequence[str]) -> int:
     """Open the whole path in one call that refuses links and everything not beneath `top`."""
     path = os.fsencode("/".join(parts))
     how = _How(_FOLDER, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
@@ -188,7 +188,7 @@ def _kernel_can() -> bool:
         return False
     top = os.open("/", _FOLDER)
     try:
-        os.close(by_kernel(top, ["."]))
+        os.close(open_with_openat2(top, ["."]))
     except OSError:
         return False
     finally:

@@ -19,7 +19,7 @@ _AT_ONCE = 64
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
-class WriteOut:
+class DirectWriter:
     """Sends a long file to the disk as it grows: past the page cache where it can, else in pieces, two at most on
     their way.
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farhand.machine.files import steering_files as steering
-from farhand.machine.files.allowed_paths import AllowedPaths, Place, shown
-from farhand.machine.files.confined_root import Root, open_at_hand, sync_folder
-from farhand.machine.files.refused_paths import EXISTS, PROTECTED, AlreadyThere, ForbiddenPath
+from farhand.machine.files.allowed_paths import AllowedPaths, CheckedPath, display
+from farhand.machine.files.confined_root import ConfinedRoot, open_at_hand, sync_folder
+from farhand.machine.files.refused_paths import EXISTS, PROTECTED, AlreadyExists, ForbiddenPath
 from farhand.machine.files.steering_files import SteeringFiles
-from farhand.machine.files.undo_log import Changing, Digest, KeptFiles
+from farhand.machine.files.undo_log import Digest, PendingChange, UndoLog
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
 # The longest path an error repeats whole, and the longest the system takes.
@@ -40,13 +40,13 @@ class Files:
         self,
         workspace: str | os.PathLike[str],
         *,
-        roots: Iterable[Root] | Callable[[], Sequence[Root]] = (),
+        roots: Iterable[ConfinedRoot] | Callable[[], Sequence[ConfinedRoot]] = (),
         hidden: Iterable[str | os.PathLike[str]] = (),
         exposed: Iterable[str | os.PathLike[str]] = (),
         read_only: bool = False,
         upward: bool = True,
-        intents: Path | None = None,
-        kept: KeptFiles | None = None,
+        transaction_folder: Path | None = None,
+        undo_log: UndoLog | None = None,
         steering: SteeringFiles | None = None,
     ) -> None:
         """`intents`: where changes of several files at once are written down while they are under way. `steering`: the
@@ -55,25 +55,25 @@ class Files:
         self.paths = AllowedPaths(workspace, roots=roots, hidden=hidden, exposed=exposed, upward=upward)
         self.workspace = self.paths.workspace
         self.read_only = read_only
-        self.intents = intents
-        self.kept = kept
+        self.transaction_folder = transaction_folder
+        self.undo_log = undo_log
         # Paths that `peek` has judged, and what each comes to; nothing of the file system is remembered.
         self._peeked: dict[str, str] = {}
-        self._peeked_beneath: Sequence[Root] = ()
+        self._peeked_beneath: Sequence[ConfinedRoot] = ()
         # Held from the last look at a file to its replacement.
-        self.settling = threading.Lock()
+        self.write_lock = threading.Lock()
 
     @property
-    def roots(self) -> Sequence[Root]:
+    def roots(self) -> Sequence[ConfinedRoot]:
         return self.paths.roots
 
     def resolve(self, path: str) -> str:
         """Return the absolute path a caller means: see `AllowedPaths.normalise`. Raises ToolError."""
         return self.paths.normalise(path)
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> CheckedPath:
         """Check a path, which need not exist: see `AllowedPaths.check`. Raises ToolError."""
-        with told("resolve", self.resolve(path)):
+        with file_errors("resolve", self.resolve(path)):
             return self.paths.check(path)
 
     def is_hidden(self, real: str) -> bool:
@@ -83,7 +83,7 @@ class Files:
     def open(self, path: str) -> BinaryIO:
         """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
         place = self.place(path)
-        with told("read", place.path), folder_of(place) as (folder, name):
+        with file_errors("read", place.path), open_parent(place) as (folder, name):
             return open_regular(folder, name)
 
     def peek(self, path: str, most: int) -> bytes | None:
@@ -119,10 +119,10 @@ class Files:
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""
         place = self.place(path)
-        with told("read", place.path), folder_of(place) as (folder, name):
+        with file_errors("read", place.path), open_parent(place) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
-    def open_folder(self, place: Place) -> int:
+    def open_folder(self, place: CheckedPath) -> int:
         """A descriptor to list a folder by (`os.scandir`); the caller closes it. Raises OSError."""
         folder = place.root.open_folder(place.real)
         try:
@@ -155,12 +155,12 @@ class Files:
         roots, and what it names must not change.
         """
         place = self._writable(path)
-        with told("write", place.path), folder_of(place) as (folder, name), self.settling:
-            refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        with file_errors("write", place.path), open_parent(place) as (folder, name), self.write_lock:
+            require_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             with os.fdopen(os.open(name, flags, dir_fd=folder), "ab") as file:
                 before = os.fstat(file.fileno())
-                refuse_irregular(before)
+                require_regular(before)
                 if before.st_nlink == 1:
                     with self._keeping_appended(folder, name, place, content):
                         try:
@@ -180,7 +180,7 @@ class Files:
             def refuse_changed(now: os.stat_result | None) -> None:
                 if now is None or _version(now) != _version(before):
                     raise Failed(
-                        f"Failed to write '{shown(path)}': another program changed the file in the meantime, so "
+                        f"Failed to write '{display(path)}': another program changed the file in the meantime, so "
                         "nothing was added; try again"
                     )
 
@@ -189,22 +189,22 @@ class Files:
                 file.write(content)
                 return file.tell()
 
-    def _writable(self, path: str) -> Place:
+    def _writable(self, path: str) -> CheckedPath:
         place = self.place(path)
         self.refuse_unwritable("write", place)
         return place
 
-    def refuse_unwritable(self, action: str, place: Place, *, folder: bool = False) -> None:
+    def refuse_unwritable(self, action: str, place: CheckedPath, *, folder: bool = False) -> None:
         """Raise NotAllowed for a place whose files may only be read, or not be changed by this caller.
 
         `folder`: a whole folder is to be put there.
         """
         if self.read_only or not place.root.writable:
-            raise NotAllowed(f"Failed to {action} '{shown(place.path)}': the files here are read-only")
+            raise NotAllowed(f"Failed to {action} '{display(place.path)}': the files here are read-only")
         if self.steering is None or steering.allowed.get():
             return
         if self.steering.covers(place.real) or (folder and self.steering.holds(place.real)):
-            raise steering.refused(shown(place.path))
+            raise steering.steering_refusal(display(place.path))
 
     @contextlib.contextmanager
     def replacing(
@@ -225,11 +225,11 @@ class Files:
         `beside` is what the file is called until then, for whoever wants to know that.
         """
         place = self._writable(path)
-        made = place.root.missing_folders(place.real) if self.kept is not None and self.kept.wanted else ()
-        with told("write", place.path), folder_of(place, make=True) as (folder, name):
+        made = place.root.missing_folders(place.real) if self.undo_log is not None and self.undo_log.enabled else ()
+        with file_errors("write", place.path), open_parent(place, make=True) as (folder, name):
             if new:
                 _refuse_existing(folder, name, place)
-            old = replaceable(folder, name)
+            old = replaceable_status(folder, name)
             beside = beside or f".farhand-{secrets.token_hex(8)}.tmp"
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(beside, flags, 0o600 if old else 0o666, dir_fd=folder)
@@ -238,19 +238,19 @@ class Files:
                     yield file, place.path
                     file.flush()
                     if old:
-                        take_over(descriptor, old)
+                        copy_owner_and_mode(descriptor, old)
                     written = self.written(descriptor)
                     os.fsync(descriptor)
                 # Two edits of one file must not both find it unchanged.
-                with self.settling:
+                with self.write_lock:
                     if judge is not None:
                         judge(_status(folder, name))
-                    if expected is not None and content_of(folder, name) != expected:
+                    if expected is not None and read_content(folder, name) != expected:
                         raise Failed(
-                            f"Failed to edit '{shown(place.path)}': the file was changed by someone else "
+                            f"Failed to edit '{display(place.path)}': the file was changed by someone else "
                             "in the meantime, so nothing was written. Read it again and repeat the edit."
                         )
-                    with self.keeping(folder, name, place.real, written, made=made):
+                    with self.recording(folder, name, place.real, written, made=made):
                         if new:
                             _refuse_existing(folder, name, place)
                             _settle(folder, beside, name, place)
@@ -268,19 +268,22 @@ class Files:
         parent, name = os.path.split(spelled)
         place = self.place(parent)
         real = os.path.join(place.real, name)  # noqa: PTH118
-        self.refuse_unwritable("remove", Place(spelled, real, place.root))
+        self.refuse_unwritable("remove", CheckedPath(spelled, real, place.root))
         if self.is_hidden(real):
-            raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
-        with told("remove", spelled):
+            raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
+        with file_errors("remove", spelled):
             folder = place.root.open_folder(place.real)
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 linked = stat.S_ISLNK(status.st_mode)
                 if self.paths.is_protected_status(status):
-                    raise ForbiddenPath(f"'{shown(spelled)}' {PROTECTED}")
+                    raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
                 if not linked:
-                    refuse_irregular(status)
-                with self.settling, self.keeping(folder, name, real, None, unkept="it was a link" if linked else ""):
+                    require_regular(status)
+                with (
+                    self.write_lock,
+                    self.recording(folder, name, real, None, unkept="it was a link" if linked else ""),
+                ):
                     os.unlink(name, dir_fd=folder)
                 sync_folder(folder)
             finally:
@@ -289,7 +292,7 @@ class Files:
     # -- keeping what was there -------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def keeping(
+    def recording(
         self,
         folder: int,
         name: str,
@@ -300,8 +303,8 @@ class Files:
         unkept: str = "",
         made: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Keep what a file holds while the block changes it, if a call is being worked on: see `KeptFiles.keeping`."""
-        if self.kept is None or not self.kept.wanted:
+        """Keep what a file holds while the block changes it, if a call is being worked on: see `UndoLog.keeping`."""
+        if self.undo_log is None or not self.undo_log.enabled:
             yield
             return
         with contextlib.ExitStack() as stack:
@@ -313,33 +316,35 @@ class Files:
                     pass
                 except OSError as error:  # it may be written and not read
                     unkept = f"it could not be read: {error.strerror}"
-            stack.enter_context(self.kept.keeping([Changing(folder, name, real, old, new, in_place, unkept, made)]))
+            stack.enter_context(
+                self.undo_log.recording([PendingChange(folder, name, real, old, new, in_place, unkept, made)])
+            )
             yield
 
     def written(self, descriptor: int) -> Digest | None:
         """What a file that was just written holds, where that matters: its old content is kept for a call."""
-        return None if self.kept is None or not self.kept.wanted else self.kept.digest(descriptor)
+        return None if self.undo_log is None or not self.undo_log.enabled else self.undo_log.digest(descriptor)
 
     @contextlib.contextmanager
-    def _keeping_appended(self, folder: int, name: str, place: Place, content: bytes) -> Iterator[None]:
-        if self.kept is None or not self.kept.wanted:
+    def _keeping_appended(self, folder: int, name: str, place: CheckedPath, content: bytes) -> Iterator[None]:
+        if self.undo_log is None or not self.undo_log.enabled:
             yield
             return
         size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size + len(content)
         new = Digest("", size)
-        if size <= self.kept.largest:
-            new = Digest.of((content_of(folder, name) or b"") + content)
-        with self.keeping(folder, name, place.real, new, in_place=True):
+        if size <= self.undo_log.largest:
+            new = Digest.of((read_content(folder, name) or b"") + content)
+        with self.recording(folder, name, place.real, new, in_place=True):
             yield
 
 
 @contextlib.contextmanager
-def told(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterator[None]:
+def file_errors(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterator[None]:
     """Turn what the system says into an error that names the act, the path and the reason."""
     try:
         yield
     except OSError as error:
-        name = shown(path)
+        name = display(path)
         if len(name) > MOST_SHOWN:
             name = f"{name[:100]}…"
         message = f"Failed to {act} '{name}': {_reason(error)}"
@@ -371,14 +376,14 @@ def _reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
+def open_parent(place: CheckedPath, *, make: bool = False) -> Iterator[tuple[int, str]]:
     """The folder that holds a place, and the name of the place in it (`.` for a root itself)."""
     if place.real == place.root.path:
         parent, name = place.real, "."
     else:
         parent, name = os.path.split(place.real)
     if make:
-        with told("create the folders of", place.path, missing=Failed):
+        with file_errors("create the folders of", place.path, missing=Failed):
             folder = place.root.open_folder(parent, make=True)
     else:
         folder = place.root.open_folder(parent)
@@ -391,18 +396,18 @@ def folder_of(place: Place, *, make: bool = False) -> Iterator[tuple[int, str]]:
 def open_regular(folder: int, name: str, *, buffered: bool = True) -> BinaryIO:
     """A regular file for reading, and nothing else. Raises OSError."""
     # Looked at before it is opened: to open a device can already do something.
-    refuse_irregular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    require_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb", -1 if buffered else 0)
     try:
-        refuse_irregular(os.fstat(file.fileno()))
+        require_regular(os.fstat(file.fileno()))
     except BaseException:
         file.close()
         raise
     return file
 
 
-def refuse_irregular(status: os.stat_result) -> None:
+def require_regular(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
@@ -418,12 +423,12 @@ _KIND_NAMES = {
 }
 
 
-def replaceable(folder: int, name: str) -> os.stat_result | None:
+def replaceable_status(folder: int, name: str) -> os.stat_result | None:
     """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
     old = _status(folder, name)
     if old is None:
         return None
-    refuse_irregular(old)
+    require_regular(old)
     # A rename asks only the folder; a file its owner made read-only is to stay what it is.
     if not os.access(name, os.W_OK, dir_fd=folder):
         os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
@@ -447,31 +452,31 @@ def _refuse_missing(old: os.stat_result | None) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def _refuse_existing(folder: int, name: str, place: Place) -> None:
+def _refuse_existing(folder: int, name: str, place: CheckedPath) -> None:
     if _status(folder, name) is not None:
-        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}")
+        raise AlreadyExists(f"'{display(place.path)}' {EXISTS}")
 
 
-def _settle(folder: int, beside: str, name: str, place: Place) -> None:
+def _settle(folder: int, beside: str, name: str, place: CheckedPath) -> None:
     """Give a file its name unless somebody else has it by now."""
     try:
         os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
-        raise AlreadyThere(f"'{shown(place.path)}' {EXISTS}") from None
+        raise AlreadyExists(f"'{display(place.path)}' {EXISTS}") from None
     except OSError:  # a file system without second names; the moment between look and rename is short
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
     else:
         os.unlink(beside, dir_fd=folder)
 
 
-def take_over(descriptor: int, old: os.stat_result) -> None:
+def copy_owner_and_mode(descriptor: int, old: os.stat_result) -> None:
     """Give the new file the old one's owner and mode, but no set-user-id: its content is new."""
     with contextlib.suppress(PermissionError):
         os.fchown(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, old.st_mode & 0o777)
 
 
-def content_of(folder: int, name: str) -> bytes | None:
+def read_content(folder: int, name: str) -> bytes | None:
     try:
         with open_regular(folder, name) as file:
             return file.read()

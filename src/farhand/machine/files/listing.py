@@ -7,11 +7,11 @@ import stat
 
 import msgspec
 
-from farhand.machine.files.files import Files, told
+from farhand.machine.files.files import Files, file_errors
 from farhand.protocol.errors import Failed
 
 
-class Entry(msgspec.Struct, frozen=True):
+class FolderEntry(msgspec.Struct, frozen=True):
     """One name in a folder; `kind` is file, dir, symlink or other."""
 
     name: str
@@ -19,7 +19,7 @@ class Entry(msgspec.Struct, frozen=True):
     size: int
 
 
-def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10_000) -> list[Entry]:
+def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10_000) -> list[FolderEntry]:
     """The entries of a folder by name, without those that no tool may use; `hidden`: names with a leading dot too.
 
     Raises NotFound, NotAllowed, or Failed when the path is no folder or there are more than `most` entries.
@@ -27,8 +27,8 @@ def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10
     place = files.place(path)
     if not stat.S_ISDIR(files.status(path).st_mode):
         raise Failed(f"'{path}' is not a folder; use read for a file")
-    found: list[Entry] = []
-    with told("list", place.path):
+    found: list[FolderEntry] = []
+    with file_errors("list", place.path):
         folder = files.open_folder(place)
         try:
             with os.scandir(folder) as entries:
@@ -39,7 +39,7 @@ def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10
                         continue
                     if len(found) >= most:
                         raise Failed(f"'{path}' has more than {most} entries; use glob with a pattern")
-                    found.append(Entry(entry.name, _kind(entry), _size(entry)))
+                    found.append(FolderEntry(entry.name, _kind(entry), _size(entry)))
         finally:
             os.close(folder)
     return sorted(found, key=lambda entry: entry.name)

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.steering_files import SteeringFiles
-from farhand.machine.files.transaction_log import INTENTS_FOLDER
-from farhand.machine.files.undo_log import KeptFiles
+from farhand.machine.files.transaction_log import TRANSACTIONS_FOLDER
+from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.errors import NotFound
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def local_files(
     workspace: Path,
     home: Path,
     allowed: Callable[[], Sequence[str]],
-    kept: KeptFiles | None = None,
+    undo_log: UndoLog | None = None,
     *,
     readable: Path | None = None,
 ) -> Files:
@@ -55,12 +55,12 @@ def local_files(
     also = [] if readable is None else [readable]
     return Files(
         workspace,
-        roots=_Roots(workspace, allowed, tuple(Root(folder, writable=False) for folder in also)),
+        roots=_Roots(workspace, allowed, tuple(ConfinedRoot(folder, writable=False) for folder in also)),
         hidden=[*SYSTEM_FOLDERS, home],
         exposed=exposed_in_home(home, workspace, *also),
         upward=False,
-        intents=home.resolve() / INTENTS_FOLDER,
-        kept=kept,
+        transaction_folder=home.resolve() / TRANSACTIONS_FOLDER,
+        undo_log=undo_log,
         steering=SteeringFiles(home, [workspace]),
     )
 
@@ -74,13 +74,13 @@ def exposed_in_home(home: Path, *folders: Path) -> list[Path]:
 class _Roots:
     """The roots of the settings as they are now."""
 
-    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]], readable: Sequence[Root]) -> None:
-        self._fixed = [*readable, Root(workspace)]
+    def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]], readable: Sequence[ConfinedRoot]) -> None:
+        self._fixed = [*readable, ConfinedRoot(workspace)]
         self._allowed = allowed
-        self._known: tuple[Sequence[str], tuple[Root, ...]] | None = None
+        self._known: tuple[Sequence[str], tuple[ConfinedRoot, ...]] | None = None
         self._missed: Sequence[str] = ()
 
-    def __call__(self) -> Sequence[Root]:
+    def __call__(self) -> Sequence[ConfinedRoot]:
         allowed = self._allowed()
         known = self._known
         if known is not None and known[0] is allowed:
@@ -88,7 +88,7 @@ class _Roots:
         roots, missing = list(self._fixed), []
         for path in allowed:
             try:
-                roots.append(Root(Path(path).expanduser()))
+                roots.append(ConfinedRoot(Path(path).expanduser()))
             except (NotFound, RuntimeError):
                 missing.append(path)
         if not missing:

@@ -36,7 +36,7 @@ def replace_private(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def make_private(path: Path) -> None:
+def create_private(path: Path) -> None:
     """Create an empty file for its owner alone, or close one that is there to others.
 
     One that is there is not opened: to close it again would give up the locks this process holds on it.
@@ -44,23 +44,23 @@ def make_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
     except FileExistsError:
-        close_to_others(path)
+        restrict_to_owner(path)
 
 
-def close_to_others(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Take every right to a file or folder from others than its owner. Raises OSError."""
     status = path.lstat()
     if status.st_mode & 0o077 and not stat.S_ISLNK(status.st_mode):
         path.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
 
-def close_tree(top: Path, *, apart_from: Collection[str] = ()) -> None:
+def restrict_tree(top: Path, *, apart_from: Collection[str] = ()) -> None:
     """Take every right to a folder and all it holds from others than its owner, as far as that can be done.
 
     What is named `apart_from` in it is left alone, and so is a file with further names: they may belong elsewhere.
     """
     with contextlib.suppress(OSError):
-        close_to_others(top)
+        restrict_to_owner(top)
     with contextlib.suppress(OSError), os.scandir(top) as entries:
         for entry in entries:
             if entry.name in apart_from:
@@ -68,9 +68,9 @@ def close_tree(top: Path, *, apart_from: Collection[str] = ()) -> None:
             path = Path(entry.path)
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    close_tree(path)
+                    restrict_tree(path)
                 elif entry.stat(follow_symlinks=False).st_nlink == 1:
-                    close_to_others(path)
+                    restrict_to_owner(path)
 
 
 def _opener(path: str, flags: int) -> int:

@@ -25,7 +25,7 @@ class ForbiddenPath(NotAllowed):
     """A path that this caller may not use: it is `UPWARD`, `PROTECTED`, `OUTSIDE`, a `KERNEL_LINK` or `STEERING`."""
 
 
-class AlreadyThere(Failed):
+class AlreadyExists(Failed):
     """Something is at the path already: it `EXISTS`."""
 
 
@@ -35,5 +35,5 @@ def as_raised(kind: str, message: str) -> ToolError:
     if error.kind is ErrorKind.NOT_ALLOWED and _FORBIDDEN.fullmatch(message):
         return ForbiddenPath(message)
     if error.kind is ErrorKind.FAILED and _THERE.fullmatch(message):
-        return AlreadyThere(message)
+        return AlreadyExists(message)
     return error

@@ -50,10 +50,10 @@ def is_steering(relative: str) -> bool:
 def check(relative: str, path: str) -> None:
     """Raises ForbiddenPath for a steering file that may not be changed now."""
     if not allowed.get() and is_steering(relative):
-        raise refused(path)
+        raise steering_refusal(path)
 
 
-def refused(path: str) -> ForbiddenPath:
+def steering_refusal(path: str) -> ForbiddenPath:
     return ForbiddenPath(f"'{path[:200]}' {STEERING}")
 
 

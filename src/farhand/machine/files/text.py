@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.files import Files
 from farhand.protocol.errors import Failed, InvalidArgs
 
@@ -18,7 +18,7 @@ class NotText(Exception):
     """The bytes read are not UTF-8."""
 
 
-class NotOnce(Exception):
+class NotUnique(Exception):
     """The text to replace stands in the file `count` times; `windows_lines`: it would, with \\r\\n line ends."""
 
     def __init__(self, count: int, *, windows_lines: bool) -> None:
@@ -125,16 +125,16 @@ def replace_text(
     All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
     no text, is or would be larger than MOST_TEXT, or is changed by somebody meanwhile.
     """
-    content, changed, count = replaced_text(files, path, old, new, every=every, any_line_end=any_line_end)
+    content, changed, count = plan_replacement(files, path, old, new, every=every, any_line_end=any_line_end)
     files.write(path, changed, expected=content)
     return count
 
 
-def replaced_text(
+def plan_replacement(
     files: Files, path: str, old: str, new: str, *, every: bool = False, any_line_end: bool = False
 ) -> tuple[bytes, bytes, int]:
     """What `replace_text` would make of a file: its content before and after, and how many places change."""
-    name = shown(files.resolve(path))
+    name = display(files.resolve(path))
     before = old.encode()
     with files.open(path) as file:
         content = file.read(MOST_TEXT + 1)
@@ -151,7 +151,7 @@ def replaced_text(
         before, after = windows, _windows(after)
         count = content.count(before)
     if count == 0 or (count > 1 and not every):
-        raise NotOnce(count, windows_lines=windows != before and windows in content)
+        raise NotUnique(count, windows_lines=windows != before and windows in content)
     size = len(content) + count * (len(after) - len(before))
     if size > MOST_TEXT:
         raise Failed(f"Failed to edit '{name}': it would have {size} bytes, more than {MOST_TEXT}; nothing was changed")

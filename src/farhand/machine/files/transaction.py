@@ -9,15 +9,23 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import Place, shown
+from farhand.machine.files.allowed_paths import CheckedPath, display
 from farhand.machine.files.confined_root import sync_folder
-from farhand.machine.files.files import Files, content_of, folder_of, open_regular, replaceable, take_over, told
-from farhand.machine.files.transaction_log import Step, digest, intended
-from farhand.machine.files.undo_log import Changing, Digest, call_id
+from farhand.machine.files.files import (
+    Files,
+    copy_owner_and_mode,
+    file_errors,
+    open_parent,
+    open_regular,
+    read_content,
+    replaceable_status,
+)
+from farhand.machine.files.transaction_log import LoggedChange, digest, logged_transaction
+from farhand.machine.files.undo_log import Digest, PendingChange, call_id
 from farhand.protocol.errors import Failed, NotAllowed
 
 
-class Change(msgspec.Struct, frozen=True):
+class FileChange(msgspec.Struct, frozen=True):
     """What a file holds before and after; None: there is no file."""
 
     path: str
@@ -27,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
     owner: tuple[int, int] | None = None  # of a new file, where it should not be ours and may be given
 
 
-def change_files(files: Files, changes: Sequence[Change]) -> None:
+def change_files(files: Files, changes: Sequence[FileChange]) -> None:
     """Make all of the changes, or none, also when the program is killed in the middle (see `intents`).
 
     Everything is written beside its place and on disk before the first file is touched; then each is still what its
@@ -39,10 +47,10 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
     for step in steps:
         files.refuse_unwritable("write", step.place)
     written = [step.written() for step in steps]
-    with intended(files.intents, written) as intent, contextlib.ExitStack() as stack:
+    with logged_transaction(files.transaction_folder, written) as intent, contextlib.ExitStack() as stack:
         for step in steps:
             stack.enter_context(_staged(step))
-        with files.settling:
+        with files.write_lock:
             for step in steps:
                 step.refuse_changed()
             done: list[_Step] = []
@@ -50,7 +58,7 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
                 try:
                     for step in steps:
                         done.append(step)
-                        with told("write", step.place.path):
+                        with file_errors("write", step.place.path):
                             step.take()
                     for step in steps:
                         sync_folder(step.folder)
@@ -60,14 +68,14 @@ def change_files(files: Files, changes: Sequence[Change]) -> None:
                     for step in reversed(done):
                         step.take_back()
                     raise
-    if files.kept is not None and (call := call_id.get()) is not None:
-        files.kept.close_to_others(call)  # the steps have given up their second names of the old files
+    if files.undo_log is not None and (call := call_id.get()) is not None:
+        files.undo_log.close_to_others(call)  # the steps have given up their second names of the old files
 
 
 @contextlib.contextmanager
 def _keeping(files: Files, steps: Sequence[_Step]) -> Iterator[None]:
     """Keep what the files hold, all for one change, if a call is being worked on."""
-    if files.kept is None or not files.kept.wanted:
+    if files.undo_log is None or not files.undo_log.enabled:
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -75,11 +83,11 @@ def _keeping(files: Files, steps: Sequence[_Step]) -> Iterator[None]:
         for step in steps:
             change, old = step.change, None
             if change.old is not None:
-                with told("read", step.place.path):
+                with file_errors("read", step.place.path):
                     old = stack.enter_context(open_regular(step.folder, step.name, buffered=False))
             new = None if change.new is None else Digest.of(change.new)
-            changing.append(Changing(step.folder, step.name, step.place.real, old, new, made=step.made))
-        stack.enter_context(files.kept.keeping(changing))
+            changing.append(PendingChange(step.folder, step.name, step.place.real, old, new, made=step.made))
+        stack.enter_context(files.undo_log.recording(changing))
         yield
 
 
@@ -88,8 +96,8 @@ def _staged(step: _Step) -> Iterator[None]:
     new = step.change.new is not None
     with contextlib.ExitStack() as stack:
         try:
-            with told("write" if new else "delete", step.place.path):
-                step.folder, step.name = stack.enter_context(folder_of(step.place, make=new))
+            with file_errors("write" if new else "delete", step.place.path):
+                step.folder, step.name = stack.enter_context(open_parent(step.place, make=new))
                 step.prepare()
             yield
         except BaseException:
@@ -102,8 +110,8 @@ def _staged(step: _Step) -> Iterator[None]:
 class _Step(msgspec.Struct):
     """One file of several that change together."""
 
-    place: Place
-    change: Change
+    place: CheckedPath
+    change: FileChange
     folder: int = -1
     name: str = ""
     beside: str = msgspec.field(default_factory=lambda: f".farhand-{secrets.token_hex(8)}.tmp")
@@ -114,9 +122,9 @@ class _Step(msgspec.Struct):
         if self.change.new is not None:
             self.made = self.place.root.missing_folders(self.place.real)
 
-    def written(self) -> Step:
+    def written(self) -> LoggedChange:
         change = self.change
-        return Step(
+        return LoggedChange(
             os.fsencode(self.place.real),
             digest(change.old),
             digest(change.new),
@@ -127,7 +135,7 @@ class _Step(msgspec.Struct):
 
     def prepare(self) -> None:
         """Put the new content beside its place, on disk."""
-        old = replaceable(self.folder, self.name)
+        old = replaceable_status(self.folder, self.name)
         if self.change.new is None:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -136,7 +144,7 @@ class _Step(msgspec.Struct):
             file.write(self.change.new)
             file.flush()
             if old:
-                take_over(descriptor, old)
+                copy_owner_and_mode(descriptor, old)
             else:
                 if self.change.owner is not None:
                     with contextlib.suppress(PermissionError):
@@ -147,9 +155,9 @@ class _Step(msgspec.Struct):
 
     def refuse_changed(self) -> None:
         """Raises Failed when the file is not what it was when the change was made up."""
-        if content_of(self.folder, self.name) != self.change.old:
+        if read_content(self.folder, self.name) != self.change.old:
             raise Failed(
-                f"Failed to edit '{shown(self.place.path)}': the file was changed by someone else in the meantime, "
+                f"Failed to edit '{display(self.place.path)}': the file was changed by someone else in the meantime, "
                 "so nothing was written. Read it again and repeat the change."
             )
 
@@ -167,7 +175,7 @@ class _Step(msgspec.Struct):
         with contextlib.suppress(OSError):
             if self.change.old is not None:
                 os.rename(self.kept, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            elif content_of(self.folder, self.name) == self.change.new:
+            elif read_content(self.folder, self.name) == self.change.new:
                 os.unlink(self.name, dir_fd=self.folder)
 
     def clean_up(self) -> None:

@@ -16,21 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.confined_root import sync_folder
-from farhand.machine.files.files import Files, content_of, folder_of, told
+from farhand.machine.files.files import Files, file_errors, open_parent, read_content
 from farhand.machine.files.private_files import open_private
 from farhand.protocol.errors import ToolError
 
 log = logging.getLogger(__name__)
 
 # In the home of a gateway, and among the state of a node.
-INTENTS_FOLDER = "changes"
+TRANSACTIONS_FOLDER = "changes"
 UNDER_WAY = ".json"
 DONE = ".done"
 
 
-class Step(msgspec.Struct, frozen=True):
+class LoggedChange(msgspec.Struct, frozen=True):
     """One file: where it is, what it holds before and after (None: there is no file), and the names of its copies."""
 
     # As the system has it: a name need not be text.
@@ -43,10 +43,10 @@ class Step(msgspec.Struct, frozen=True):
     made: tuple[bytes, ...] = ()
 
 
-class Intent:
+class Transaction:
     """An intent on disk, in a `folder` that is the program's own."""
 
-    def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
+    def __init__(self, folder: Path, steps: Sequence[LoggedChange]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / f"{secrets.token_hex(8)}{UNDER_WAY}"
         beside = self._path.with_suffix(".new")
@@ -59,7 +59,7 @@ class Intent:
 
     def done(self) -> None:
         """Every file is what it was to become: from now on nothing is undone."""
-        with told("note the end of a change in", str(self._path)):
+        with file_errors("note the end of a change in", str(self._path)):
             self._path = self._path.rename(self._path.with_suffix(DONE))
             _sync(self._path.parent)
 
@@ -68,34 +68,34 @@ class Intent:
 
 
 @contextlib.contextmanager
-def intended(folder: Path | None, steps: Sequence[Step]) -> Iterator[Intent | None]:
+def logged_transaction(folder: Path | None, steps: Sequence[LoggedChange]) -> Iterator[Transaction | None]:
     """The intent of a change, while it is under way. One file alone needs none: it is replaced in one step."""
     if folder is None or len(steps) < 2:
         yield None
         return
-    with told("note a change in", str(folder)):
-        intent = Intent(folder, steps)
+    with file_errors("note a change in", str(folder)):
+        intent = Transaction(folder, steps)
     try:
         yield intent
     finally:
         intent.forget()
 
 
-def settle(files: Files) -> int:
+def roll_back_unfinished(files: Files) -> int:
     """Undo what changes that nobody finished have done, and remove what they left lying about; how many there were.
 
     A file that somebody has changed since stays as it is. What cannot be reached is left for the next time.
     """
-    if files.intents is None or not files.intents.is_dir():
+    if files.transaction_folder is None or not files.transaction_folder.is_dir():
         return 0
-    found = sorted(files.intents.iterdir())
+    found = sorted(files.transaction_folder.iterdir())
     settled = 0
     for path in found:
         if path.suffix not in (UNDER_WAY, DONE):
             path.unlink(missing_ok=True)
             continue
         try:
-            steps = msgspec.json.decode(path.read_bytes(), type=list[Step])
+            steps = msgspec.json.decode(path.read_bytes(), type=list[LoggedChange])
             for step in reversed(steps):
                 _settle_step(files, step, undo=path.suffix == UNDER_WAY)
         except (msgspec.MsgspecError, ToolError, OSError) as error:
@@ -104,15 +104,15 @@ def settle(files: Files) -> int:
         path.unlink()
         settled += 1
         if path.suffix == UNDER_WAY:
-            names = ", ".join(shown(os.fsdecode(step.path)) for step in steps)
+            names = ", ".join(display(os.fsdecode(step.path)) for step in steps)
             log.warning("a patch was broken off by the end of the program; it was undone in %s", names)
     return settled
 
 
-def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
+def _settle_step(files: Files, step: LoggedChange, *, undo: bool) -> None:
     place = files.place(os.fsdecode(step.path))
     if os.path.isdir(os.path.dirname(place.real)):  # noqa: PTH112, PTH120 (else it was never made)
-        with folder_of(place) as (folder, name):
+        with open_parent(place) as (folder, name):
             if undo:
                 _undo(folder, name, step)
             for left in (step.beside, step.kept):
@@ -123,11 +123,11 @@ def _settle_step(files: Files, step: Step, *, undo: bool) -> None:
         place.root.remove_folders([os.fsdecode(folder) for folder in step.made])
 
 
-def _undo(folder: int, name: str, step: Step) -> None:
-    now = digest(content_of(folder, name))
+def _undo(folder: int, name: str, step: LoggedChange) -> None:
+    now = digest(read_content(folder, name))
     if now != step.new:
         if now != step.old:
-            log.warning("%s was changed since; it stays as it is", shown(os.fsdecode(step.path)))
+            log.warning("%s was changed since; it stays as it is", display(os.fsdecode(step.path)))
     elif step.old is None:
         os.unlink(name, dir_fd=folder)
     else:

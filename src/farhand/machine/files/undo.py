@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import Place, shown
+from farhand.machine.files.allowed_paths import CheckedPath, display
 from farhand.machine.files.files import Files
-from farhand.machine.files.transaction import Change, change_files
-from farhand.machine.files.undo_log import KeptCall, KeptFiles, call_id
-from farhand.machine.files.undo_log_lines import KeptFile
+from farhand.machine.files.transaction import FileChange, change_files
+from farhand.machine.files.undo_log import CallChanges, UndoLog, call_id
+from farhand.machine.files.undo_log_lines import ChangedFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
 MOST_DIFFED: Final = 64 * 1024
@@ -31,8 +31,8 @@ class ChangedSince(Failed):
 class _Step(msgspec.Struct, frozen=True):
     """One file to be taken back."""
 
-    file: KeptFile
-    place: Place
+    file: ChangedFile
+    place: CheckedPath
     now: bytes | None
     then: bytes | None
 
@@ -40,8 +40,8 @@ class _Step(msgspec.Struct, frozen=True):
     def act(self) -> str:
         return _ACTS[self.then is not None, self.now is not None]
 
-    def shown(self, *, diff: bool) -> dict[str, Any]:
-        result = {"path": shown(self.place.path), "action": self.act, "bytes": len(self.then or b"")}
+    def display(self, *, diff: bool) -> dict[str, Any]:
+        result = {"path": display(self.place.path), "action": self.act, "bytes": len(self.then or b"")}
         text = self._diff() if diff else None
         return result if text is None else {**result, "diff": text}
 
@@ -56,12 +56,12 @@ class _Step(msgspec.Struct, frozen=True):
             return None
         if len(before) * len(after) > MOST_COMPARED:
             return None
-        name = shown(self.place.path)
+        name = display(self.place.path)
         lines = difflib.unified_diff(before, after, name if self.now is not None else "/dev/null", name)
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def undo(files: Files, kept: KeptFiles, call: str, *, dry_run: bool = False) -> dict[str, Any]:
+def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -> dict[str, Any]:
     """Give the files that a call changed their old content back, and remove those it made; tell what was done.
 
     All or nothing. It is itself kept, for the call being worked on, and so can be undone. With `dry_run` nothing is
@@ -69,44 +69,47 @@ def undo(files: Files, kept: KeptFiles, call: str, *, dry_run: bool = False) -> 
     file is not what the call left there, ForbiddenPath and NotAllowed as any other change would, Failed.
     """
     try:
-        found = kept.find(call)
+        found = undo_log.find(call)
     except OSError as error:
-        raise Failed(f"what was kept in {kept.folder} cannot be read: {error.strerror or error}") from None
+        raise Failed(f"what was kept in {undo_log.folder} cannot be read: {error.strerror or error}") from None
     if found is None:
-        raise NotFound(_nothing(kept, call))
-    if not kept.in_effect(call):
+        raise NotFound(_nothing(undo_log, call))
+    if not undo_log.in_effect(call):
         assert found.undone is not None
         raise Failed(f"call {call} was already undone, by call {found.undone.by} at {_moment(found.undone.at)}")
     files_changed = _merged(found)
-    missing = [f"'{shown(file.name)}': {file.unkept}" for file in files_changed if file.unkept]
+    missing = [f"'{display(file.name)}': {file.unkept}" for file in files_changed if file.unkept]
     if missing:
         raise Failed(f"call {call} cannot be undone, its old content was not kept: {'; '.join(missing)}")
-    steps = [_step(files, kept, file, found) for file in files_changed]
+    steps = [_step(files, undo_log, file, found) for file in files_changed]
     steps = [step for step in steps if step.now != step.then]
     if not steps and files_changed:
         raise Failed(f"nothing to undo: what call {call} changed is already as it was before it")
     if not dry_run:
         change_files(
             files,
-            [Change(step.place.real, step.now, step.then, step.file.mode or None, step.file.owner) for step in steps],
+            [
+                FileChange(step.place.real, step.now, step.then, step.file.mode or None, step.file.owner)
+                for step in steps
+            ],
         )
         for step in steps:
             if step.then is None:
                 step.place.root.remove_folders([os.fsdecode(folder) for folder in step.file.made])
         by = call_id.get()
         if by is not None:
-            kept.undone(call, by)
+            undo_log.undone(call, by)
     return {
         "call": call,
         "undone": not dry_run,
         **({"dryRun": True} if dry_run else {}),
-        "files": [step.shown(diff=dry_run) for step in steps],
+        "files": [step.display(diff=dry_run) for step in steps],
     }
 
 
-def _merged(found: KeptCall) -> list[KeptFile]:
+def _merged(found: CallChanges) -> list[ChangedFile]:
     """Each file once: what it was before the first change of the call, and what the last made of it."""
-    merged: dict[bytes, KeptFile] = {}
+    merged: dict[bytes, ChangedFile] = {}
     for file in found.files:
         first = merged.get(file.path)
         if first is None:
@@ -118,20 +121,20 @@ def _merged(found: KeptCall) -> list[KeptFile]:
     return list(merged.values())
 
 
-def _step(files: Files, kept: KeptFiles, file: KeptFile, found: KeptCall) -> _Step:
+def _step(files: Files, undo_log: UndoLog, file: ChangedFile, found: CallChanges) -> _Step:
     place = files.place(file.name)
     if place.real != file.name:
         raise ChangedSince(
-            f"'{shown(file.name)}' now leads to '{shown(place.real)}'; it was another file when the call changed it, "
-            "so nothing was undone"
+            f"'{display(file.name)}' now leads to '{display(place.real)}'; it was another file when the call "
+            "changed it, so nothing was undone"
         )
-    now = _content(files, file, kept.largest)
+    now = _content(files, file, undo_log.largest)
     then = None
     if file.old is not None:
-        then = kept.content(file.old)
+        then = undo_log.content(file.old)
         if then is None:
             raise Failed(
-                f"the old content of '{shown(file.name)}' is lost: what was kept is damaged, or another program "
+                f"the old content of '{display(file.name)}' is lost: what was kept is damaged, or another program "
                 "still wrote to the old file; nothing was undone"
             )
     if now != then and _digest(now) != file.new:
@@ -139,14 +142,14 @@ def _step(files: Files, kept: KeptFiles, file: KeptFile, found: KeptCall) -> _St
     return _Step(file, place, now, then)
 
 
-def _content(files: Files, file: KeptFile, largest: int) -> bytes | None:
+def _content(files: Files, file: ChangedFile, largest: int) -> bytes | None:
     try:
         with files.open(file.name) as opened:
             size = os.fstat(opened.fileno()).st_size
             if size > largest:
                 changed = _moment(os.fstat(opened.fileno()).st_mtime_ns // 1_000_000)
                 raise ChangedSince(
-                    f"'{shown(file.name)}' was changed since the call: it has {size} bytes now, the call left "
+                    f"'{display(file.name)}' was changed since the call: it has {size} bytes now, the call left "
                     f"{file.new_size}; it was changed at {changed}; nothing was undone"
                 )
             return opened.read()
@@ -158,12 +161,12 @@ def _content(files: Files, file: KeptFile, largest: int) -> bytes | None:
             raise
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise ChangedSince(
-            f"'{shown(file.name)}' was changed since the call: the call left {_left(file)}, and now it is {kind}, "
+            f"'{display(file.name)}' was changed since the call: the call left {_left(file)}, and now it is {kind}, "
             f"changed at {_moment(status.st_mtime_ns // 1_000_000)}; nothing was undone"
         ) from error
 
 
-def _left(file: KeptFile) -> str:
+def _left(file: ChangedFile) -> str:
     return "no file" if file.new is None else f"{file.new_size} bytes with SHA-256 {file.new[:16]}…"
 
 
@@ -171,7 +174,7 @@ def _digest(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _changed(files: Files, file: KeptFile, now: bytes | None, at: int) -> str:
+def _changed(files: Files, file: ChangedFile, now: bytes | None, at: int) -> str:
     if now is None:
         found, when = "it is gone", ""
     else:
@@ -181,18 +184,18 @@ def _changed(files: Files, file: KeptFile, now: bytes | None, at: int) -> str:
         except ToolError:
             when = ""
     return (
-        f"'{shown(file.name)}' was changed since the call: the call left {_left(file)} at {_moment(at)}, and now "
+        f"'{display(file.name)}' was changed since the call: the call left {_left(file)} at {_moment(at)}, and now "
         f"{found}{when}; nothing was undone"
     )
 
 
-def _nothing(kept: KeptFiles, call: str) -> str:
-    if kept.quota <= 0:
+def _nothing(undo_log: UndoLog, call: str) -> str:
+    if undo_log.quota <= 0:
         return "nothing is kept on this machine (the quota for undo is 0), so no call can be undone"
-    if kept.was_dropped(call):
+    if undo_log.was_dropped(call):
         return (
-            f"what call {call} changed is no longer kept: it made room for newer changes (at most {kept.quota} bytes "
-            "are kept)"
+            f"what call {call} changed is no longer kept: it made room for newer changes (at most "
+            f"{undo_log.quota} bytes are kept)"
         )
     return (
         f"nothing was kept for call {call}: it changed no file through a file tool. What a command does, and what a "

@@ -26,7 +26,15 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from farhand.machine.files.undo_log_lines import Done, Dropped, Kept, KeptFile, Line, Released, Undone
+from farhand.machine.files.undo_log_lines import (
+    CallDropped,
+    CallUndone,
+    ChangeAborted,
+    ChangeBegun,
+    ChangedFile,
+    ChangeDone,
+    Line,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ DEAD_LINES = 1_000
 call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", default=None)
 
 
-class Changing(NamedTuple):
+class PendingChange(NamedTuple):
     """A file that is about to be changed."""
 
     folder: int
@@ -73,23 +81,23 @@ class Digest(NamedTuple):
         return cls(hashlib.sha256(content).hexdigest(), len(content))
 
 
-class KeptCall:
+class CallChanges:
     """What is known of one call."""
 
     __slots__ = ("changes", "open", "undone")
 
     def __init__(self) -> None:
-        self.changes: dict[int, Kept] = {}
+        self.changes: dict[int, ChangeBegun] = {}
         # Changes of which it is not written that they were made.
         self.open: set[int] = set()
-        self.undone: Undone | None = None
+        self.undone: CallUndone | None = None
 
     @property
-    def files(self) -> Iterator[KeptFile]:
+    def files(self) -> Iterator[ChangedFile]:
         return (file for change in self.changes.values() for file in change.files)
 
 
-class KeptFiles:
+class UndoLog:
     """The store of one machine: one process uses it, from any number of threads. Made on first use.
 
     At most `quota` bytes are kept, the oldest calls make room first; a file of more than `largest` is not kept. With
@@ -111,7 +119,7 @@ class KeptFiles:
         self._most_calls = most_calls
         self._clock = clock
         self._using = threading.RLock()
-        self._calls: dict[str, KeptCall] = {}
+        self._calls: dict[str, CallChanges] = {}
         self._dropped: dict[str, None] = {}
         self._uses: Counter[str] = Counter()
         self._sizes: dict[str, int] = {}
@@ -132,7 +140,7 @@ class KeptFiles:
     # -- keeping ----------------------------------------------------------------------------------------
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether a call is being worked on, and what it changes is to be kept."""
         return self.quota > 0 and call_id.get() is not None
 
@@ -149,7 +157,7 @@ class KeptFiles:
         return Digest(content.hexdigest(), size)
 
     @contextlib.contextmanager
-    def keeping(self, files: Sequence[Changing]) -> Iterator[None]:
+    def recording(self, files: Sequence[PendingChange]) -> Iterator[None]:
         """Keep what files hold while the block changes them, for the call that is being worked on.
 
         A block that raises has changed nothing. Where nothing can be kept (a full disk), the change is made all the
@@ -171,27 +179,27 @@ class KeptFiles:
         if call is not None and change is not None:
             self._finish(call, change)
 
-    def _keep(self, call: str, files: Sequence[Changing]) -> int:
+    def _keep(self, call: str, files: Sequence[PendingChange]) -> int:
         with self._using:
             self._open()
             found = self._calls.get(call)
             change = 1 + max(found.changes, default=0) if found else 1
             room = self.quota
-            kept: list[KeptFile] = []
+            kept: list[ChangedFile] = []
             for file in files:
                 one = self._keep_content(file, room)
                 kept.append(one)
                 room -= one.size if one.old is not None and not one.unkept else 0
-            line = Kept(call, change, int(self._clock() * 1000), kept)
+            line = ChangeBegun(call, change, int(self._clock() * 1000), kept)
             self._write(line)
             self._apply(line)
             self._make_room(call)
             return change
 
-    def _keep_content(self, file: Changing, room: int) -> KeptFile:
+    def _keep_content(self, file: PendingChange, room: int) -> ChangedFile:
         new, new_size = file.new or (None, 0)
         made = [os.fsencode(folder) for folder in file.made]
-        kept = KeptFile(os.fsencode(file.path), new=new, new_size=new_size, made=made)
+        kept = ChangedFile(os.fsencode(file.path), new=new, new_size=new_size, made=made)
         why = file.unkept
         if new_size > self.largest:
             why = why or f"the new content has {new_size} bytes, and files of more than {self.largest} are not kept"
@@ -213,7 +221,7 @@ class KeptFiles:
             self._put(digest, file, status)
         return msgspec.structs.replace(kept, old=digest)
 
-    def _put(self, digest: str, file: Changing, status: os.stat_result) -> None:
+    def _put(self, digest: str, file: PendingChange, status: os.stat_result) -> None:
         """Have the content in the store. Raises OSError."""
         assert file.old is not None
         with contextlib.suppress(FileNotFoundError):  # of a change that was never written down
@@ -237,13 +245,13 @@ class KeptFiles:
 
     def _release(self, call: str, change: int) -> None:
         with self._using:
-            line = Released(call, change)
+            line = ChangeAborted(call, change)
             self._apply(line)
             self._note(line)
 
     def _finish(self, call: str, change: int) -> None:
         with self._using:
-            line = Done(call, change)
+            line = ChangeDone(call, change)
             self._apply(line)
             self._note(line)
         self.close_to_others(call)
@@ -268,13 +276,13 @@ class KeptFiles:
             if oldest == newest:  # a call that goes on for long: what it keeps now is the newest there is
                 self._calls[oldest] = self._calls.pop(oldest)
                 continue
-            line = Dropped(oldest)
+            line = CallDropped(oldest)
             self._apply(line)
             self._note(line)
 
     # -- finding ----------------------------------------------------------------------------------------
 
-    def find(self, call: str) -> KeptCall | None:
+    def find(self, call: str) -> CallChanges | None:
         """What was kept for a call; None when nothing was. Raises OSError."""
         with self._using:
             self._open()
@@ -306,7 +314,7 @@ class KeptFiles:
 
     def undone(self, call: str, by: str) -> None:
         with self._using:
-            line = Undone(call, by, int(self._clock() * 1000))
+            line = CallUndone(call, by, int(self._clock() * 1000))
             self._apply(line)
             self._note(line)
 
@@ -316,24 +324,24 @@ class KeptFiles:
         """Change what is known by one line of the log."""
         found = self._calls.get(line.call)
         match line:
-            case Kept():
+            case ChangeBegun():
                 if found is None:
-                    found = self._calls[line.call] = KeptCall()
+                    found = self._calls[line.call] = CallChanges()
                 found.changes[line.change] = line
                 found.open.add(line.change)
                 for file in line.files:
                     self._use(file)
-            case Done() if found is not None:
+            case ChangeDone() if found is not None:
                 found.open.discard(line.change)
-            case Released() if found is not None:
+            case ChangeAborted() if found is not None:
                 for file in found.changes.pop(line.change).files if line.change in found.changes else ():
                     self._unuse(file)
                 found.open.discard(line.change)
                 if not found.changes:
                     del self._calls[line.call]
-            case Undone() if found is not None:
+            case CallUndone() if found is not None:
                 found.undone = line
-            case Dropped():
+            case CallDropped():
                 self._dropped[line.call] = None
                 if found is not None:
                     del self._calls[line.call]
@@ -342,14 +350,14 @@ class KeptFiles:
                 if len(self._dropped) > MOST_DROPPED:
                     del self._dropped[next(iter(self._dropped))]
 
-    def _use(self, file: KeptFile) -> None:
+    def _use(self, file: ChangedFile) -> None:
         if file.old:
             if not self._uses[file.old]:
                 self._sizes[file.old] = file.size
                 self._total += file.size
             self._uses[file.old] += 1
 
-    def _unuse(self, file: KeptFile) -> None:
+    def _unuse(self, file: ChangedFile) -> None:
         if file.old:
             self._uses[file.old] -= 1
             if not self._uses[file.old]:
@@ -418,17 +426,17 @@ class KeptFiles:
             for number in list(found.open):
                 change = found.changes[number]
                 happened = [file for file in change.files if not _as_before(file, contents)]
-                self._apply(Released(call, number))
+                self._apply(ChangeAborted(call, number))
                 if happened:
-                    self._apply(Kept(call, number, change.at, happened))
-                    self._apply(Done(call, number))
+                    self._apply(ChangeBegun(call, number, change.at, happened))
+                    self._apply(ChangeDone(call, number))
 
     def _begin_log(self) -> None:
         """Write the log anew with what counts, beside the old one and then in its place."""
-        lines: list[Line] = [Dropped(call) for call in self._dropped]
+        lines: list[Line] = [CallDropped(call) for call in self._dropped]
         for call, found in self._calls.items():
             lines += found.changes.values()
-            lines += [Done(call, number) for number in found.changes if number not in found.open]
+            lines += [ChangeDone(call, number) for number in found.changes if number not in found.open]
             if found.undone is not None:
                 lines.append(found.undone)
         beside = self.folder / "log.new"
@@ -447,7 +455,7 @@ class KeptFiles:
         self._lines = self._counting = len(lines)
 
 
-def _as_before(file: KeptFile, contents: int) -> bool:
+def _as_before(file: ChangedFile, contents: int) -> bool:
     """Whether a file is what it was before the change."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

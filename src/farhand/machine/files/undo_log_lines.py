@@ -7,7 +7,7 @@ import os
 import msgspec
 
 
-class KeptFile(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChangedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """One file that a call changed."""
 
     # Where it really is.
@@ -30,37 +30,37 @@ class KeptFile(msgspec.Struct, frozen=True, omit_defaults=True):
         return os.fsdecode(self.path)
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
+class ChangeBegun(msgspec.Struct, frozen=True, tag="kept"):
     """A change is about to be made."""
 
     call: str
     change: int
     at: int
-    files: list[KeptFile]
+    files: list[ChangedFile]
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class ChangeDone(msgspec.Struct, frozen=True, tag="done"):
     call: str
     change: int
 
 
-class Released(msgspec.Struct, frozen=True, tag="released"):
+class ChangeAborted(msgspec.Struct, frozen=True, tag="released"):
     """A change that was not made after all."""
 
     call: str
     change: int
 
 
-class Undone(msgspec.Struct, frozen=True, tag="undone"):
+class CallUndone(msgspec.Struct, frozen=True, tag="undone"):
     call: str
     by: str
     at: int
 
 
-class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+class CallDropped(msgspec.Struct, frozen=True, tag="dropped"):
     """Its contents made room for newer ones."""
 
     call: str
 
 
-Line = Kept | Done | Released | Undone | Dropped
+Line = ChangeBegun | ChangeDone | ChangeAborted | CallUndone | CallDropped

@@ -52,12 +52,12 @@ class Foreground:
             ending = asyncio.ensure_future(self._end(starting))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
-            raise Cancelled((await asyncio.shield(ending)).told("cancelled")) from None
+            raise Cancelled((await asyncio.shield(ending)).describe("cancelled")) from None
 
     async def lost(self, job: Job) -> Failed:
         """End what a lost job left running; the failure that says so."""
         ending = await self._jobs.end(job)
-        return Failed(ending.told(f"outcome unknown: the keeper of session {job.id} was killed"))
+        return Failed(ending.describe(f"outcome unknown: the keeper of session {job.id} was killed"))
 
     async def _end(self, starting: asyncio.Future[Job]) -> Ending:
         return await self._jobs.end(await starting)

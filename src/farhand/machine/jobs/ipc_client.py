@@ -15,10 +15,10 @@ from farhand.machine.jobs.ipc_server import line
 from farhand.protocol.errors import ToolError
 
 
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """Answers matched to what was asked; facts passed on to `learn`; `gone` called when the other side is."""
 
-    def __init__(self, learn: Callable[[dict[str, Any]], None], gone: Callable[[Link], None]) -> None:
+    def __init__(self, learn: Callable[[dict[str, Any]], None], gone: Callable[[WorkerLink], None]) -> None:
         self.greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._learn = learn
         self._gone = gone
@@ -30,7 +30,9 @@ class Link(asyncio.Protocol):
         self._closing = False
 
     @classmethod
-    async def open(cls, path: Path, learn: Callable[[dict[str, Any]], None], gone: Callable[[Link], None]) -> Self:
+    async def open(
+        cls, path: Path, learn: Callable[[dict[str, Any]], None], gone: Callable[[WorkerLink], None]
+    ) -> Self:
         """Raises FileNotFoundError or ConnectionRefusedError when nobody listens, OSError when we cannot ask."""
         link = cls(learn, gone)
         link._socket = connection = connected(path)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from farhand.machine.jobs.spawn import Refused
+from farhand.machine.jobs.spawn import RequestRefused
 
 SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
 READ_SIZE = 65536
@@ -53,22 +53,22 @@ def first_line(conversation: socket.socket) -> tuple[dict[str, Any], bytes]:
     while b"\n" not in text:
         data = conversation.recv(READ_SIZE)
         if not data:
-            raise Refused("failed", "the client hung up before it had said what to start")
+            raise RequestRefused("failed", "the client hung up before it had said what to start")
         text += data
         if len(text) > LINE_LIMIT:
-            raise Refused("invalid_args", f"the request is over {LINE_LIMIT} bytes")
+            raise RequestRefused("invalid_args", f"the request is over {LINE_LIMIT} bytes")
     request, _, rest = bytes(text).partition(b"\n")
     return json.loads(request), rest
 
 
-class Conversation:
+class ClientConnection:
     """One client of a worker."""
 
     def __init__(
         self,
         client: socket.socket,
-        ask: Callable[[Conversation, Any], None],
-        leave: Callable[[Conversation], None],
+        ask: Callable[[ClientConnection, Any], None],
+        leave: Callable[[ClientConnection], None],
     ) -> None:
         """`ask` is called with each request, `leave` when the client has gone or makes no sense."""
         client.setblocking(False)

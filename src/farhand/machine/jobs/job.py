@@ -33,7 +33,7 @@ class Ending(msgspec.Struct, frozen=True):
     ended: tuple[Process, ...]
     survivors: tuple[Process, ...]
 
-    def told(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
         if self.ended:
             names = ", ".join(f"{process.name} {process.pid}" for process in self.ended)

@@ -25,12 +25,12 @@ from typing import Any, Self
 from farhand.machine.files.private_files import open_private
 from farhand.machine.jobs import output
 from farhand.machine.jobs import process_tree as tree
-from farhand.machine.jobs.ipc_client import Link
+from farhand.machine.jobs.ipc_client import WorkerLink
 from farhand.machine.jobs.ipc_server import SOCKET, line
 from farhand.machine.jobs.job import Ending, Job, processes, read_record
-from farhand.machine.jobs.output import Chunk
+from farhand.machine.jobs.output import OutputChunk
 from farhand.machine.jobs.process_tree import Process
-from farhand.machine.threads import apart
+from farhand.machine.threads import in_own_thread
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 GRACE = 0.25  # seconds between SIGTERM and SIGKILL
@@ -84,10 +84,10 @@ class Jobs:
         self._linger = linger
         self._eager = eager
         self._jobs: dict[str, Job] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, WorkerLink] = {}
         self._starting: dict[str, asyncio.Future[Job]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hold: Link | None = None
+        self._hold: WorkerLink | None = None
         self._keeper_lock = asyncio.Lock()
         self._next_sweep = 0.0
         self._boot = machine_boot()
@@ -253,17 +253,17 @@ class Jobs:
         pieces = output.segments(self._folder(job))
         return max(pieces[-1][1] if pieces else 0, job.exit.size if job.exit else 0)
 
-    def read(self, job: Job, offset: int, limit: int = 65536) -> Chunk:
+    def read(self, job: Job, offset: int, limit: int = 65536) -> OutputChunk:
         """At most `limit` bytes of output from byte `offset` on; empty when there are none yet, or none any more."""
         if offset < 0 or limit < 1:
             raise InvalidArgs(f"offset {offset} must not be negative and limit {limit} must be at least 1")
         return output.read(self._folder(job), offset, limit)
 
-    def tail(self, job: Job, limit: int, end: int | None = None) -> Chunk:
+    def tail(self, job: Job, limit: int, end: int | None = None) -> OutputChunk:
         """What is kept of the last `limit` bytes of output before byte `end` (default: now)."""
         return output.tail(self._folder(job), limit, self.size(job) if end is None else end)
 
-    async def follow(self, job: Job, offset: int = 0, limit: int = 65536) -> AsyncIterator[Chunk]:
+    async def follow(self, job: Job, offset: int = 0, limit: int = 65536) -> AsyncIterator[OutputChunk]:
         """The output from `offset` on, as it comes, until the job is over and all of it was given."""
         while True:
             over = not job.running
@@ -339,7 +339,7 @@ class Jobs:
         linked = [job for job in self._jobs.values() if job.id in self._links]
         ran = [job for job in linked if job.running]
         endings = [asyncio.ensure_future(self.end(job, grace=0.0)) for job in linked]
-        names = await apart(self._names)  # slow searches may hold every shared thread
+        names = await in_own_thread(self._names)  # slow searches may hold every shared thread
         endings += [
             asyncio.ensure_future(self._end_unlinked(name))
             for name in names
@@ -353,14 +353,14 @@ class Jobs:
         ended = {process for ending in told for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
         cookies = [f"{tree.COOKIE}={name}" for name in names]
-        orphans, survivors = await apart(tree.end_carrying, *cookies) if cookies else ([], [])
+        orphans, survivors = await in_own_thread(tree.end_carrying, *cookies) if cookies else ([], [])
         left = {process for ending in told for process in ending.survivors} | set(survivors)
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
 
     async def _end_unlinked(self, name: str) -> Ending:
         """End what is below a worker that this program has not spoken to."""
         try:
-            link = await Link.open(self.folder / name / "socket", lambda _: None, lambda _: None)
+            link = await WorkerLink.open(self.folder / name / "socket", lambda _: None, lambda _: None)
         except OSError:
             return Ending((), ())  # it has just ended, or was lost: what it had carries its name
         try:
@@ -381,7 +381,7 @@ class Jobs:
 
     # the keeper and its workers
 
-    async def _reach_keeper(self, job: Job) -> Link:
+    async def _reach_keeper(self, job: Job) -> WorkerLink:
         give_up = time.monotonic() + 20.0
         while True:
             try:
@@ -399,7 +399,7 @@ class Jobs:
             give_up = time.monotonic() + 20.0
             while True:
                 try:
-                    hold = await Link.open(self.folder / SOCKET, lambda _: None, lambda _: None)
+                    hold = await WorkerLink.open(self.folder / SOCKET, lambda _: None, lambda _: None)
                     break
                 except OSError as error:
                     if time.monotonic() > give_up:
@@ -410,10 +410,10 @@ class Jobs:
                 self._hold.close()
             self._hold = hold
 
-    async def _dial(self, path: Path, job: Job) -> Link:
-        return await Link.open(path, job.learn, lambda link: self._unlinked(job, link))
+    async def _dial(self, path: Path, job: Job) -> WorkerLink:
+        return await WorkerLink.open(path, job.learn, lambda link: self._unlinked(job, link))
 
-    def _unlinked(self, job: Job, link: Link) -> None:
+    def _unlinked(self, job: Job, link: WorkerLink) -> None:
         if self._links.get(job.id) is link:
             del self._links[job.id]
             if job.running and self._open:

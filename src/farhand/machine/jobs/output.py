@@ -17,7 +17,7 @@ _SMALLEST = 65536
 _NAME = "output."
 
 
-class Chunk(NamedTuple):
+class OutputChunk(NamedTuple):
     """Output from `offset` on. `skipped` bytes before it were asked for and are not kept."""
 
     offset: int
@@ -85,7 +85,7 @@ def segments(folder: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def read(folder: str, offset: int, limit: int) -> Chunk:
+def read(folder: str, offset: int, limit: int) -> OutputChunk:
     """At most `limit` bytes from byte `offset` on; empty when there are none yet, or none any more."""
     data = b""
     begin = offset
@@ -104,10 +104,10 @@ def read(folder: str, offset: int, limit: int) -> Chunk:
             data += file.read(limit - len(data))
         if len(data) >= limit:
             break
-    return Chunk(begin, data, begin - offset) if data else Chunk(offset, b"")
+    return OutputChunk(begin, data, begin - offset) if data else OutputChunk(offset, b"")
 
 
-def tail(folder: str, limit: int, end: int) -> Chunk:
+def tail(folder: str, limit: int, end: int) -> OutputChunk:
     """What is kept of the last `limit` bytes before byte `end`, gaps left out."""
     first = max(0, end - limit)
     pieces = []
@@ -119,4 +119,4 @@ def tail(folder: str, limit: int, end: int) -> Chunk:
         pieces.append(chunk.data[: end - chunk.offset])
         position = chunk.next_offset
     data = b"".join(pieces)
-    return Chunk(end - len(data), data, end - first - len(data))
+    return OutputChunk(end - len(data), data, end - first - len(data))

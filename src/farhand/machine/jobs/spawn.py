@@ -13,7 +13,7 @@ from typing import NamedTuple
 _DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be granted: a kind of the closed set, and why."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -33,13 +33,19 @@ def open_workdir(path: str) -> int:
     try:
         return os.open(encoded(path), os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
-        raise Refused("not_found", f"working directory {path!r} does not exist; nothing was started") from None
+        raise RequestRefused("not_found", f"working directory {path!r} does not exist; nothing was started") from None
     except NotADirectoryError:
-        raise Refused("invalid_args", f"working directory {path!r} is not a directory; nothing was started") from None
+        raise RequestRefused(
+            "invalid_args", f"working directory {path!r} is not a directory; nothing was started"
+        ) from None
     except PermissionError:
-        raise Refused("not_allowed", f"no permission for working directory {path!r}; nothing was started") from None
+        raise RequestRefused(
+            "not_allowed", f"no permission for working directory {path!r}; nothing was started"
+        ) from None
     except (OSError, ValueError) as error:
-        raise Refused("invalid_args", f"cannot use working directory {path!r}: {error}; nothing was started") from None
+        raise RequestRefused(
+            "invalid_args", f"cannot use working directory {path!r}: {error}; nothing was started"
+        ) from None
 
 
 def spawn(argv: list[str], environment: dict[str, str], workdir: int, home: int, stdin: bool) -> Spawned:
@@ -76,15 +82,15 @@ def spawn(argv: list[str], environment: dict[str, str], workdir: int, home: int,
     return Spawned(pid, output, writer)
 
 
-def _refusal(error: OSError | ValueError, argv: list[str]) -> Refused:
+def _refusal(error: OSError | ValueError, argv: list[str]) -> RequestRefused:
     if isinstance(error, OSError) and error.errno == errno.E2BIG:
-        return Refused(
+        return RequestRefused(
             "invalid_args",
             f"the command is too long for the system ({len(encoded(argv[-1]))} bytes; the environment counts too): "
             "write it to a file and run that; nothing was started",
         )
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    return Refused("failed", f"cannot start {argv[0]!r}: {reason}; nothing was started")
+    return RequestRefused("failed", f"cannot start {argv[0]!r}: {reason}; nothing was started")
 
 
 def encoded(text: str) -> bytes:

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from farhand.machine.jobs import process_tree as tree
-from farhand.machine.jobs.ipc_server import READ_SIZE, Conversation, first_line, line, listen, refuse
+from farhand.machine.jobs.ipc_server import READ_SIZE, ClientConnection, first_line, line, listen, refuse
 from farhand.machine.jobs.output import OutputWriter
-from farhand.machine.jobs.spawn import Refused, open_workdir, spawn
+from farhand.machine.jobs.spawn import RequestRefused, open_workdir, spawn
 
 DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
 SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
@@ -48,7 +48,7 @@ def work(conversation: socket.socket) -> NoReturn:
     try:
         request, rest = first_line(conversation)
         worker = Worker(request)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         refuse(conversation, refusal.kind, str(refusal))
     except FileExistsError:
         conversation.sendall(line({"exists": True}))
@@ -74,9 +74,9 @@ class Worker:
         self._survivors: list[tree.Process] = []
         self._report: dict[str, Any] = {"ended": [], "survivors": []}
         self._drain_until = 0.0
-        self._conversations: dict[int, Conversation] = {}
-        self._watchers: list[tuple[Conversation, int, int]] = []
-        self._enders: list[tuple[Conversation, int]] = []
+        self._conversations: dict[int, ClientConnection] = {}
+        self._watchers: list[tuple[ClientConnection, int, int]] = []
+        self._enders: list[tuple[ClientConnection, int]] = []
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
         self._stdin = -1
@@ -124,7 +124,9 @@ class Worker:
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 raise FileExistsError(name) from None
-            raise Refused("failed", f"cannot record the command: {error.strerror}; nothing was started") from None
+            raise RequestRefused(
+                "failed", f"cannot record the command: {error.strerror}; nothing was started"
+            ) from None
 
     def _start(self, request: dict[str, Any], workdir: int) -> None:
         wake, woken = os.pipe()
@@ -330,12 +332,12 @@ class Worker:
 
     # what is asked
 
-    def _ask(self, conversation: Conversation, request: dict[str, Any]) -> None:
+    def _ask(self, conversation: ClientConnection, request: dict[str, Any]) -> None:
         """Do what a client asks, or say why not."""
         number = request.get("id", 0) if isinstance(request, dict) else 0
         try:
             answer = self._asked(conversation, number, request)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             answer = {"error": {"kind": refusal.kind, "message": str(refusal)}}
         except OSError as error:
             answer = {"error": {"kind": "failed", "message": error.strerror or str(error)}}
@@ -344,7 +346,7 @@ class Worker:
         if answer is not None:
             conversation.send({"id": number, **answer})
 
-    def _asked(self, conversation: Conversation, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _asked(self, conversation: ClientConnection, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
         match request["do"]:
             case "write":
                 return {"written": self._feed(binascii.a2b_base64(request["data"]))}
@@ -356,7 +358,7 @@ class Worker:
                 return {}
             case "signal":
                 if self._leader_status is not None:
-                    raise Refused("failed", "the command has already exited")
+                    raise RequestRefused("failed", "the command has already exited")
                 os.killpg(self._leader, request["number"])
                 return {}
             case "end":
@@ -379,16 +381,16 @@ class Worker:
                     return None
                 return {"size": self._output.size}
             case unknown:
-                raise Refused("invalid_args", f"the keeper does not know {unknown!r}")
+                raise RequestRefused("invalid_args", f"the keeper does not know {unknown!r}")
 
     def _feed(self, data: bytes) -> int:
         if self._leader_status is not None:
-            raise Refused("failed", "the command has already exited")
+            raise RequestRefused("failed", "the command has already exited")
         if self._stdin < 0 or self._stdin_closing:
-            raise Refused("failed", "the command's standard input is not writable")
+            raise RequestRefused("failed", "the command's standard input is not writable")
         if len(self._stdin_pending) + len(data) > STDIN_LIMIT:
             waiting = len(self._stdin_pending)
-            raise Refused(
+            raise RequestRefused(
                 "failed",
                 f"the command has not read {waiting} bytes of its input yet and {len(data)} more are over the limit "
                 f"of {STDIN_LIMIT}; nothing of them was written",
@@ -396,7 +398,7 @@ class Worker:
         self._stdin_pending += data
         self._on_stdin(select.POLLOUT)
         if self._stdin < 0:
-            raise Refused("failed", "the command's standard input is not writable")
+            raise RequestRefused("failed", "the command's standard input is not writable")
         return len(data)
 
     def _on_stdin(self, mask: int) -> None:
@@ -434,13 +436,13 @@ class Worker:
             if self._exit is not None:
                 conversation.send(self._exit)
 
-    def _join(self, client: socket.socket) -> Conversation:
-        conversation = Conversation(client, self._ask, self._leave)
+    def _join(self, client: socket.socket) -> ClientConnection:
+        conversation = ClientConnection(client, self._ask, self._leave)
         self._conversations[client.fileno()] = conversation
         self._watch(client.fileno(), select.POLLIN, lambda _: conversation.read())
         return conversation
 
-    def _leave(self, conversation: Conversation) -> None:
+    def _leave(self, conversation: ClientConnection) -> None:
         """Forget a client; what it asked for goes on."""
         descriptor = conversation.client.fileno()
         if self._conversations.pop(descriptor, None) is None:

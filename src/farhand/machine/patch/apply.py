@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import shown
+from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.files import Files
 from farhand.machine.files.text import MOST_TEXT
-from farhand.machine.files.transaction import Change, change_files
+from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.patch.parse import Hunk, Section, parse
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
@@ -38,9 +38,9 @@ class _Overlay(msgspec.Struct):
     def keep_mode(self, source: str, target: str) -> None:
         self.modes[self.files.place(target).real] = self.files.status(source).st_mode
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[FileChange]:
         return [
-            Change(path, self.old[path], new, self.modes.get(path))
+            FileChange(path, self.old[path], new, self.modes.get(path))
             for path, new in self.new.items()
             if new != self.old[path]
         ]
@@ -52,7 +52,7 @@ class _Overlay(msgspec.Struct):
         except NotFound:
             return None
         if len(content) > MOST_TEXT:
-            raise Failed(f"'{shown(path)}' is larger than {MOST_TEXT} bytes; use a command for this file")
+            raise Failed(f"'{display(path)}' is larger than {MOST_TEXT} bytes; use a command for this file")
         return content
 
 
@@ -67,7 +67,7 @@ def apply_patch(files: Files, patch: str, *, path: str | None = None) -> str:
     return "\n".join(report)
 
 
-def planned_changes(files: Files, patch: str, *, path: str | None = None) -> tuple[list[Change], list[str]]:
+def planned_changes(files: Files, patch: str, *, path: str | None = None) -> tuple[list[FileChange], list[str]]:
     """What `apply_patch` would change, and what it would tell. Raises as it does."""
     overlay = _Overlay(files)
     report: list[str] = []

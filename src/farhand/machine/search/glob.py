@@ -15,10 +15,10 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 
-from farhand.machine.files.allowed_paths import Place, shown
-from farhand.machine.files.confined_root import Root
-from farhand.machine.files.files import Files, told
-from farhand.machine.search.patterns import BadPattern, Part, Route, combined, parse
+from farhand.machine.files.allowed_paths import CheckedPath, display
+from farhand.machine.files.confined_root import ConfinedRoot
+from farhand.machine.files.files import Files, file_errors
+from farhand.machine.search.patterns import BadPattern, PatternPart, PatternRoute, combined, parse
 from farhand.protocol.errors import NotFound, Timeout, ToolError
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,25 +26,25 @@ _CHECKED_EVERY = 1000  # entries of one folder between two looks at the clock
 _DEPTH = 100  # folders held open at once; deeper ones are opened anew from their root
 
 
-def find(files: Files, pattern: str, base: str, *, seconds: float = 30.0) -> list[str]:
+def glob_files(files: Files, pattern: str, base: str, *, seconds: float = 30.0) -> list[str]:
     """Absolute paths of the files (for a pattern ending in `/`: folders) that match, newest first.
 
     Raises BadPattern; NotFound or NotAllowed for the base; Timeout when the tree is too large for `seconds`.
     """
     routes = parse(pattern)
     if not stat.S_ISDIR(files.status(base).st_mode):
-        raise NotFound(f"'{shown(files.resolve(base))}' is not a folder; give the folder to search in")
+        raise NotFound(f"'{display(files.resolve(base))}' is not a folder; give the folder to search in")
     walk = _Walk(files, seconds)
-    with told("search", files.resolve(base)):
+    with file_errors("search", files.resolve(base)):
         for start, beneath in _starts(files, base, routes).items():
             walk.run(start, beneath)
     newest_first = sorted(walk.found, key=walk.found.__getitem__, reverse=True)
-    return [path if path.isascii() else shown(path) for path in newest_first]
+    return [path if path.isascii() else display(path) for path in newest_first]
 
 
-def _starts(files: Files, base: str, routes: Iterable[Route]) -> dict[str, list[Route]]:
+def _starts(files: Files, base: str, routes: Iterable[PatternRoute]) -> dict[str, list[PatternRoute]]:
     """The folder each route begins in: the base and the plain names that lead the pattern."""
-    starts: dict[str, list[Route]] = {}
+    starts: dict[str, list[PatternRoute]] = {}
     for route in routes:
         parts = list(route.parts)
         start = "/" if route.absolute else files.resolve(base)
@@ -52,14 +52,14 @@ def _starts(files: Files, base: str, routes: Iterable[Route]) -> dict[str, list[
             start = files.resolve(os.path.join(start, parts.pop(0).literal or ""))  # noqa: PTH118
         if any(part.literal == ".." for part in parts):
             raise BadPattern("'..' can only stand at its beginning, before a name")
-        starts.setdefault(start, []).append(Route(False, tuple(parts), route.folders))
+        starts.setdefault(start, []).append(PatternRoute(False, tuple(parts), route.folders))
     return starts
 
 
 class _Step:
     """What may match in one folder: a set of routes that have come this far."""
 
-    def __init__(self, routes: frozenset[Route]) -> None:
+    def __init__(self, routes: frozenset[PatternRoute]) -> None:
         opened = {inner for route in routes for inner in _without_depth(route)}
         last = [route for route in opened if len(route.parts) == 1]
         self.files = _names(route.parts[0] for route in last if not route.folders)
@@ -67,14 +67,14 @@ class _Step:
         self.folders = _names(route.parts[0] for route in last if route.folders)
         self._deep = frozenset(route for route in opened if route.parts[0].expression is None)
         self._onward = [
-            (re.compile(route.parts[0].expression, re.DOTALL), Route(False, route.parts[1:], route.folders))
+            (re.compile(route.parts[0].expression, re.DOTALL), PatternRoute(False, route.parts[1:], route.folders))
             for route in opened
             if len(route.parts) > 1 and route.parts[0].expression is not None
         ]
         self.links = bool(self.folders or self._onward)  # whether a link to a folder could matter here
         self.plain = not self.links and self._deep == frozenset(routes)
 
-    def through(self, name: str, *, link: bool) -> frozenset[Route]:
+    def through(self, name: str, *, link: bool) -> frozenset[PatternRoute]:
         """The routes that go on in the folder of this name."""
         named = frozenset(rest for expression, rest in self._onward if expression.fullmatch(name))
         if link:
@@ -90,8 +90,8 @@ class _Walk:
         self._files = files
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._steps: dict[frozenset[Route], _Step] = {}
-        self._waiting: list[tuple[Place, _Step]] = []
+        self._steps: dict[frozenset[PatternRoute], _Step] = {}
+        self._waiting: list[tuple[CheckedPath, _Step]] = []
         self._protected = files.paths.protected_identities()
         # A hidden folder is never entered, so all that can still be met is what is hidden in the folder itself.
         self._hidden_in: dict[str, set[str]] = {}
@@ -99,7 +99,7 @@ class _Walk:
             folder, _, name = path.rpartition("/")
             self._hidden_in.setdefault(folder + "/", set()).add(name)
 
-    def run(self, start: str, routes: Iterable[Route]) -> None:
+    def run(self, start: str, routes: Iterable[PatternRoute]) -> None:
         self._waiting.append((self._files.place(start), self._step(frozenset(routes))))
         while self._waiting:
             place, step = self._waiting.pop()
@@ -109,13 +109,13 @@ class _Walk:
                     folder, place.path.rstrip("/") + "/", place.real.rstrip("/") + "/", place.root, step, _DEPTH
                 )
 
-    def _step(self, routes: frozenset[Route]) -> _Step:
+    def _step(self, routes: frozenset[PatternRoute]) -> _Step:
         step = self._steps.get(routes)
         if step is None:
             step = self._steps[routes] = _Step(routes)
         return step
 
-    def _visit(self, folder: int, path: str, real: str, root: Root, step: _Step, depth: int) -> None:
+    def _visit(self, folder: int, path: str, real: str, root: ConfinedRoot, step: _Step, depth: int) -> None:
         """Search an opened folder and those beneath, and close it. Both spellings of it end with a slash."""
         try:
             self._check_deadline()
@@ -124,11 +124,13 @@ class _Walk:
             plain = step.plain  # every folder is searched for the same, and none is itself a match
             for name in self._scan(folder, path, real, step):
                 inner = real + name
-                following = step if plain else self._enter(Place(path + name, inner, root), name, step, link=False)
+                following = (
+                    step if plain else self._enter(CheckedPath(path + name, inner, root), name, step, link=False)
+                )
                 if following is None:
                     continue
                 if not depth:
-                    self._waiting.append((Place(path + name, inner, root), following))
+                    self._waiting.append((CheckedPath(path + name, inner, root), following))
                     continue
                 try:
                     below = os.open(name, _LIST, dir_fd=folder)
@@ -175,7 +177,7 @@ class _Walk:
                     self._follow(path + name, name, step)
         return folders
 
-    def _enter(self, place: Place, name: str, step: _Step, *, link: bool) -> _Step | None:
+    def _enter(self, place: CheckedPath, name: str, step: _Step, *, link: bool) -> _Step | None:
         """Note a folder if it matches itself; tells what to look for in it, if anything."""
         if step.folders and step.folders.fullmatch(name):
             with contextlib.suppress(ToolError):
@@ -217,20 +219,20 @@ def _pass_over(error: OSError) -> None:
         raise error
 
 
-def _without_depth(route: Route) -> Iterable[Route]:
+def _without_depth(route: PatternRoute) -> Iterable[PatternRoute]:
     """The route, and what follows its leading `**`, which may stand for no folder at all."""
     yield route
     while route.parts[0].expression is None and len(route.parts) > 1:
-        route = Route(False, route.parts[1:], route.folders)
+        route = PatternRoute(False, route.parts[1:], route.folders)
         yield route
 
 
-def _names(parts: Iterable[Part]) -> re.Pattern[str] | None:
+def _names(parts: Iterable[PatternPart]) -> re.Pattern[str] | None:
     expressions = sorted({part.expression or ".*" for part in parts})
     return combined(expressions) if expressions else None
 
 
-def _endings(parts: Iterable[Part]) -> tuple[str, ...]:
+def _endings(parts: Iterable[PatternPart]) -> tuple[str, ...]:
     """The endings that decide whether a name fits, where that is all the patterns ask (`*.py`); else nothing.
 
     A third faster than the expression, and what most searches ask for.

@@ -21,8 +21,8 @@ from typing import IO, BinaryIO
 
 import msgspec
 
-from farhand.machine.files.allowed_paths import refuse_unnameable, shown
-from farhand.machine.files.files import Files, told
+from farhand.machine.files.allowed_paths import check_path_text, display
+from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.text import is_text
 from farhand.machine.search.patterns import BadPattern, name_expression
 from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
@@ -67,7 +67,7 @@ class Match(msgspec.Struct, frozen=True):
     content: str
 
 
-def search(
+def grep_files(
     files: Files,
     pattern: str,
     path: str,
@@ -87,7 +87,7 @@ def search(
     are told. Without `ignored`, what a `.gitignore` in the folder names is passed over, and `.git`.
     Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
     """
-    refuse_unnameable("pattern", pattern)
+    check_path_text("pattern", pattern)
     expression = _by_line(pattern)
     if len(expression) > _LONGEST_PATTERN:
         raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
@@ -110,7 +110,7 @@ def search(
     def matches(expression: str) -> list[Match]:
         found: list[Match] = []
         command = [ripgrep(), *options, f"--regexp={expression}", "--", base]
-        with told("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
+        with file_errors("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
             for match in _read(files, hits, width):
                 found.append(match)
                 if len(found) > most:
@@ -145,7 +145,7 @@ def ripgrep() -> str:
 def _name_filter(parameter: str, pattern: str | None) -> re.Pattern[str] | None:
     if not pattern:
         return None
-    refuse_unnameable(parameter, pattern)
+    check_path_text(parameter, pattern)
     try:
         return name_expression(pattern)
     except BadPattern as error:
@@ -171,7 +171,7 @@ def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> I
                 file.seek(offset)
                 # A character has four bytes at most, so this holds the characters shown and the line end.
                 text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
-                yield Match(shown(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
+                yield Match(display(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
 
 
 def _open_text(files: Files, path: str) -> BinaryIO | None:

@@ -27,22 +27,22 @@ class BadPattern(Exception):
     """A pattern that means nothing; the text says why."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class PatternPart(msgspec.Struct, frozen=True):
     """What stands between two slashes: `expression` for a name, None for `**`."""
 
     expression: str | None
     literal: str | None = None  # the name itself, where only one name fits
 
 
-class Route(msgspec.Struct, frozen=True):
+class PatternRoute(msgspec.Struct, frozen=True):
     """One alternative of a pattern, its braces resolved."""
 
     absolute: bool
-    parts: tuple[Part, ...]
+    parts: tuple[PatternPart, ...]
     folders: bool  # a trailing slash asks for folders, not files
 
 
-def parse(pattern: str) -> list[Route]:
+def parse(pattern: str) -> list[PatternRoute]:
     """The alternatives of a pattern. Raises BadPattern."""
     if len(pattern) > _LONGEST_PATTERN:
         raise BadPattern(f"it has {len(pattern)} characters; at most {_LONGEST_PATTERN} are allowed")
@@ -65,7 +65,7 @@ def combined(expressions: list[str]) -> re.Pattern[str]:
         raise BadPattern(str(error)) from None
 
 
-def _route(pattern: str) -> Route:
+def _route(pattern: str) -> PatternRoute:
     texts = [text for text in pattern.split("/") if text not in ("", ".")]
     if not texts:
         raise BadPattern("it names no file")
@@ -76,25 +76,25 @@ def _route(pattern: str) -> Route:
     folders = pattern.endswith("/")
     if parts[-1].expression is None and not folders:
         parts.append(_part("*"))
-    return Route(pattern.startswith("/"), tuple(parts), folders)
+    return PatternRoute(pattern.startswith("/"), tuple(parts), folders)
 
 
-def _part(text: str) -> Part:
+def _part(text: str) -> PatternPart:
     if text == "**":
-        return Part(None)
+        return PatternPart(None)
     if "**" in text.replace("\\*", ""):
         raise BadPattern("'**' must stand alone between slashes, as in 'src/**/*.py'")
     pieces = list(_pieces(text))
     if all(plain for _, plain in pieces):
         literal = "".join(piece for piece, _ in pieces)
-        return Part(re.escape(literal), literal)
+        return PatternPart(re.escape(literal), literal)
     chunks = [""]
     for piece, plain in pieces:
         if piece == _STAR and not plain:
             chunks.append("")
         else:
             chunks[-1] += re.escape(piece) if plain else piece
-    return Part(_without_backtracking(chunks))
+    return PatternPart(_without_backtracking(chunks))
 
 
 def _without_backtracking(chunks: list[str]) -> str:

@@ -23,7 +23,7 @@ from farhand.protocol.errors import Failed, ProtocolError, ToolError
 from farhand.protocol.frames import HEADER_BYTES
 from farhand.protocol.messages import Message, TransferCredit, TransferDone, TransferOpen, TransferReady, encode
 from farhand.protocol.version import LONG_TRANSFER_BYTES, MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
-from farhand.sdk.connection import Link
+from farhand.sdk.connection import GatewayLink
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class End:
     def __init__(
         self,
         opened: TransferOpen,
-        link: Link,
+        link: GatewayLink,
         files: Files,
         notes: Notes,
         in_thread: Callable[..., Any],

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from farhand.machine.files.files import Files
-from farhand.machine.priority import step_back
-from farhand.node.limits import Limits
+from farhand.machine.priority import lower_thread_priority
+from farhand.node.limits import ToolLimits
 from farhand.node.transfers.resume_notes import Notes, Phase
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import NotAllowed, ProtocolError, ToolError
 from farhand.protocol.frames import read_header
-from farhand.protocol.freeze import Brake
+from farhand.protocol.freeze import FreezeState
 from farhand.protocol.messages import (
     FEATURE_FILES,
     FEATURE_TRANSFER,
@@ -29,7 +29,7 @@ from farhand.protocol.messages import (
     TransferStop,
     encode,
 )
-from farhand.sdk.connection import Link
+from farhand.sdk.connection import GatewayLink
 
 if TYPE_CHECKING:
     from farhand.node.transfers.endpoint import Receiver, Sender
@@ -51,18 +51,20 @@ class Transfers:
     features: tuple[str, ...] = (FEATURE_TRANSFER,)
     also: tuple[str, ...] = (FEATURE_FILES,)
 
-    def __init__(self, files: Files, folder: Path, brake: Brake | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, files: Files, folder: Path, freeze_state: FreezeState | None = None, limits: ToolLimits | None = None
+    ) -> None:
         """`folder` keeps the notes that let a transfer go on after this program was killed."""
         self._files = files
-        self._limits = limits or Limits()
-        self._brake = brake or Brake()
+        self._limits = limits or ToolLimits()
+        self._freeze_state = freeze_state or FreezeState()
         self._notes = Notes(folder)
-        self._link: Link | None = None
+        self._link: GatewayLink | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=step_back)
-        self._carriers = ThreadPoolExecutor(MAX_ENDS, "farhand-files", initializer=step_back)
+        self._threads = ThreadPoolExecutor(THREADS, "farhand-transfer", initializer=lower_thread_priority)
+        self._carriers = ThreadPoolExecutor(MAX_ENDS, "farhand-files", initializer=lower_thread_priority)
 
     async def close(self) -> None:
         self.detach()
@@ -73,7 +75,7 @@ class Transfers:
 
     # -- the link ---------------------------------------------------------------------------------------
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: GatewayLink) -> None:
         self._link = link
 
     def detach(self) -> None:
@@ -125,8 +127,8 @@ class Transfers:
         link = self._link
         if link is None:
             return
-        if self._brake.order is not None:
-            refused = ToolFailure.of(self._brake.order.refusal_of_node())
+        if self._freeze_state.order is not None:
+            refused = ToolFailure.of(self._freeze_state.order.node_refusal())
             link.send(encode(TransferDone(wanted.stream, refused)))
             return
         # A transfer that goes on after a break is opened again, so it passes here each time.

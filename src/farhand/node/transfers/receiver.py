@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from blake3 import blake3
 
-from farhand.machine.files.allowed_paths import shown
-from farhand.machine.files.confined_root import by_walk, sync_folder
-from farhand.machine.files.direct_writes import WriteOut, sync_file_system
-from farhand.machine.files.files import Files, replaceable, take_over, told
+from farhand.machine.files.allowed_paths import display
+from farhand.machine.files.confined_root import open_stepwise, sync_folder
+from farhand.machine.files.direct_writes import DirectWriter, sync_file_system
+from farhand.machine.files.files import Files, copy_owner_and_mode, file_errors, replaceable_status
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.undo_log import call_id
@@ -27,7 +27,7 @@ from farhand.machine.jobs.jobs import machine_boot
 from farhand.node.transfers.resume_notes import Note, Notes, Phase
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
-from farhand.protocol.manifest import MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest
+from farhand.protocol.manifest import MAX_MANIFEST_BYTES, EntryKind, Manifest, ManifestEntry
 from farhand.protocol.messages import TransferOffer
 
 _READ = 1024 * 1024
@@ -51,7 +51,7 @@ class Arrival:
         self._folder = -1
         self._staging = -1
         self._file = -1
-        self._out = WriteOut(-1)
+        self._out = DirectWriter(-1)
         self._part = 0
         self._left = offer.manifest_bytes
         self._hash = blake3()
@@ -66,7 +66,7 @@ class Arrival:
             self.complete = True
             return
         if files.read_only:
-            raise NotAllowed(f"Failed to write '{shown(files.resolve(path))}': the files here are read-only")
+            raise NotAllowed(f"Failed to write '{display(files.resolve(path))}': the files here are read-only")
         self._place = files.place(note.target if note else _target(files, path, offer))
         files.refuse_unwritable("write", self._place, folder=bool(offer.folder))
         try:
@@ -79,14 +79,14 @@ class Arrival:
         place, offer = self._place, self._offer
         parent, self._name = os.path.split(place.real)
         if not self._name:
-            raise InvalidArgs(f"'{shown(place.path)}' is the top of the file system; name a file or folder in it")
-        with told("create the folders of", place.path, missing=Failed):
+            raise InvalidArgs(f"'{display(place.path)}' is the top of the file system; name a file or folder in it")
+        with file_errors("create the folders of", place.path, missing=Failed):
             self._folder = place.root.open_folder(parent, make=True)
         if note is not None and note.phase is Phase.PLACING:
             self._manifest = self._kept_manifest(note)
             self._put_in_place(again=True)
             return
-        with told("write", place.path, missing=Failed):
+        with file_errors("write", place.path, missing=Failed):
             self._check_target()
         again = note is not None and note.manifest_digest == offer.manifest_digest
         # After a crash of the machine the end of what was written may be missing or blank: a file's digest tells in
@@ -102,7 +102,7 @@ class Arrival:
         needed = offer.size - max(0, self.offset - offer.manifest_bytes)
         if needed > space.f_bavail * space.f_frsize:
             raise Failed(
-                f"Failed to write '{shown(place.path)}': No space left on device (it needs {needed} bytes, "
+                f"Failed to write '{display(place.path)}': No space left on device (it needs {needed} bytes, "
                 f"{space.f_bavail * space.f_frsize} are free; nothing was changed)"
             )
 
@@ -147,7 +147,7 @@ class Arrival:
         if self._part == 0:
             self._arriving += b"".join(pieces)
         elif pieces:
-            with told("write", self._place.path):
+            with file_errors("write", self._place.path):
                 self._out.write(pieces)
         for piece in pieces:
             self._hash.update(piece)
@@ -160,7 +160,7 @@ class Arrival:
         if self._hash.digest() != digest:
             self.discard()
             raise Mismatch(
-                f"Failed to write '{shown(self._place.path)}': the digest of what arrived is not the sender's"
+                f"Failed to write '{display(self._place.path)}': the digest of what arrived is not the sender's"
             )
         if part == 0:
             self._read_manifest()
@@ -169,7 +169,7 @@ class Arrival:
         if part == len(manifest.entries):
             self._finish()
         else:
-            with told("write", self._place.path):
+            with file_errors("write", self._place.path):
                 self._next_part(manifest, part + 1)
 
     def _read_manifest(self) -> None:
@@ -186,10 +186,10 @@ class Arrival:
             raise Failed("the sender offered a folder and sends a file, or the other way round")
         for entry in self._manifest.entries:
             if self._files.is_hidden(f"{self._place.real}/{entry.path}"):
-                raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
+                raise ForbiddenPath(f"'{display(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
         replace_private(self._notes.path(self._id, "manifest"), data)
         if not self._manifest.single:
-            with told("write", self._place.path):
+            with file_errors("write", self._place.path):
                 os.mkdir(self._partial, 0o700 if self._offer.private else 0o777, dir_fd=self._folder)
                 self._staging = _open_folder(self._partial, self._folder)
 
@@ -201,11 +201,11 @@ class Arrival:
         self._left = entry.size
         self._hash = blake3()
         if manifest.single:
-            old = replaceable(self._folder, self._name)
+            old = replaceable_status(self._folder, self._name)
             mode = 0o600 if old else self._mode(entry)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
-            self._out = WriteOut(self._file, size=entry.size)
+            self._out = DirectWriter(self._file, size=entry.size)
             return
         with self._parent(entry.path) as (folder, name):
             if entry.kind is EntryKind.FOLDER:
@@ -215,9 +215,9 @@ class Arrival:
             else:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(name, flags, self._mode(entry), dir_fd=folder)
-                self._out = WriteOut(self._file, size=entry.size)
+                self._out = DirectWriter(self._file, size=entry.size)
 
-    def _mode(self, entry: Entry) -> int:
+    def _mode(self, entry: ManifestEntry) -> int:
         """Of what is made new. What was for its owner alone stays so."""
         mode = 0o777 if entry.executable or entry.kind is EntryKind.FOLDER else 0o666
         return mode & 0o700 if self._offer.private or entry.private else mode
@@ -236,7 +236,7 @@ class Arrival:
         manifest = self._manifest
         assert manifest is not None
         try:
-            with told("write", self._place.path):
+            with file_errors("write", self._place.path):
                 if manifest.single:
                     self._reopen(manifest, 1, self._folder, self._partial)
                     return
@@ -276,7 +276,7 @@ class Arrival:
             self._hash.update(data)
             self._left -= len(data)
             self.offset += len(data)
-        self._out = WriteOut(self._file, entry.size - self._left, entry.size)
+        self._out = DirectWriter(self._file, entry.size - self._left, entry.size)
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -284,10 +284,10 @@ class Arrival:
         """Everything is here: bring it to the disk, then put it in its place."""
         manifest = self._manifest
         assert manifest is not None
-        with told("write", self._place.path):
+        with file_errors("write", self._place.path):
             if manifest.single:
-                if (old := replaceable(self._folder, self._name)) is not None:
-                    take_over(self._file, old)
+                if (old := replaceable_status(self._folder, self._name)) is not None:
+                    copy_owner_and_mode(self._file, old)
                 os.fsync(self._file)
             else:
                 self._check_target()
@@ -298,7 +298,7 @@ class Arrival:
 
     def _put_in_place(self, *, again: bool = False) -> None:
         """`again`: after a crash in the middle of it, when what has been moved is no longer beside."""
-        with told("write", self._place.path, missing=Failed):
+        with file_errors("write", self._place.path, missing=Failed):
             try:
                 self._check_folder()
                 if not _exists(self._folder, self._partial):
@@ -332,13 +332,13 @@ class Arrival:
         """Keep the file that is replaced, if one is; a transfer that a tool began has the id of its call."""
         files, before = self._files, call_id.set(self._id)
         try:
-            if files.kept is None or not files.kept.wanted or not _exists(self._folder, self._name):
+            if files.undo_log is None or not files.undo_log.enabled or not _exists(self._folder, self._name):
                 yield
                 return
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self._partial, flags, dir_fd=self._folder), "rb") as new:
                 digest = files.written(new.fileno())
-            with files.settling, files.keeping(self._folder, self._name, self._place.real, digest):
+            with files.write_lock, files.recording(self._folder, self._name, self._place.real, digest):
                 yield
         finally:
             call_id.reset(before)
@@ -354,9 +354,9 @@ class Arrival:
             for entry in manifest.entries:
                 parts = entry.path.split("/")
                 if entry.kind is EntryKind.FOLDER:
-                    os.close(by_walk(target, parts, make=True))
+                    os.close(open_stepwise(target, parts, make=True))
                     continue
-                here, there = by_walk(staging, parts[:-1]), by_walk(target, parts[:-1])
+                here, there = open_stepwise(staging, parts[:-1]), open_stepwise(target, parts[:-1])
                 try:
                     if _exists(here, parts[-1]):
                         if entry.kind is EntryKind.FILE:
@@ -373,7 +373,7 @@ class Arrival:
     def _check_target(self) -> None:
         """Raises OSError when what is at the destination must not be replaced."""
         if not self._offer.folder:
-            replaceable(self._folder, self._name)
+            replaceable_status(self._folder, self._name)
             return
         if not _exists(self._folder, self._name):
             return
@@ -383,18 +383,18 @@ class Arrival:
             for entry in self._manifest.entries if self._manifest else ():
                 parent, _, name = entry.path.rpartition("/")
                 try:
-                    folder = by_walk(target, parent.split("/") if parent else [])
+                    folder = open_stepwise(target, parent.split("/") if parent else [])
                 except FileNotFoundError:
                     continue
                 try:
                     if protected and _identity(folder, name) in protected:
-                        raise ForbiddenPath(f"'{shown(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
+                        raise ForbiddenPath(f"'{display(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
                     if entry.kind is EntryKind.FILE:
-                        replaceable(folder, name)
+                        replaceable_status(folder, name)
                     elif _exists(folder, name):
                         kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
                         if kind != (stat.S_IFDIR if entry.kind is EntryKind.FOLDER else stat.S_IFLNK):
-                            raise OSError(errno.EEXIST, f"something of another kind is at '{shown(entry.path)}'")
+                            raise OSError(errno.EEXIST, f"something of another kind is at '{display(entry.path)}'")
                 finally:
                     os.close(folder)
         finally:
@@ -436,7 +436,7 @@ class Arrival:
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         parent, _, name = path.rpartition("/")
-        folder = by_walk(self._staging, parent.split("/") if parent else [])
+        folder = open_stepwise(self._staging, parent.split("/") if parent else [])
         try:
             yield folder, name
         finally:
@@ -477,10 +477,10 @@ def _open_folder(name: str, parent: int) -> int:
 
 def _take_over(here: int, there: int, name: str) -> None:
     """Give a file that arrived the owner and mode of the one it replaces, if there is one."""
-    if (old := replaceable(there, name)) is not None:
+    if (old := replaceable_status(there, name)) is not None:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
         try:
-            take_over(descriptor, old)
+            copy_owner_and_mode(descriptor, old)
         finally:
             os.close(descriptor)
 

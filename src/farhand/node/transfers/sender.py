@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from farhand.machine.files.allowed_paths import shown
-from farhand.machine.files.files import Files, folder_of, open_regular, told
+from farhand.machine.files.allowed_paths import display
+from farhand.machine.files.files import Files, file_errors, open_parent, open_regular
 from farhand.machine.files.mime import HEAD, mime_type
 from farhand.machine.files.private_files import write_private
 from farhand.protocol.errors import Failed, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, part_end, put_header
-from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, Entry, EntryKind, Manifest, leads_out
+from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, EntryKind, Manifest, ManifestEntry, leads_out
 from farhand.protocol.messages import TransferOffer
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.connection import FRAME_RESERVE
@@ -59,12 +59,12 @@ class Parcel:
                 mime = _mime(head, self._place.path)
             if head and not status.st_size:
                 raise Failed(
-                    f"Failed to read '{shown(self._place.path)}': the system does not say how long it is, as for files "
-                    "in /proc; write its content to a file of its own first"
+                    f"Failed to read '{display(self._place.path)}': the system does not say how long it is, as for "
+                    "files in /proc; write its content to a file of its own first"
                 )
             self._manifest = Manifest([_file_entry("", status)])
         self.offer = TransferOffer(
-            name=shown(os.path.basename(self._place.path)) or "root",  # noqa: PTH119
+            name=display(os.path.basename(self._place.path)) or "root",  # noqa: PTH119
             folder=stat.S_ISDIR(status.st_mode),
             files=self._manifest.files,
             size=self._manifest.size,
@@ -140,7 +140,7 @@ class Parcel:
             return
         assert self._file is not None
         done = 0
-        with told("read", self._shown_path()):
+        with file_errors("read", self._shown_path()):
             while done < len(payload):
                 count = self._file.readinto(payload[done:])  # type: ignore[attr-defined]
                 if not count:
@@ -151,7 +151,7 @@ class Parcel:
         if self._part == 0:
             return self._manifest.encoded[self.offset : self.offset + most]
         assert self._file is not None
-        with told("read", self._shown_path()):
+        with file_errors("read", self._shown_path()):
             data = self._file.read(most)
         if not data:
             raise self._changed("became shorter")
@@ -185,11 +185,11 @@ class Parcel:
         if entry.kind is not EntryKind.FILE:
             return
         if entry.path == "":
-            with told("read", self._place.path), folder_of(self._place) as (folder, name):
+            with file_errors("read", self._place.path), open_parent(self._place) as (folder, name):
                 self._file = open_regular(folder, name, buffered=False)
         else:
             place = self._files.place(f"{self._place.real}/{entry.path}")
-            with told("read", self._shown_path()), folder_of(place) as (folder, name):
+            with file_errors("read", self._shown_path()), open_parent(place) as (folder, name):
                 self._file = open_regular(folder, name, buffered=False)
         status = os.fstat(self._file.fileno())
         if status.st_size < entry.size or (status.st_mtime_ns != entry.changed and status.st_size == entry.size):
@@ -200,13 +200,13 @@ class Parcel:
         return f"{self._place.path}/{entry.path}" if entry.path else self._place.path
 
     def _changed(self, how: str) -> Failed:
-        return Failed(f"Failed to read '{shown(self._shown_path())}': the file {how} while it was transferred")
+        return Failed(f"Failed to read '{display(self._shown_path())}': the file {how} while it was transferred")
 
     # -- what is there ----------------------------------------------------------------------------------
 
     def _walk(self) -> Manifest:
-        entries: list[Entry] = []
-        with told("read", self._place.path):
+        entries: list[ManifestEntry] = []
+        with file_errors("read", self._place.path):
             descriptor = self._files.open_folder(self._place)
             try:
                 self._list(descriptor, "", entries)
@@ -215,15 +215,17 @@ class Parcel:
         odd = (entry for entry in entries if not entry.target.isprintable())
         if (link := leads_out(entries) or next(odd, None)) is not None:
             raise Failed(
-                f"'{shown(self._place.path)}' holds the link '{shown(link.path)}', which leads out of it to "
-                f"'{shown(link.target)}'; transfer what it leads to by itself, or remove the link"
+                f"'{display(self._place.path)}' holds the link '{display(link.path)}', which leads out of it to "
+                f"'{display(link.target)}'; transfer what it leads to by itself, or remove the link"
             )
         manifest = Manifest(entries)
         if len(manifest.encoded) > MAX_MANIFEST_BYTES:
-            raise Failed(f"Failed to read '{shown(self._place.path)}': its list of files is too long to be transferred")
+            raise Failed(
+                f"Failed to read '{display(self._place.path)}': its list of files is too long to be transferred"
+            )
         return manifest
 
-    def _list(self, descriptor: int, prefix: str, entries: list[Entry]) -> None:
+    def _list(self, descriptor: int, prefix: str, entries: list[ManifestEntry]) -> None:
         with os.scandir(descriptor) as found:
             listed = sorted(found, key=lambda each: each.name)
         for each in listed:
@@ -233,19 +235,21 @@ class Parcel:
             try:
                 path.encode()
             except UnicodeEncodeError:
-                raise Failed(f"Failed to read '{shown(path)}': a file's name must be UTF-8 to be transferred") from None
+                raise Failed(
+                    f"Failed to read '{display(path)}': a file's name must be UTF-8 to be transferred"
+                ) from None
             if len(entries) >= MAX_ENTRIES:
-                raise Failed(f"a transfer has at most {MAX_ENTRIES} files; '{shown(self._place.path)}' has more")
+                raise Failed(f"a transfer has at most {MAX_ENTRIES} files; '{display(self._place.path)}' has more")
             status = each.stat(follow_symlinks=False)
             if (status.st_dev, status.st_ino) in self._protected:
                 continue
             if stat.S_ISDIR(status.st_mode):
                 if path.count("/") >= MOST_DEEP:
                     raise Failed(
-                        f"'{shown(self._place.path)}' has folders in folders more than {MOST_DEEP} deep; transfer what "
-                        "lies so deep by itself"
+                        f"'{display(self._place.path)}' has folders in folders more than {MOST_DEEP} deep; transfer "
+                        "what lies so deep by itself"
                     )
-                entries.append(Entry(path, EntryKind.FOLDER, private=_private(status)))
+                entries.append(ManifestEntry(path, EntryKind.FOLDER, private=_private(status)))
                 inner = os.open(
                     each.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
                 )
@@ -256,13 +260,13 @@ class Parcel:
             elif stat.S_ISREG(status.st_mode):
                 entries.append(_file_entry(path, status))
             elif stat.S_ISLNK(status.st_mode):
-                entries.append(Entry(path, EntryKind.LINK, target=os.readlink(each.name, dir_fd=descriptor)))
+                entries.append(ManifestEntry(path, EntryKind.LINK, target=os.readlink(each.name, dir_fd=descriptor)))
             # Sockets, pipes and devices have no content to send.
 
 
-def _file_entry(path: str, status: os.stat_result) -> Entry:
+def _file_entry(path: str, status: os.stat_result) -> ManifestEntry:
     executable = bool(status.st_mode & 0o100)
-    return Entry(path, EntryKind.FILE, status.st_size, executable, status.st_mtime_ns, private=_private(status))
+    return ManifestEntry(path, EntryKind.FILE, status.st_size, executable, status.st_mtime_ns, private=_private(status))
 
 
 def _private(status: os.stat_result) -> bool:

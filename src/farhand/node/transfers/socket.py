@@ -12,7 +12,7 @@ import socket
 import struct
 from urllib.parse import urlsplit
 
-from farhand.machine.socket_options import DROP, keep_little_under_way
+from farhand.machine.socket_options import RESET_ON_CLOSE, limit_buffers_on_fast_links
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES
 from farhand.sdk.connection import FRAME_RESERVE
@@ -37,7 +37,7 @@ class FilesSocket:
         connection = socket.create_connection((address.hostname, address.port or 80), DIAL_SECONDS)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_little_under_way(connection)
+            limit_buffers_on_fast_links(connection)
             key = base64.b64encode(os.urandom(16)).decode()
             connection.sendall(
                 f"GET {address.path.removesuffix('ws')}files HTTP/1.1\r\n"
@@ -102,5 +102,5 @@ class FilesSocket:
     def close(self) -> None:
         """What is still on its way is wanted by nobody."""
         with contextlib.suppress(OSError):
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._connection.close()

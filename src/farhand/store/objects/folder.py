@@ -25,12 +25,12 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from farhand.machine.files.confined_root import Root
-from farhand.machine.files.direct_writes import WriteOut
-from farhand.machine.files.files import Files, told
+from farhand.machine.files.confined_root import ConfinedRoot
+from farhand.machine.files.direct_writes import DirectWriter
+from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.steering_files import SteeringFiles
-from farhand.machine.files.undo_log import KeptFiles
+from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.errors import Failed, NotAllowed, NotFound, ToolError
 from farhand.store.objects.base import (
     AGENTS,
@@ -69,10 +69,10 @@ class _Child(NamedTuple):
 class FolderObjects:
     """The engine of one home folder, which no other process writes through at the same time."""
 
-    def __init__(self, home: Path, kept: KeptFiles | None = None) -> None:
+    def __init__(self, home: Path, undo_log: UndoLog | None = None) -> None:
         """`kept`: where what calls change is kept."""
         self._home = Path(os.path.realpath(home))
-        self._kept = kept
+        self._undo_log = undo_log
         self._trees: dict[str, Files] = {}
         self._types = self._read_types()
         # Folders that have become empty are removed: never one in which a file is about to be made.
@@ -137,7 +137,7 @@ class FolderObjects:
         name = "/".join(parts[:depth])
         folder = self._home / name
         if make:
-            with told("create", name):
+            with file_errors("create", name):
                 (self._home / parts[0]).mkdir(mode=0o700, exist_ok=True)
                 folder.mkdir(exist_ok=True)
         # The links that lead on from here are judged by where they lead; this one decides what that means.
@@ -148,7 +148,7 @@ class FolderObjects:
         files = self._trees.get(name)
         if files is None:
             files = self._trees[name] = Files(
-                folder, roots=[Root(folder)], kept=self._kept, steering=SteeringFiles(self._home)
+                folder, roots=[ConfinedRoot(folder)], undo_log=self._undo_log, steering=SteeringFiles(self._home)
             )
         return files, "/".join(parts[depth:])
 
@@ -245,7 +245,7 @@ class FolderObjects:
         children = []
         try:
             if folder == AGENTS:
-                files, path = Files(self._home, roots=[Root(self._home)]), AGENTS
+                files, path = Files(self._home, roots=[ConfinedRoot(self._home)]), AGENTS
             else:
                 files, path = self.tree(f"{folder}/")
             descriptor = files.open_folder(files.place(path.rstrip("/") or "."))
@@ -356,10 +356,10 @@ class FolderWriter:
             try:
                 if noted:
                     folder = Path(self._files.place(self._path).real).parent
-                    with told("write", key):
+                    with file_errors("write", key):
                         self._stack.enter_context(objects.noting(f"{folder}/{beside}"))
                 self._file, _ = self._stack.enter_context(self._files.replacing(self._path, judge=judge, beside=beside))
-                self._out = WriteOut(self._file.fileno())
+                self._out = DirectWriter(self._file.fileno())
             except ToolError as error:
                 self._stack.close()
                 in_the_way = isinstance(error.__cause__, IsADirectoryError | NotADirectoryError)
@@ -377,12 +377,12 @@ class FolderWriter:
         await asyncio.to_thread(self.abort_now)
 
     def write_now(self, data: bytes | bytearray | memoryview) -> None:
-        with self._using, told("write", self._key):
+        with self._using, file_errors("write", self._key):
             self._file.write(data)
             self._out.wrote(len(data))
 
     def commit_now(self) -> ObjectInfo:
-        with self._using, told("write", self._key):
+        with self._using, file_errors("write", self._key):
             assert self._open, "an object is committed once"
             self._file.flush()
             # The kernel's own clock ticks too slowly to tell two quick writes apart.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from farhand.machine.files.private_files import make_private
+from farhand.machine.files.private_files import create_private
 from farhand.protocol.errors import FarhandError
 from farhand.store.history.seal_coverage import mind_head, seal_old_rows
 from farhand.store.journal.seal import Chain, JournalConnection, Sealer
@@ -93,7 +93,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        make_private(path)  # SQLite gives the files beside it the same mode
+        create_private(path)  # SQLite gives the files beside it the same mode
         self._connection = JournalConnection(str(path))
         _set_up(self._connection)
         self._chain = self._connection.chain = Chain(path.parent)

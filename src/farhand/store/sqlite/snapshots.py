@@ -19,7 +19,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from farhand.machine.files.private_files import make_private, open_private, write_private
+from farhand.machine.files.private_files import create_private, open_private, write_private
 from farhand.store.history.seal_coverage import other_key
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import KeptHead, forget_head, journal_end
@@ -212,7 +212,7 @@ def put_in_place(copy: Path, path: Path) -> None:
     """Make a copy the store; the copy stays where it is. Raises StoreError."""
     part = path.with_name(f".{path.name}.part")
     try:
-        make_private(part)
+        create_private(part)
         shutil.copyfile(copy, part)
         settle_file(part, path)
     except OSError as error:

@@ -14,7 +14,7 @@ from farhand.gateway.calls.policy import Policy, PolicySettings, Reached, Subjec
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolCall
-from farhand.tools.agent_files import AgentFiles
+from farhand.tools.agent_files import AgentFileTools
 
 
 def policy(*rules: dict[str, Any], default: str = "allow") -> Policy:
@@ -194,7 +194,7 @@ def test_a_rule_sees_where_the_links_of_this_machine_lead(tmp_path: Path) -> Non
 
 
 def test_the_paths_in_a_patch_are_paths(tmp_path: Path) -> None:
-    tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "apply_patch")
+    tool = next(one for one in AgentFileTools(Files(tmp_path)).tools() if one.name == "apply_patch")
     patch = "*** Begin Patch\n*** Add File: ok.txt\n+x\n*** Delete File: secret/key\n*** End Patch"
     args = msgspec.Raw(msgspec.json.encode({"patch": patch}))
     target = Target(None, "apply_patch", None, tool.spec, tool)
@@ -204,7 +204,7 @@ def test_the_paths_in_a_patch_are_paths(tmp_path: Path) -> None:
 
 
 def test_another_name_of_a_parameter_gets_round_nothing(tmp_path: Path) -> None:
-    tool = next(one for one in AgentFiles(Files(tmp_path)).tools() if one.name == "write")
+    tool = next(one for one in AgentFileTools(Files(tmp_path)).tools() if one.name == "write")
     target = Target(None, "write", None, tool.spec, tool)
     for name in ("path", "file_path"):
         args = msgspec.Raw(msgspec.json.encode({name: "/etc/hosts", "content": "x"}))

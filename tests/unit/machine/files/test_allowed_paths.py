@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farhand.machine.files.allowed_paths import MOST_LINKS, AllowedPaths
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.refused_paths import ForbiddenPath, as_raised
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed
@@ -73,7 +73,7 @@ def test_a_link_that_lies_in_a_protected_folder_is_not_followed_even_back_into_a
     closed.mkdir()
     (closed / "back").symlink_to(work)
     (work / "way").symlink_to(closed / "back")
-    paths = AllowedPaths(work, roots=[Root(work)], hidden=[closed])
+    paths = AllowedPaths(work, roots=[ConfinedRoot(work)], hidden=[closed])
     for spelled in ("way/note", "way"):
         with pytest.raises(ForbiddenPath, match="protected"):
             paths.check(spelled)
@@ -81,8 +81,13 @@ def test_a_link_that_lies_in_a_protected_folder_is_not_followed_even_back_into_a
 
 def test_what_one_root_only_shows_no_other_root_opens_for_writing(work: Path) -> None:
     (work / "shown" / "inner").mkdir(parents=True)
-    shown = Root(work / "shown", writable=False)
-    others = [Root("/"), Root(work), Root(work / "shown"), Root(work / "shown" / "inner")]
+    shown = ConfinedRoot(work / "shown", writable=False)
+    others = [
+        ConfinedRoot("/"),
+        ConfinedRoot(work),
+        ConfinedRoot(work / "shown"),
+        ConfinedRoot(work / "shown" / "inner"),
+    ]
     for roots in ([shown, *others], [*others, shown]):
         files = Files(work, roots=roots)
         files.write("note", b"written")
@@ -94,7 +99,7 @@ def test_what_one_root_only_shows_no_other_root_opens_for_writing(work: Path) ->
 def test_a_circle_is_an_error_within_the_roots_and_outside_of_them_merely_outside(work: Path, tmp_path: Path) -> None:
     for folder in (work, tmp_path):
         (folder / "round").symlink_to("round")
-    files = Files(work, roots=[Root(work)])
+    files = Files(work, roots=[ConfinedRoot(work)])
     with pytest.raises(Failed, match="round"):
         files.place("round/x")
     with pytest.raises(ForbiddenPath, match="outside"):
@@ -126,10 +131,10 @@ def test_a_protected_folder_is_recognised_under_another_name(tmp_path: Path) -> 
         import os, subprocess, sys
         from pathlib import Path
         from farhand.machine.files.files import Files
-        from farhand.machine.search.glob import find
+        from farhand.machine.search.glob import glob_files
         from farhand.machine.files.listing import list_folder
         from farhand.machine.files.refused_paths import ForbiddenPath
-        from farhand.machine.files.confined_root import Root
+        from farhand.machine.files.confined_root import ConfinedRoot
 
         top = Path({str(tmp_path)!r})
         for name in ("work/again", "work/agents", "home/agents/main"):
@@ -140,7 +145,7 @@ def test_a_protected_folder_is_recognised_under_another_name(tmp_path: Path) -> 
             if subprocess.run(["mount", "--bind", top / source, top / target], stderr=subprocess.DEVNULL).returncode:
                 print("no mounts here")
                 sys.exit()
-        files = Files(top / "work", roots=[Root(top)], hidden=[top / "home"], exposed=[top / "home" / "agents"])
+        files = Files(top / "work", roots=[ConfinedRoot(top)], hidden=[top / "home"], exposed=[top / "home" / "agents"])
         for act in (
             lambda: files.open("again/token"),
             lambda: files.write("again/token", b"x"),
@@ -156,7 +161,7 @@ def test_a_protected_folder_is_recognised_under_another_name(tmp_path: Path) -> 
             raise AssertionError("a second mount of a protected folder was used")
         assert files.peek("again/token", 100) is None
         assert files.open("again/agents/main/note").read() == files.open("agents/main/note").read() == b"note"
-        assert [os.path.basename(path) for path in find(files, "**/*", ".")] == ["note"]
+        assert [os.path.basename(path) for path in glob_files(files, "**/*", ".")] == ["note"]
         assert (top / "home" / "token").read_text() == "secret"
         print("held")
     """

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.files.confined_root import Opener, Root, _kernel_can, by_kernel, by_walk
+from farhand.machine.files.confined_root import ConfinedRoot, Opener, _kernel_can, open_stepwise, open_with_openat2
 from farhand.machine.files.files import Files
-from farhand.machine.search.glob import find
-from farhand.machine.search.grep import search
+from farhand.machine.search.glob import glob_files
+from farhand.machine.search.grep import grep_files
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound, ToolError
 
-OPENERS = [pytest.param(by_walk, id="walk")]
+OPENERS = [pytest.param(open_stepwise, id="walk")]
 if _kernel_can():
-    OPENERS.append(pytest.param(by_kernel, id="kernel"))
+    OPENERS.append(pytest.param(open_with_openat2, id="kernel"))
 RACE_SECONDS = 60.0 if os.environ.get("FARHAND_SIEGE") == "long" else 1.0
 
 
@@ -45,7 +45,7 @@ def content(files: Files, path: str) -> str:
         return file.read().decode()
 
 
-def names_in(root: Root, real: str, **options: bool) -> list[str]:
+def names_in(root: ConfinedRoot, real: str, **options: bool) -> list[str]:
     folder = root.open_folder(real, **options)
     try:
         return sorted(os.listdir(f"/proc/self/fd/{folder}"))
@@ -57,7 +57,7 @@ def names_in(root: Root, real: str, **options: bool) -> list[str]:
 
 
 def test_folders_beneath_are_opened(place: Path, opener: Opener) -> None:
-    root = Root(place / "inside", opener=opener)
+    root = ConfinedRoot(place / "inside", opener=opener)
     assert names_in(root, root.path) == ["deep"]
     assert names_in(root, root.path + "/deep") == ["er", "note"]
 
@@ -66,14 +66,14 @@ def test_folders_beneath_are_opened(place: Path, opener: Opener) -> None:
 def test_what_is_not_beneath_is_refused(place: Path, opener: Opener, path: str) -> None:
     (place / "inside-too").mkdir()
     with pytest.raises(OSError) as refused:
-        Root(place / "inside", opener=opener).open_folder(path.format(top=place))
+        ConfinedRoot(place / "inside", opener=opener).open_folder(path.format(top=place))
     assert refused.value.errno in (errno.EXDEV, errno.EINVAL)
 
 
 @pytest.mark.parametrize("target", ["../outside", "deep", "/", "/proc/self/root"])
 def test_a_link_on_the_way_is_never_followed(place: Path, opener: Opener, target: str) -> None:
     (place / "inside" / "link").symlink_to(target)
-    root = Root(place / "inside", opener=opener)
+    root = ConfinedRoot(place / "inside", opener=opener)
     for path in (root.path + "/link", root.path + "/link/er"):
         with pytest.raises(OSError) as refused:
             root.open_folder(path)
@@ -81,7 +81,7 @@ def test_a_link_on_the_way_is_never_followed(place: Path, opener: Opener, target
 
 
 def test_missing_folders_are_made_on_request(place: Path, opener: Opener) -> None:
-    root = Root(place / "inside", opener=opener)
+    root = ConfinedRoot(place / "inside", opener=opener)
     with pytest.raises(FileNotFoundError):
         root.open_folder(root.path + "/new/er")
     assert names_in(root, root.path + "/new/er", make=True) == []
@@ -91,12 +91,12 @@ def test_missing_folders_are_made_on_request(place: Path, opener: Opener) -> Non
 def test_folders_are_not_made_through_a_link(place: Path, opener: Opener) -> None:
     (place / "inside" / "link").symlink_to("../outside")
     with pytest.raises(OSError):
-        Root(place / "inside", opener=opener).open_folder(str(place / "inside/link/new"), make=True)
+        ConfinedRoot(place / "inside", opener=opener).open_folder(str(place / "inside/link/new"), make=True)
     assert not (place / "outside" / "new").exists()
 
 
 def test_no_descriptor_is_left_open(place: Path, opener: Opener) -> None:
-    root = Root(place / "inside", opener=opener)
+    root = ConfinedRoot(place / "inside", opener=opener)
     before = os.listdir("/proc/self/fd")
     for path in ("/deep", "/missing/x", "/deep/note/x"):
         try:
@@ -108,7 +108,7 @@ def test_no_descriptor_is_left_open(place: Path, opener: Opener) -> None:
 
 def test_a_root_must_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="missing"):
-        Root(tmp_path / "missing")
+        ConfinedRoot(tmp_path / "missing")
 
 
 # -- the policy: where a path really leads
@@ -130,7 +130,7 @@ def test_relative_paths_start_at_the_workspace(tmp_path: Path, path: str, meant:
 
 @pytest.mark.parametrize("path", ["../outside/note", "{top}/outside/note", "deep/../../outside/note", "/etc/passwd"])
 def test_with_a_root_nothing_outside_is_reached(place: Path, path: str) -> None:
-    files = Files(place / "inside", roots=[Root(place / "inside")])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside")])
     with pytest.raises(NotAllowed, match="outside the allowed folders"):
         files.open(path.format(top=place))
 
@@ -138,7 +138,7 @@ def test_with_a_root_nothing_outside_is_reached(place: Path, path: str) -> None:
 @pytest.mark.parametrize("target", ["../outside/note", "{top}/outside/note", "/proc/self/root{top}/outside/note"])
 def test_a_link_to_the_outside_is_refused(place: Path, target: str) -> None:
     (place / "inside" / "link").symlink_to(target.format(top=place))
-    files = Files(place / "inside", roots=[Root(place / "inside")])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside")])
     with pytest.raises(NotAllowed):
         files.open("link")
     with pytest.raises(NotAllowed):
@@ -149,14 +149,14 @@ def test_a_link_to_the_outside_is_refused(place: Path, target: str) -> None:
 @pytest.mark.parametrize("target", ["deep/note", "{top}/inside/deep/note", "../inside/deep/note"])
 def test_a_link_that_stays_inside_is_followed(place: Path, target: str) -> None:
     (place / "inside" / "link").symlink_to(target.format(top=place))
-    files = Files(place / "inside", roots=[Root(place / "inside")])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside")])
     assert content(files, "link") == "inside"
 
 
 def test_a_link_that_leads_nowhere_outside_creates_nothing_there(place: Path) -> None:
     (place / "inside" / "link").symlink_to(place / "outside" / "new")
     with pytest.raises(NotAllowed):
-        Files(place / "inside", roots=[Root(place / "inside")]).write("link", b"x")
+        Files(place / "inside", roots=[ConfinedRoot(place / "inside")]).write("link", b"x")
     assert not (place / "outside" / "new").exists()
 
 
@@ -164,7 +164,7 @@ def test_several_roots(place: Path) -> None:
     (place / "third").mkdir()
     (place / "third" / "note").write_text("third")
     (place / "inside" / "over").symlink_to(place / "outside" / "note")
-    files = Files(place / "inside", roots=[Root(place / "inside"), Root(place / "outside")])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside"), ConfinedRoot(place / "outside")])
     assert content(files, "deep/note") == "inside"
     assert content(files, str(place / "outside" / "note")) == "outside"
     assert content(files, "over") == "outside"
@@ -174,14 +174,14 @@ def test_several_roots(place: Path) -> None:
 
 def test_a_root_given_through_a_link_allows_both_spellings(place: Path) -> None:
     (place / "alias").symlink_to("inside")
-    files = Files(place / "alias", roots=[Root(place / "alias")])
+    files = Files(place / "alias", roots=[ConfinedRoot(place / "alias")])
     assert content(files, "deep/note") == "inside"
     assert content(files, str(place / "inside" / "deep" / "note")) == "inside"
 
 
 def test_a_workspace_outside_the_roots_is_no_way_in(place: Path) -> None:
     with pytest.raises(NotAllowed):
-        Files(place / "outside", roots=[Root(place / "inside")]).open("note")
+        Files(place / "outside", roots=[ConfinedRoot(place / "inside")]).open("note")
 
 
 def test_hidden_folders_are_never_reached(place: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_race_is_real(place: Path) -> None:
 
 @pytest.mark.siege
 def test_a_swapped_folder_never_shows_the_outside(place: Path, opener: Opener) -> None:
-    files = Files(place / "inside", roots=[Root(place / "inside", opener=opener)])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside", opener=opener)])
     with swapping(place):
         counts = seen(lambda: content(files, "door/note"), RACE_SECONDS)
     assert "outside" not in counts
@@ -275,7 +275,7 @@ def test_a_swapped_folder_never_shows_the_outside(place: Path, opener: Opener) -
 
 @pytest.mark.siege
 def test_a_swapped_folder_never_takes_a_write_to_the_outside(place: Path, opener: Opener) -> None:
-    files = Files(place / "inside", roots=[Root(place / "inside", opener=opener)])
+    files = Files(place / "inside", roots=[ConfinedRoot(place / "inside", opener=opener)])
     with swapping(place):
         counts = seen(lambda: files.write("door/new", b"x") and "written", RACE_SECONDS)
         counts |= seen(lambda: files.write("door/made/new", b"x") and "made", RACE_SECONDS)
@@ -288,14 +288,14 @@ def test_a_swapped_folder_never_takes_a_write_to_the_outside(place: Path, opener
 def test_a_search_through_a_swapped_folder_never_shows_the_outside(place: Path) -> None:
     (place / "outside" / "only-here").write_text("outside")
     root = str(place / "inside")
-    files = Files(root, roots=[Root(root)])
+    files = Files(root, roots=[ConfinedRoot(root)])
 
     def searched() -> str:
-        matches, _ = search(files, "outside", ".")
+        matches, _ = grep_files(files, "outside", ".")
         return "outside" if any("outside" in match.content for match in matches) else "nothing"
 
     def listed() -> str:
-        return "outside" if any("only-here" in path for path in find(files, "**/*", ".")) else "nothing"
+        return "outside" if any("only-here" in path for path in glob_files(files, "**/*", ".")) else "nothing"
 
     with swapping(place):
         counts = seen(searched, RACE_SECONDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.files.direct_writes import BLOCK, WriteOut
+from farhand.machine.files.direct_writes import BLOCK, DirectWriter
 
 MIB = 1024 * 1024
 _CACHESTAT = 451
@@ -35,7 +35,7 @@ def test_of_a_long_file_little_waits_for_the_disk(tmp_path: Path) -> None:
         os.fsync(file.fileno())
         if waiting_bytes(file.fileno()):
             pytest.skip("files here are in memory alone")
-        out = WriteOut(file.fileno(), 1)
+        out = DirectWriter(file.fileno(), 1)
         for _ in range(48):
             out.wrote(file.write(os.urandom(MIB)))
             assert waiting_bytes(file.fileno()) <= 13 * MIB
@@ -45,7 +45,7 @@ def test_of_a_long_file_little_waits_for_the_disk(tmp_path: Path) -> None:
 def test_a_descriptor_that_cannot_be_synced_is_left_to_the_sync_at_the_end() -> None:
     reading, writing = os.pipe()
     try:
-        WriteOut(writing).wrote(64 * MIB)
+        DirectWriter(writing).wrote(64 * MIB)
     finally:
         os.close(reading)
         os.close(writing)
@@ -71,7 +71,7 @@ def written(path: Path, parts: list[list[memoryview]], position: int = 0, size: 
     whole = position + sum(len(piece) for part in parts for piece in part)
     with path.open("r+b", buffering=0) as file:
         file.seek(position)
-        out = WriteOut(file.fileno(), position, whole if size is None else size)
+        out = DirectWriter(file.fileno(), position, whole if size is None else size)
         for part in parts:
             out.write(part)
         os.fsync(file.fileno())
@@ -93,7 +93,7 @@ def test_a_long_file_is_not_in_the_cache_while_it_is_written(tmp_path: Path) -> 
     if not passes_the_cache(tmp_path):
         pytest.skip("this file system has nothing but a cache")
     with (tmp_path / "long").open("wb", buffering=0) as file:
-        out = WriteOut(file.fileno(), size=PIECES * MIB)
+        out = DirectWriter(file.fileno(), size=PIECES * MIB)
         for piece in pieces():
             out.write([piece])
             assert cached(file.fileno())[0] <= MIB
@@ -104,7 +104,7 @@ def test_a_long_file_is_not_in_the_cache_while_it_is_written(tmp_path: Path) -> 
 
 def test_a_file_that_is_not_long_stays_in_the_cache(tmp_path: Path) -> None:
     with (tmp_path / "short").open("wb", buffering=0) as file:
-        WriteOut(file.fileno(), size=MIB).write([memoryview(pieces()[0])])
+        DirectWriter(file.fileno(), size=MIB).write([memoryview(pieces()[0])])
         assert cached(file.fileno())[0] == MIB
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from farhand.machine.files.files import Files
 from farhand.machine.files.mime import mime_type
-from farhand.machine.files.text import MOST_TEXT, NotOnce, NotText, is_text, read_lines, replace_text
+from farhand.machine.files.text import MOST_TEXT, NotText, NotUnique, is_text, read_lines, replace_text
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount or to change owners")
@@ -359,7 +359,7 @@ def test_the_one_match_is_replaced(files: Files, tmp_path: Path) -> None:
 
 def test_matches_are_counted_and_replaced_only_on_request(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("aXaXaX")
-    with pytest.raises(NotOnce) as found:
+    with pytest.raises(NotUnique) as found:
         replace_text(files, "file", "a", "b")
     assert found.value.count == 3
     assert (tmp_path / "file").read_text() == "aXaXaX"
@@ -371,7 +371,7 @@ def test_no_match_changes_nothing_and_tells_of_windows_lines(files: Files, tmp_p
     (tmp_path / "file").write_bytes(b"one\r\ntwo\r\n")
     before = (tmp_path / "file").stat().st_ino
     for old, windows in (("three", False), ("one\ntwo", True)):
-        with pytest.raises(NotOnce) as found:
+        with pytest.raises(NotUnique) as found:
             replace_text(files, "file", old, "x", every=True)
         assert (found.value.count, found.value.windows_lines) == (0, windows)
     assert (tmp_path / "file").stat().st_ino == before

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.local_paths import SYSTEM_FOLDERS, local_files
-from farhand.machine.files.refused_paths import AlreadyThere, ForbiddenPath, as_raised
+from farhand.machine.files.refused_paths import AlreadyExists, ForbiddenPath, as_raised
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 
@@ -207,9 +207,9 @@ def test_what_cannot_be_a_name_is_said_to_be_so(ground: Ground) -> None:
 
 def test_create_makes_folders_and_never_replaces(ground: Ground) -> None:
     ground.files.create("a/b/c.txt", b"first")
-    with pytest.raises(AlreadyThere, match="already exists"):
+    with pytest.raises(AlreadyExists, match="already exists"):
         ground.files.create("a/b/c.txt", b"second")
-    with pytest.raises(AlreadyThere):
+    with pytest.raises(AlreadyExists):
         ground.files.create("a/b", b"second")
     assert ground.read("a/b/c.txt") == "first"
     assert os.listdir(ground.workspace / "a" / "b") == ["c.txt"]
@@ -275,7 +275,7 @@ def test_what_was_peeked_at_beneath_a_root_is_not_seen_when_the_root_is_gone(tmp
     (tmp_path / "more").mkdir()
     note = tmp_path / "more" / "note.txt"
     note.write_text("seen")
-    roots = [Root(tmp_path / "work"), Root(tmp_path / "more")]
+    roots = [ConfinedRoot(tmp_path / "work"), ConfinedRoot(tmp_path / "more")]
     allowed = {"now": tuple(roots)}
     files = Files(tmp_path / "work", roots=lambda: allowed["now"])
     assert files.peek(str(note), 100) == b"seen"
@@ -287,7 +287,7 @@ def test_what_was_peeked_at_beneath_a_root_is_not_seen_when_the_root_is_gone(tmp
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "/nowhere/x", "note.txt", "a\nb/../x"])
 def test_a_refusal_is_known_by_its_kind_and_text(ground: Ground, path: str) -> None:
-    with pytest.raises((ForbiddenPath, AlreadyThere)) as refused:
+    with pytest.raises((ForbiddenPath, AlreadyExists)) as refused:
         ground.files.create(path, b"x")
     assert type(as_raised(refused.value.kind, refused.value.message)) is refused.type
 
@@ -301,4 +301,4 @@ def test_another_error_is_not_taken_for_a_refusal_of_the_path() -> None:
     ):
         error = as_raised(kind, message)
         assert (error.kind, error.message) == (kind, message)
-        assert not isinstance(error, ForbiddenPath | AlreadyThere)
+        assert not isinstance(error, ForbiddenPath | AlreadyExists)

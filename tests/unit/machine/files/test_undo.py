@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.text import replace_text
 from farhand.machine.files.undo import ChangedSince, undo
-from farhand.machine.files.undo_log import KeptFiles, call_id
+from farhand.machine.files.undo_log import UndoLog, call_id
 from farhand.machine.patch.apply import apply_patch
 from farhand.protocol.errors import Failed, NotAllowed, NotFound
 
@@ -46,8 +46,8 @@ class Machine:
 
     def again(self) -> None:
         """As another life of the program would find it."""
-        self.kept = KeptFiles(self.store, **self.options)
-        self.files = Files(self.work, kept=self.kept)
+        self.undo_log = UndoLog(self.store, **self.options)
+        self.files = Files(self.work, undo_log=self.undo_log)
 
     def write(self, name: str, path: str, content: bytes) -> None:
         with call(name):
@@ -55,7 +55,7 @@ class Machine:
 
     def undo(self, name: str, by: str = "u1", **options: Any) -> Any:
         with call(by):
-            return undo(self.files, self.kept, name, **options)
+            return undo(self.files, self.undo_log, name, **options)
 
     @property
     def contents(self) -> list[str]:
@@ -367,13 +367,13 @@ def test_the_rules_for_paths_hold(machine: Machine, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     limited = [
-        Files(elsewhere, roots=[Root(elsewhere)], kept=machine.kept),
-        Files(machine.work, read_only=True, kept=machine.kept),
-        Files(machine.work, hidden=[machine.work / "a"], kept=machine.kept),
+        Files(elsewhere, roots=[ConfinedRoot(elsewhere)], undo_log=machine.undo_log),
+        Files(machine.work, read_only=True, undo_log=machine.undo_log),
+        Files(machine.work, hidden=[machine.work / "a"], undo_log=machine.undo_log),
     ]
     for files in limited:
         with call("u1"), pytest.raises(NotAllowed):
-            undo(files, machine.kept, "c1")
+            undo(files, machine.undo_log, "c1")
     assert (machine.work / "a").read_text() == "new"
 
 
@@ -433,7 +433,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     from farhand.machine.files.files import Files
-    from farhand.machine.files.undo_log import KeptFiles, call_id
+    from farhand.machine.files.undo_log import UndoLog, call_id
     from farhand.machine.patch.apply import apply_patch
 
     work, store, when, step = sys.argv[1:]
@@ -449,7 +449,7 @@ KILLED = """
 
     sys.addaudithook(watch)
     call_id.set("c1")
-    files = Files(work, kept=KeptFiles(Path(store)))
+    files = Files(work, undo_log=UndoLog(Path(store)))
     if when == "os.rename" and int(step) == 0:
         files.write("a.txt", b"new")
     else:

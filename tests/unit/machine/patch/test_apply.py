@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
-from farhand.machine.files.transaction import Change, change_files
+from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.patch.apply import apply_patch, fit
 from farhand.machine.patch.parse import Hunk
 from farhand.protocol.errors import Failed, NotAllowed, ToolError
@@ -26,7 +26,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def files_of(folder: Path) -> Files:
-    return Files(folder, roots=[Root(folder)], upward=False)
+    return Files(folder, roots=[ConfinedRoot(folder)], upward=False)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SCENARIOS.iterdir() if path.is_dir()))
@@ -97,7 +97,7 @@ def test_a_step_that_fails_takes_back_the_earlier_ones(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     (tmp_path / "blocked").mkdir()
     with pytest.raises(ToolError):
-        change_files(files, [Change("a.txt", b"one\n", b"ONE\n"), Change("blocked", None, b"x")])
+        change_files(files, [FileChange("a.txt", b"one\n", b"ONE\n"), FileChange("blocked", None, b"x")])
     assert contents(tmp_path) == {"a.txt": b"one\n"}
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_changed_meanwhile_stops_the_whole_change(tmp_path: Path) ->
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.txt").write_text("somebody else's\n")
     with pytest.raises(Failed, match="changed by someone else"):
-        change_files(files_of(tmp_path), [Change("a.txt", b"one\n", b"ONE\n"), Change("b.txt", b"two\n", None)])
+        change_files(files_of(tmp_path), [FileChange("a.txt", b"one\n", b"ONE\n"), FileChange("b.txt", b"two\n", None)])
     assert contents(tmp_path) == {"a.txt": b"one\n", "b.txt": b"somebody else's\n"}
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from farhand.machine.files.confined_root import Root
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
-from farhand.machine.search.glob import find
-from farhand.machine.search.grep import Match, _records, search
+from farhand.machine.search.glob import glob_files
+from farhand.machine.search.grep import Match, _records, grep_files
 from farhand.machine.search.patterns import BadPattern, name_expression, parse
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, Timeout
 
@@ -111,7 +111,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(tree: Path, pattern: str, base: str = ".", files: Files | None = None) -> list[str]:
-    return [os.path.relpath(path, tree) for path in find(files or Files(tree), pattern, base)]
+    return [os.path.relpath(path, tree) for path in glob_files(files or Files(tree), pattern, base)]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_only_regular_files_are_found(tree: Path) -> None:
 def test_a_root_and_hidden_folders_bound_what_is_found(tree: Path) -> None:
     (tree / "src" / "out.rs").symlink_to(tree / "old.md")
     (tree / "src" / "up").symlink_to(tree)
-    files = Files(tree / "src", roots=[Root(tree / "src")], hidden=[tree / "src" / "deep"])
+    files = Files(tree / "src", roots=[ConfinedRoot(tree / "src")], hidden=[tree / "src" / "deep"])
     assert found(tree, "**/*.rs", files=files) == ["src/main.rs"]
     assert found(tree, "up/*", files=Files(tree / "src")) != []
     assert found(tree, "u*/*", files=files) == []
@@ -243,16 +243,16 @@ def test_deep_trees_are_searched_to_the_bottom(tmp_path: Path) -> None:
 
 def test_a_search_is_bounded_in_time(tree: Path) -> None:
     with pytest.raises(Timeout, match="smaller folder"):
-        find(Files(tree), "**/*", ".", seconds=-1)
+        glob_files(Files(tree), "**/*", ".", seconds=-1)
     with pytest.raises(Timeout, match="smaller folder"):
-        search(Files(tree), "text", ".", seconds=-1)
+        grep_files(Files(tree), "text", ".", seconds=-1)
 
 
 def test_names_that_are_not_utf8_come_out_as_text(tree: Path) -> None:
     with open(os.fsencode(tree) + b"/caf\xe9.txt", "wb") as file:
         file.write(b"needle\n")
-    assert find(Files(tree), "*.txt", ".") == [f"{tree}/caf\ufffd.txt"]
-    matches, _ = search(Files(tree), "needle", ".")
+    assert glob_files(Files(tree), "*.txt", ".") == [f"{tree}/caf\ufffd.txt"]
+    matches, _ = grep_files(Files(tree), "needle", ".")
     assert matches == [Match(f"{tree}/caf\ufffd.txt", 1, "needle")]
 
 
@@ -260,7 +260,7 @@ def test_names_that_are_not_utf8_come_out_as_text(tree: Path) -> None:
 
 
 def hits(tree: Path, pattern: str, path: str = ".", **options: object) -> list[tuple[str, int, str]]:
-    matches, _ = search(Files(tree), pattern, path, **options)  # type: ignore[arg-type]
+    matches, _ = grep_files(Files(tree), pattern, path, **options)  # type: ignore[arg-type]
     return [(os.path.relpath(match.path, tree), match.line, match.content) for match in matches]
 
 
@@ -325,11 +325,11 @@ def test_long_lines_are_cut_by_characters(tree: Path) -> None:
 @pytest.mark.parametrize(("lines", "more"), [(99, False), (100, False), (101, True), (5000, True)])
 def test_there_is_more_only_when_there_is(tree: Path, lines: int, more: bool) -> None:
     (tree / "many").write_text("needle\n" * lines)
-    matches, truncated = search(Files(tree), "needle", ".")
+    matches, truncated = grep_files(Files(tree), "needle", ".")
     assert (len(matches), truncated) == (min(lines, 100), more)
     (tree / "many").rename(tree / "first")
     (tree / "second").write_text("needle\n")
-    matches, truncated = search(Files(tree), "needle", ".")
+    matches, truncated = grep_files(Files(tree), "needle", ".")
     assert (len(matches), truncated) == (min(lines + 1, 100), lines >= 100)
 
 
@@ -385,8 +385,8 @@ def test_a_missing_place_and_a_pipe(tree: Path) -> None:
 def test_a_root_and_hidden_folders_bound_what_is_shown(tree: Path) -> None:
     (tree / "src" / "out").symlink_to(tree)
     (tree / "src" / "out.rs").symlink_to(tree / "old.md")
-    files = Files(tree / "src", roots=[Root(tree / "src")], hidden=[tree / "src" / "deep"])
-    matches, more = search(files, "text of", ".")
+    files = Files(tree / "src", roots=[ConfinedRoot(tree / "src")], hidden=[tree / "src" / "deep"])
+    matches, more = grep_files(files, "text of", ".")
     assert not more
     assert [os.path.relpath(match.path, tree) for match in matches] == [
         "src/app.ts",
@@ -396,7 +396,7 @@ def test_a_root_and_hidden_folders_bound_what_is_shown(tree: Path) -> None:
     ]
     for outside in ("..", str(tree), "out", "deep"):
         with pytest.raises(NotAllowed):
-            search(files, "text of", outside)
+            grep_files(files, "text of", outside)
 
 
 def test_the_users_own_ripgrep_settings_do_not_matter(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
