@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import unicodedata
 
@@ -136,6 +137,16 @@ def letter_spellings(name: str) -> set[str]:
 
 def _letters(name: str) -> str:
     return "".join(character for character in unicodedata.normalize("NFKC", name) if character.isalnum())
+
+
+def source_name(path: str) -> str:
+    """Return the name that a copy of `path` gets in a folder: its last part, as the caller spelled it.
+
+    Empty for a path that ends in no name of its own (`/`, `.`, `..`, `~`). The sender is never asked for this name: it
+    could replace any file of the folder.
+    """
+    name = posixpath.basename(posixpath.normpath(path)) if path else ""
+    return "" if name in (".", "..", "~") else name
 
 
 def covers(capability: str, tool: str) -> bool:

@@ -43,7 +43,7 @@ def cp(source: str, destination: str, agent: str | None, quiet: bool, client: Cl
         elif far[1]:
             answer = put(client, source, destination, agent, show)
         else:
-            answer = fetch(client, source, destination, agent, show)
+            answer = fetch(client, source, _path_of(source, known), destination, agent, show)
     if as_json:
         show_json(answer)
     else:
@@ -57,6 +57,12 @@ def _is_far(endpoint: str, known: list[str]) -> bool:
     if any(endpoint.startswith(f"{node_id}:") for node_id in (*known, "gsv")):
         return True
     return not Path(endpoint).exists()  # most likely a node that is not known; the gateway says so
+
+
+def _path_of(endpoint: str, known: list[str]) -> str:
+    """The path of an endpoint on a node. Ids may contain colons: the longest known one counts, as for the gateway."""
+    ids = [node_id for node_id in (*known, "gsv") if endpoint.startswith(f"{node_id}:")]
+    return endpoint[len(max(ids, key=len)) + 1 :] if ids else endpoint.partition(":")[2]
 
 
 def _between(client: Client, source: str, destination: str, agent: str | None, show: Progress) -> dict[str, Any]:

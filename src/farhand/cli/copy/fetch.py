@@ -13,14 +13,20 @@ from farhand.cli.copy.far_end import content_path, manifest
 from farhand.cli.copy.local_files import Kind, here, replacing, say_left_out, worded
 from farhand.cli.copy.progress import Progress
 from farhand.machine.files.files import file_errors
+from farhand.protocol.names import source_name
 
 
-def fetch(client: Client, source: str, destination: str, agent: str | None, show: Progress) -> dict[str, Any]:
-    """Raises ClientError."""
+def fetch(
+    client: Client, source: str, path: str, destination: str, agent: str | None, show: Progress
+) -> dict[str, Any]:
+    """Copy `source`, which is `path` on a node or in the workspace. Raises ClientError.
+
+    A folder receives the copy under the last part of `path`, never under a name that the node chooses.
+    """
     found = manifest(client, source, agent)
     local = here(destination)
     if destination.endswith("/") or local.is_dir():
-        local = here(str(local / _own_name(found)))
+        local = here(str(local / _own_name(path)))
     if found["folder"]:
         done = _fetch_folder(client, source, agent, local, found, show)
         return {"source": source, "destination": destination, "bytesTransferred": done, "files": found["files"]}
@@ -28,10 +34,9 @@ def fetch(client: Client, source: str, destination: str, agent: str | None, show
     return {"source": source, "destination": destination, "bytesTransferred": size}
 
 
-def _own_name(found: dict[str, Any]) -> str:
-    name = str(found["name"])
-    if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise ClientError("failed", f"the source is called {name!r}; name the destination itself")
+def _own_name(path: str) -> str:
+    if not (name := source_name(path)):
+        raise ClientError("failed", f"the source path {path!r} does not end in a name; name the destination itself")
     return name
 
 

@@ -29,7 +29,7 @@ from farhand.gateway.workspace.workspace import clean
 from farhand.machine.files.allowed_paths import LONGEST
 from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import NATIVE, join_tool
+from farhand.protocol.names import NATIVE, join_tool, source_name
 from farhand.protocol.version import MAX_NODE_ID_LENGTH
 from farhand.store.objects.base import AGENTS
 
@@ -455,13 +455,24 @@ class _Rule:
         return self._each(
             any(pattern.fits(spelling, folds=folds) for spelling in reading for pattern in patterns)
             for text in values
-            for reading in (self._paths(text, subject) if is_path else ((text,),))
+            for reading in (self._paths(name, text, subject) if is_path else ((text,),))
         )
 
-    def _paths(self, text: str, subject: Subject) -> tuple[tuple[str, ...], ...]:
-        """A path as it is meant; to be stopped, how it is spelled is enough."""
+    def _paths(self, name: str, text: str, subject: Subject) -> tuple[tuple[str, ...], ...]:
+        """A path as it is meant; to be stopped, how it is spelled is enough.
+
+        A transfer into a folder writes a file in it, named after the source. Whether the destination is a folder is not
+        known here, so a rule that stops either path stops the call.
+        """
         meant = meanings(text, subject)
-        return ((text,), *meant) if self._lenient else meant
+        if not self._lenient:
+            return meant
+        source = subject.args.get("source")
+        if name == "destination" and subject.names[-1] == TRANSFER.casefold() and isinstance(source, str):
+            node_id = longest_id(source, (one.node_id for one in subject.reached))
+            if inside := source_name(source[len(node_id) + 1 :] if node_id else source):
+                meant += meanings(f"{text.rstrip('/')}/{inside}", subject)
+        return ((text,), *meant)
 
     def _each(self, fits: Iterable[bool]) -> bool:
         """One reading is enough to be stopped; it takes all to be let through."""

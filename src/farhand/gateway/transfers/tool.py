@@ -9,7 +9,7 @@ from farhand.gateway.nodes.endpoints import Endpoint
 from farhand.gateway.transfers.transfers import AS_IT_WAS, Transfers
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Cancelled, Failed, ToolError
-from farhand.protocol.names import MAIN_AGENT
+from farhand.protocol.names import MAIN_AGENT, source_name
 from farhand.store.tables.transfers import TransferRecord, TransferState
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
@@ -45,6 +45,8 @@ def transfer_tool(transfers: Transfers) -> Tool:
     def preview(source: str, destination: str, context: CallContext) -> Preview:
         copied, written = transfers.ends(source, destination)
         agent = context.agent_id or MAIN_AGENT
+        if written.path.endswith("/"):
+            written = Endpoint(written.node_id, written.path + source_name(copied.path))
         return Preview(summary=f"copies {_where(copied, agent)} to {_where(written, agent)}")
 
     return tool(

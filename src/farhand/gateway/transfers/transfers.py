@@ -48,6 +48,7 @@ from farhand.protocol.messages import (
     TransferStop,
     encode,
 )
+from farhand.protocol.names import source_name
 from farhand.protocol.version import MIB
 from farhand.store.sqlite.database import Database, StoreError
 from farhand.store.tables.transfers import (
@@ -514,6 +515,8 @@ class Transfers:
             ticket = self._ticket(carriage, "send", sender)
             sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
+            if "send" not in opened.own:
+                offer = msgspec.structs.replace(offer, name=source_name(opened.source.path))
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
             ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None

@@ -102,7 +102,7 @@ class _Receiver(OwnReceiver):
         path = self._path
         if path.endswith("/") or await self._is_folder(path):
             if offer.name in ("", ".", "..") or "/" in offer.name:
-                raise InvalidArgs(f"the source's name {offer.name!r} cannot be used; name the destination itself")
+                raise InvalidArgs("the source path does not end in a name; name the destination file itself")
             path = f"{path.rstrip('/')}/{offer.name}"
         if offer.files > MOST_OBJECTS:
             raise Failed(f"a transfer into the workspace has at most {MOST_OBJECTS} files, this one has {offer.files}")

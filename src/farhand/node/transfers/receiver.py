@@ -467,7 +467,7 @@ def _target(files: Files, path: str, offer: TransferOffer) -> str:
     if not inside:
         return spelled
     if offer.name in ("", ".", "..") or "/" in offer.name or "\0" in offer.name:
-        raise InvalidArgs(f"the source's name {offer.name!r} cannot be used here; name the destination file itself")
+        raise InvalidArgs("the source path does not end in a name; name the destination file itself")
     return os.path.join(spelled, offer.name)  # noqa: PTH118
 
 
