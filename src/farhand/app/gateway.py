@@ -58,6 +58,7 @@ from farhand.app.sandbox import LiveConfinement
 from farhand.app.schedule import open_schedule
 from farhand.channels.registry import KINDS
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
+from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.refusals import RefusalBudget
@@ -379,7 +380,7 @@ class Gateway:
     def sign_in_link(self) -> str:
         """An address that signs a browser in, once."""
         assert self._sessions is not None, "the gateway is not running"
-        return f"{self.url}/signin?code={self._sessions.new_code()}"
+        return f"{self.url}/signin?code={self._sessions.new_code(OWNER.id)}"
 
     async def _serve(self, hub: Hub, listener: socket.socket, ready: Callable[[Gateway], None]) -> None:
         section = self._section
@@ -392,7 +393,7 @@ class Gateway:
         sessions = self._sessions = BrowserSessions(
             hub.database,
             self._home,
-            hub.credentials.owner_hash,
+            hub.credentials,
             SessionLimits(int(console.idle_hours * 3_600_000), int(console.max_days * 86_400_000)),
             port=listener.getsockname()[1],
             secure=bool(section.tls_cert),

@@ -53,7 +53,6 @@ from farhand.store.tables.tokens import (
     add_token,
     all_tokens,
     get_meta,
-    revoke_token,
     revoke_tokens,
     set_meta,
     token_hash,
@@ -475,8 +474,11 @@ class Hub:
         public_key: bytes | None = None,
         made_by: str = OWNER.id,
     ) -> tuple[Token, str]:
-        """A new token and its secret, which is shown this once; with `public_key` there is none, the node proves that
-        it holds the other half. Raises ValueError for one that cannot be meant."""
+        """Make a token; return it with its secret, which is shown this once.
+
+        With `public_key` there is no secret: the node proves that it holds the private key. The token of a caller
+        expires with its maker at the latest. Raises ValueError for invalid settings, and when its maker has ended.
+        """
         for name in (*nodes, *(() if node_id is None else (node_id,))):
             validate_node_id(name)
         if (tools or nodes) and (node_id is not None or not set(scopes) <= NARROW_SCOPES):
@@ -490,6 +492,9 @@ class Hub:
         if expires_seconds is not None and not 0 < expires_seconds < 1e10:
             raise ValueError(f"expires_seconds must be more than 0 and less than 1e10, not {expires_seconds:g}")
         now = self.node_registry.clock()
+        expiries = [] if expires_seconds is None else [now + round(expires_seconds * 1000)]
+        if node_id is None and (latest := self.credentials.latest_expiry(made_by)) is not None:
+            expiries.append(latest)
         secret = new_secret("fhn" if node_id is not None else "fhc")
         token = Token(
             id=secrets.token_hex(4),
@@ -500,7 +505,7 @@ class Hub:
             created_at=now,
             tools=" ".join(tools),
             nodes=" ".join(nodes),
-            expires_at=None if expires_seconds is None else now + round(expires_seconds * 1000),
+            expires_at=min(expiries, default=None),
             public_key=public_key,
             made_by=made_by,
         )
@@ -510,7 +515,10 @@ class Hub:
             token.id,
             {"node_id": node_id, "label": label, **({} if public_key is None else {"key": key_text(public_key)})},
         )
-        self.credentials.add(token)
+        if not self.credentials.add(token):
+            revoke = partial(revoke_tokens, token_ids=[token.id], at=self.node_registry.clock())
+            await self._record(revoke, "token.revoked", token.id, {"with": made_by})
+            raise ValueError(f"the token {made_by}, which asked for a new one, was revoked")
         return token, secret if public_key is None else ""
 
     async def tokens(self) -> list[Token]:
@@ -524,19 +532,23 @@ class Hub:
             for token in tokens
         ]
 
-    async def revoke_token(self, token_id: str) -> bool:
-        """False when there is no such token, or it was revoked before. Its node is disconnected at once."""
-        token = self.credentials.remove(token_id)
-        if token is None:
-            return False
+    async def revoke_token(self, token_id: str) -> list[Token]:
+        """Revoke a token and all it made, and disconnect their nodes; return them, the token itself first.
+
+        Empty if there is no such token, or it was revoked before.
+        """
+        removed = self.credentials.remove(token_id)
         now = self.node_registry.clock()
-        if self._home is not None:
-            await asyncio.to_thread(note_revoked, self._home, token_id)
-        await self._record(lambda store: revoke_token(store, token_id, now), "token.revoked", token_id, {})
-        node = self.node_registry.nodes.get(token.node_id or "")
-        if node is not None and node.connection is not None and node.connection.token_id == token_id:
-            node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
-        return True
+        for token in removed:
+            node = self.node_registry.nodes.get(token.node_id or "")
+            if node is not None and node.connection is not None and node.connection.token_id == token.id:
+                node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
+        for token in removed:
+            if self._home is not None:
+                await asyncio.to_thread(note_revoked, self._home, token.id)
+            facts = {} if token.id == token_id else {"with": token_id}
+            await self._record(partial(revoke_tokens, token_ids=[token.id], at=now), "token.revoked", token.id, facts)
+        return removed
 
     async def forget(self, node_id: str) -> bool:
         """Remove an offline node from the inventory. Raises FarhandError while it is connected."""

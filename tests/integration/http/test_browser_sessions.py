@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
+from farhand.gateway.access.credentials import OWNER, Credentials, NodeTokens
 from farhand.store.sqlite.database import Database
-from farhand.store.tables.tokens import token_hash
 from tests.support.harness import GatewayProcess, wait_until
 
 CALL = {"tool": "gsv__ListFiles", "args": {}}
@@ -162,12 +162,11 @@ def test_a_session_ends_when_it_is_not_used(tmp_path: Path) -> None:
 
         def opened(owner: str = "owner") -> BrowserSessions:
             limits = SessionLimits(idle_ms=1000, total_ms=5000)
-            return BrowserSessions(
-                database, tmp_path, token_hash(owner), limits, port=1, secure=False, clock=lambda: now
-            )
+            credentials = Credentials(owner, [], NodeTokens(), open=False)
+            return BrowserSessions(database, tmp_path, credentials, limits, port=1, secure=False, clock=lambda: now)
 
         kept = opened()
-        signed_in = await kept.redeem(kept.new_code(), "127.0.0.1", "Browser\x1b[31m\n/1.0")
+        signed_in = await kept.redeem(kept.new_code(OWNER.id), "127.0.0.1", "Browser\x1b[31m\n/1.0")
         assert signed_in is not None
         cookie = signed_in.cookie.partition("=")[2].partition(";")[0]
         for _ in range(5):
@@ -183,7 +182,7 @@ def test_a_session_ends_when_it_is_not_used(tmp_path: Path) -> None:
         assert opened().listed() == []
 
         again = opened()
-        signed_in = await again.redeem(again.new_code(), "", "")
+        signed_in = await again.redeem(again.new_code(OWNER.id), "", "")
         assert signed_in is not None
         cookie = signed_in.cookie.partition("=")[2].partition(";")[0]
         now += 1000

@@ -39,6 +39,8 @@ class SessionView(msgspec.Struct):
     expires_at: int
     address: str
     user_agent: str
+    # The credential it acts as.
+    credential: str
     # Whether this request came from it.
     current: bool
 
@@ -69,8 +71,8 @@ def console_routes(sessions: BrowserSessions) -> list[Route]:
         headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_HEADERS]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
-    async def link(_request: Request) -> Reply:
-        return json_reply(SignInLink(f"/signin?code={sessions.new_code()}"), 201)
+    async def link(request: Request) -> Reply:
+        return json_reply(SignInLink(f"/signin?code={sessions.new_code(request.credential.id)}"), 201)
 
     async def sign_out(request: Request) -> Reply:
         if request.session_id is None:
@@ -89,6 +91,7 @@ def console_routes(sessions: BrowserSessions) -> list[Route]:
                 expires_at,
                 session.address,
                 session.user_agent,
+                session.made_by,
                 session.id == request.session_id,
             )
             for session, last_used_at, expires_at in sessions.listed()

@@ -459,9 +459,10 @@ class Doors:
 
     async def revoke_token(self, request: Request) -> Reply:
         token_id = request.params["token_id"]
-        if not await self._hub.revoke_token(token_id):
+        removed = await self._hub.revoke_token(token_id)
+        if not removed:
             raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
-        return json_reply({"revoked": token_id})
+        return json_reply({"revoked": token_id, "also": [token.id for token in removed[1:]]})
 
 
 def _call_view(record: CallRecord) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from farhand.gateway.access.credentials import Credential, Credentials
 from farhand.store.sqlite.database import Database
 from farhand.store.sqlite.snapshots import note_revoked, revoked_tokens
 from farhand.store.tables.browser_sessions import (
@@ -53,6 +54,8 @@ class SignedIn(msgspec.Struct, frozen=True):
 class BrowserSessions:
     """The sessions of one gateway. They are kept in the store and survive a restart.
 
+    A session acts as the credential that made its sign-in link, and ends with it.
+
     The cookie's name contains the port, so that two gateways on one host do not sign each other out.
     """
 
@@ -60,7 +63,7 @@ class BrowserSessions:
         self,
         database: Database,
         home: Path,
-        owner_hash: bytes,
+        credentials: Credentials,
         limits: SessionLimits,
         *,
         port: int,
@@ -68,18 +71,20 @@ class BrowserSessions:
         clock: Callable[[], int],
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`owner_hash`: of the owner's token. `clock`: milliseconds since 1970. `note` writes to the journal."""
+        """`clock`: milliseconds since 1970. `note` writes to the journal."""
         self.cookie = f"farhand_session_{port}"
         # Called with the id of each session that ends.
         self.on_ended: list[Callable[[str], None]] = []
         self._database = database
         self._home = home
-        self._owner_hash = owner_hash
+        self._credentials = credentials
+        credentials.on_removed.append(self._maker_ended)
         self._limits = limits
         self._secure = secure
         self._clock = clock
         self._note = note
-        self._codes: dict[str, float] = {}
+        # The maker of each code that can be redeemed, and when it expires.
+        self._codes: dict[str, tuple[str, float]] = {}
         # Uses that are newer than the store's, and when they were last written.
         self._uses: dict[str, int] = {}
         self._written: dict[str, int] = {}
@@ -87,7 +92,9 @@ class BrowserSessions:
         ended = revoked_tokens(home)  # an older copy of the store may still have them
         stale = []
         for session in database.query(all_sessions):
-            if session.id in ended or not hmac.compare_digest(session.owner_hash, owner_hash) or self._over(session):
+            same_owner = hmac.compare_digest(session.owner_hash, credentials.owner_hash)
+            valid = same_owner and credentials.ended([session.made_by]) is None and not self._over(session)
+            if session.id in ended or not valid:
                 stale.append(session.id)
             else:
                 self._sessions[session.cookie_hash] = session
@@ -96,18 +103,18 @@ class BrowserSessions:
 
     # -- signing in and out -------------------------------------------------------------------------------
 
-    def new_code(self) -> str:
-        """A code for a sign-in link; good for one sign-in within ten minutes."""
+    def new_code(self, made_by: str) -> str:
+        """A code for a sign-in link; good for one sign-in within ten minutes, while its maker is valid."""
         now = time.monotonic()
-        self._codes = {code: expires for code, expires in self._codes.items() if expires >= now}
+        self._codes = {code: (maker, expires) for code, (maker, expires) in self._codes.items() if expires >= now}
         code = secrets.token_urlsafe(24)
-        self._codes[code] = now + CODE_SECONDS
+        self._codes[code] = (made_by, now + CODE_SECONDS)
         return code
 
     async def redeem(self, code: str, address: str, user_agent: str) -> SignedIn | None:
         """Begin a session; None if the code is unknown, used or expired."""
-        expires = self._codes.pop(code, None)
-        if expires is None or expires < time.monotonic():
+        made_by, expires = self._codes.pop(code, ("", 0.0))
+        if expires < time.monotonic() or self._credentials.ended([made_by]) is not None:
             return None
         cookie, page_secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         now = self._clock()
@@ -115,15 +122,16 @@ class BrowserSessions:
             f"console-{secrets.token_hex(4)}",
             token_hash(cookie),
             token_hash(page_secret),
-            self._owner_hash,
+            self._credentials.owner_hash,
             now,
             now,
             address,
             "".join(character for character in user_agent if character.isprintable())[:MAX_USER_AGENT],
+            made_by,
         )
-        await self._database.write(lambda store: add_session(store, session))
         self._sessions[session.cookie_hash] = session
-        self._note("console.signed_in", session.id, {"address": address})
+        await self._database.write(lambda store: add_session(store, session))
+        self._note("console.signed_in", session.id, {"address": address, "credential": made_by})
         self._remove_expired()
         while len(self._sessions) > MAX_SESSIONS:
             await self.end(min(self._sessions.values(), key=self._last_used).id)
@@ -150,16 +158,16 @@ class BrowserSessions:
 
     # -- recognising --------------------------------------------------------------------------------------
 
-    def recognise(self, cookie: str, page_secret: str) -> BrowserSession | None:
-        """The session of these two secrets. Counts as a use."""
+    def recognise(self, cookie: str, page_secret: str) -> tuple[str, Credential] | None:
+        """The id of the session with these two secrets, and the credential it acts as. Counts as a use."""
         session = self._sessions.get(token_hash(cookie))
         if session is None or not hmac.compare_digest(session.page_hash, token_hash(page_secret)):
             return None
-        if self._over(session):
+        if self._over(session) or self._credentials.ended([session.made_by]) is not None:
             self._remove_expired()
             return None
         self._use(session)
-        return session
+        return session.id, self._credentials.named(session.made_by)
 
     def seconds_left(self, session_id: str) -> float:
         """Until a session ends if it is not used again; 0 once it has ended."""
@@ -194,8 +202,18 @@ class BrowserSessions:
         expired = [session for session in self._sessions.values() if self._over(session)]
         for session in expired:
             self._forget(session)
-        if expired:
-            ids = [session.id for session in expired]
+        self._remove_later(expired)
+
+    def _maker_ended(self, name: str) -> None:
+        ended = [session for session in self._sessions.values() if session.made_by == name]
+        for session in ended:
+            self._forget(session)
+            self._note("console.signed_out", session.id, {"with": name})
+        self._remove_later(ended)
+
+    def _remove_later(self, sessions: list[BrowserSession]) -> None:
+        if sessions:
+            ids = [session.id for session in sessions]
             self._database.write_behind(lambda store: remove_sessions(store, ids), lambda *_: None)
 
     def _forget(self, session: BrowserSession) -> None:

@@ -379,10 +379,11 @@ class Guard:
                 raise _unauthorized("this token is not known here")
         cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
         if cookie is not None and page_secret is not None:
-            session = self._sessions.recognise(cookie, page_secret.decode("latin-1"))
-            if session is not None:
+            recognised = self._sessions.recognise(cookie, page_secret.decode("latin-1"))
+            if recognised is not None:
                 _require_json(headers, method)
-                return Caller(OWNER, session.id)
+                session_id, credential = recognised
+                return Caller(credential, session_id)
         if self._credentials.open:
             _require_json(headers, method)
             return Caller(OWNER)

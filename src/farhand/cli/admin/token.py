@@ -222,7 +222,7 @@ def _state(entry: dict[str, Any]) -> str:
 @click.argument("token_id", metavar="ID")
 @client_command
 def revoke(token_id: str, client: Client, as_json: bool) -> None:
-    """End a token now; a node that is connected with it is disconnected.
+    """End a token now, and every token it made; a node that is connected with one of them is disconnected.
 
     \b
     Example:
@@ -233,3 +233,5 @@ def revoke(token_id: str, client: Client, as_json: bool) -> None:
         show_answer(answer)
     else:
         print(f"revoked: {plain(token_id)}")
+        for made in answer.value["also"]:
+            print(f"revoked: {plain(made)} (made by {plain(token_id)})")

@@ -154,10 +154,13 @@ class Credentials:
         self._owner = token_hash(owner)
         tokens = list(tokens)
         # Of every token, also one that is no longer valid: the credential that made it.
-        self._makers = {token.id: token.made_by for token in tokens}
+        self._makers: dict[str, str] = {token.id: token.made_by for token in tokens}
         self._revoked_nodes = {one.node_id for one in tokens if one.revoked_at is not None and one.node_id is not None}
-        self._tokens: dict[bytes, Token] = {token.hash: token for token in tokens if token.revoked_at is None}
-        self._by_id: dict[str, Token] = {token.id: token for token in self._tokens.values()}
+        self._tokens: dict[bytes, Token] = {}
+        self._by_id: dict[str, Token] = {}
+        for token in sorted(tokens, key=lambda one: len(self.lineage(one.id))):  # makers before what they made
+            if token.revoked_at is None:
+                self.add(token)
         self._shared = None if environment.shared is None else token_hash(environment.shared)
         self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
 
@@ -354,27 +357,45 @@ class Credentials:
             return 0.0
         return math.inf if token.expires_at is None else max(0.0, token.expires_at / 1000 - self._clock())
 
-    def add(self, token: Token) -> None:
-        """Recognise a new token."""
+    def latest_expiry(self, maker: str) -> int | None:
+        """When the tokens that a credential makes expire at the latest: with itself. None: never."""
+        token = self._by_id.get(maker)
+        return None if token is None else token.expires_at
+
+    def add(self, token: Token) -> bool:
+        """Recognise a token; False where the token that made it is revoked.
+
+        A caller's token expires with its maker at the latest. A node's does not: it connects a machine, and a token
+        that adds machines is usually short-lived.
+        """
         self._recognised.clear()
         self._expiring.clear()
+        self._makers[token.id] = token.made_by
+        if token.made_by in self._makers and token.made_by not in self._by_id:
+            return False
+        latest = self.latest_expiry(token.made_by) if token.node_id is None else None
+        if latest is not None and (token.expires_at is None or token.expires_at > latest):
+            token = msgspec.structs.replace(token, expires_at=latest)
         self._tokens[token.hash] = token
         self._by_id[token.id] = token
-        self._makers[token.id] = token.made_by
+        return True
 
-    def remove(self, token_id: str) -> Token | None:
+    def remove(self, token_id: str) -> list[Token]:
+        """Forget a token and every token that it made, directly or through others; empty if it is not valid."""
+        if token_id not in self._by_id:
+            return []
         self._recognised.clear()
         self._expiring.clear()
-        for digest, token in self._tokens.items():
-            if token.id == token_id:
-                del self._tokens[digest]
-                if token.node_id is not None:
-                    self._revoked_nodes.add(token.node_id)
-                self._by_id.pop(token_id, None)
-                for tell in self.on_removed:
-                    tell(token_id)
-                return token
-        return None
+        removed = [token for token in self._by_id.values() if token_id in self.lineage(token.id)]
+        removed.sort(key=lambda token: token.id != token_id)
+        for token in removed:
+            del self._tokens[token.hash], self._by_id[token.id]
+            if token.node_id is not None:
+                self._revoked_nodes.add(token.node_id)
+        for token in removed:
+            for tell in self.on_removed:
+                tell(token.id)
+        return removed
 
 
 def _moment(at: int) -> str:

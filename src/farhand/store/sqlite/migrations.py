@@ -442,6 +442,12 @@ MAKERS_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN made_by TEXT NOT NULL DEFAULT 
 
 CHAT_MAKERS = "ALTER TABLE chats ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';"
 
+# Which credential made the link of an earlier session is not known, so every browser signs in again.
+BROWSER_SESSION_MAKERS = """
+DELETE FROM browser_sessions;
+ALTER TABLE browser_sessions ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -464,4 +470,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     END_ORDERS,
     MAKERS_OF_TOKENS,
     CHAT_MAKERS,
+    BROWSER_SESSION_MAKERS,
 )

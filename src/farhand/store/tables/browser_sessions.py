@@ -10,10 +10,10 @@ import msgspec
 
 ADD: Final = """
     INSERT INTO browser_sessions
-    (id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+    (id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent, made_by)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ALL: Final = """
-    SELECT id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent
+    SELECT id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent, made_by
     FROM browser_sessions ORDER BY created_at, id"""
 USED: Final = "UPDATE browser_sessions SET last_used_at = max(?, last_used_at) WHERE id = ?"
 REMOVE: Final = "DELETE FROM browser_sessions WHERE id = ?"
@@ -31,6 +31,8 @@ class BrowserSession(msgspec.Struct, frozen=True):
     last_used_at: int
     address: str
     user_agent: str
+    # The credential that made the sign-in link: the session acts as it, and ends with it.
+    made_by: str
 
 
 def add_session(store: apsw.Connection, session: BrowserSession) -> None:

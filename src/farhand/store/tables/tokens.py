@@ -15,6 +15,14 @@ ADD: Final = """
     made_by)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
+REVOKE_DESCENDANTS: Final = """
+    WITH RECURSIVE ended(id, at) AS (
+        SELECT id, revoked_at FROM tokens WHERE revoked_at IS NOT NULL
+        UNION
+        SELECT tokens.id, ended.at FROM tokens JOIN ended ON tokens.made_by = ended.id WHERE tokens.revoked_at IS NULL
+    )
+    UPDATE tokens SET revoked_at = (SELECT max(at) FROM ended WHERE ended.id = tokens.id)
+    WHERE revoked_at IS NULL AND id IN (SELECT id FROM ended)"""
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 ALL: Final = """
     SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
@@ -54,14 +62,10 @@ def add_token(connection: apsw.Connection, token: Token) -> None:
     connection.execute(ADD, msgspec.structs.astuple(token))
 
 
-def revoke_token(connection: apsw.Connection, token_id: str, at: int) -> bool:
-    connection.execute(REVOKE, (at, token_id))
-    return connection.changes() > 0
-
-
-def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str]) -> None:
-    """Those that are valid in spite of having been revoked: the store was brought back from before."""
-    connection.executemany(REVOKE, [(0, token_id) for token_id in token_ids])
+def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str], at: int = 0) -> None:
+    """Revoke these tokens and those that a revoked token made. Without `at`, the time of the revocation is unknown."""
+    connection.executemany(REVOKE, [(at, token_id) for token_id in token_ids])
+    connection.execute(REVOKE_DESCENDANTS)
 
 
 def tokens_used(connection: apsw.Connection, used: Mapping[str, int]) -> None:
