@@ -14,7 +14,7 @@ import websockets
 from blake3 import blake3
 
 from farhand.protocol.frames import BinaryFrame, FrameKind, encode_frame, part_end
-from farhand.protocol.manifest import Entry, EntryKind, Manifest
+from farhand.protocol.manifest import EntryKind, Manifest, ManifestEntry
 from tests.integration.calls.test_approvals import write_policy
 from tests.integration.cli.conftest import Command
 from tests.integration.nodes.test_attacks_nodes import hello
@@ -95,7 +95,7 @@ async def sending(
 
 
 def one_file(content: bytes) -> bytes:
-    return Manifest([Entry("", EntryKind.FILE, len(content))]).encoded
+    return Manifest([ManifestEntry("", EntryKind.FILE, len(content))]).encoded
 
 
 def test_a_node_does_not_choose_the_name_of_the_file_it_was_asked_for(gateway: GatewayProcess, tmp_path: Path) -> None:
@@ -107,7 +107,11 @@ def test_a_node_does_not_choose_the_name_of_the_file_it_was_asked_for(gateway: G
         (folder / ".bashrc").write_text("# mine\n")
 
     async def copy(name: str, destination: str, *, folder: bool = False) -> Any:
-        manifest = Manifest([Entry("authorized_keys", EntryKind.FILE, len(EVIL))]).encoded if folder else one_file(EVIL)
+        manifest = (
+            Manifest([ManifestEntry("authorized_keys", EntryKind.FILE, len(EVIL))]).encoded
+            if folder
+            else one_file(EVIL)
+        )
         async with sending(gateway, name, manifest, [EVIL], folder=folder):
             return await gateway.ainvoke("gsv__Transfer", {"source": "evil:/report.txt", "destination": destination})
 
