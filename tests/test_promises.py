@@ -45,7 +45,7 @@ def test_tools_open_files_through_descriptors_alone() -> None:
 
 def test_every_siege_is_marked_and_counts() -> None:
     """`make siege` runs what is marked; a siege that does not say how often it was tried proves little."""
-    for path in (ROOT / "tests" / "siege").glob("test_*.py"):
+    for path in (ROOT / "tests" / "faults").glob("test_*.py"):
         source = path.read_text()
         assert "pytest.mark.siege" in source, path.name
         assert "tried" in source and "held" in source, path.name

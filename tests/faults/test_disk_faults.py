@@ -161,7 +161,7 @@ def test_p1_p3_at_chosen_points_by_hooks(tmp_path: Path) -> None:
         finally:
             order.unlink()
 
-    env: dict[str, str | None] = {"PYTHONPATH": str(ROOT / "tests" / "siege" / "faults"), "DISK_FAULT": str(order)}
+    env: dict[str, str | None] = {"PYTHONPATH": str(ROOT / "tests" / "faults" / "preload"), "DISK_FAULT": str(order)}
     with Life(tmp_path, env) as life:
         for point in points:
             life.strike(lambda point=point: armed(point))

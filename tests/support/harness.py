@@ -479,7 +479,7 @@ def running(*processes: PluginProcess) -> Iterator[None]:
         yield
 
 
-PLUGIN_NODE = ROOT / "tests" / "conformance" / "plugin_node.py"
+PLUGIN_NODE = ROOT / "tests" / "support" / "plugin_node.py"
 
 
 class Plugin(PluginProcess):
