@@ -77,9 +77,8 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def covers(one: Credential, other: Credential) -> bool:
     """Whether whatever an agent may do for `other`, it may do for `one`."""
-    if one.id == other.id:
-        return True
-    return not one.narrowed and all(one.may(scope) for scope in DELEGATED if other.may(scope))
+    same_reach = one.id == other.id and (one.tools, one.nodes, one.pinned) == (other.tools, other.nodes, other.pinned)
+    return (same_reach or not one.narrowed) and all(one.may(scope) for scope in DELEGATED if other.may(scope))
 
 
 def limited(credential: Credential, *scopes: Scope) -> Credential:
@@ -101,12 +100,12 @@ def encode_credential(credential: Credential) -> bytes:
 
 
 def decode_credential(stored: bytes | msgspec.Raw | dict[str, Any]) -> Credential:
-    """A stored credential; the owner is the same object everywhere."""
+    """A stored credential; the owner with all rights is the same object everywhere."""
     if isinstance(stored, dict):
         found = msgspec.convert(stored, Credential, strict=False)
     else:
         found = msgspec.json.decode(stored, type=Credential)
-    return OWNER if found.id == OWNER.id and not found.narrowed else found
+    return OWNER if found == OWNER else found
 
 
 def decode_principal(stored: bytes | msgspec.Raw) -> Principal:

@@ -107,10 +107,11 @@ class Pinned:
                 return join_tool(node.card.node_id, name)
         return name
 
-    def on_a_node(self, name: str) -> bool:
-        """Whether a name is that of a tool on a node within reach."""
-        named = split_tool(name)
-        return named is not None and any(node.card.node_id == named[0] for node in self.nodes)
+    def reads_on_a_node(self, name: str) -> bool:
+        """Whether a name is that of a tool on a node within reach that only reads."""
+        node_id, tool = split_tool(name) or ("", "")
+        specs = [node.specs.get(tool.casefold()) for node in self.nodes if node.card.node_id == node_id]
+        return any(spec is not None and spec.read_only for spec in specs)
 
     def arguments(self, name: str, arguments: str) -> str:
         """The arguments of a call that names nodes itself. Raises NotAllowed for one out of reach, ToolError."""

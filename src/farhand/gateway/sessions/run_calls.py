@@ -54,8 +54,8 @@ class RunCalls:
         asked: Callable[[Approval], None] = lambda _: None,
     ) -> None:
         """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
-        tools of this run, by name; without it, those the hub serves. `pinned`: tools of some machines alone. `asked` is
-        called when a call waits to be approved.
+        tools of a read-only run, by name; without it, those the hub serves. `pinned`: tools of some machines alone; of
+        these, a read-only run has those that only read. `asked` is called when a call waits to be approved.
         """
         self._hub = hub
         self._session_key = session_key
@@ -84,7 +84,7 @@ class RunCalls:
                 given = self._pinned.arguments(name, given)
             except ToolError as error:
                 return Outcome.failed(error.kind, error.message)
-        elsewhere = self._pinned is not None and self._pinned.on_a_node(name)
+        elsewhere = self._pinned is not None and self._pinned.reads_on_a_node(name)
         if own is None and self._only is not None and not elsewhere:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
         call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)

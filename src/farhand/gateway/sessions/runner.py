@@ -165,7 +165,7 @@ class Turns:
         known = {name: tool.spec for name, tool in self.sub_agent.items()}
         if pinned is not None:  # it reads there what others read here
             known = {name: spec for name, spec in known.items() if not of_a_machine(name, spec)}
-            known |= {name: spec for name, (spec, _) in pinned.specs().items() if pinned.on_a_node(name)}
+            known |= {name: spec for name, (spec, _) in pinned.specs().items() if pinned.reads_on_a_node(name)}
         return [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
             for name, spec in known.items()

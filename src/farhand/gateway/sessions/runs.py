@@ -207,9 +207,8 @@ class Run:
 def _asker(record: RunRecord) -> Credential:
     if record.asker is not None:
         return decode_credential(record.asker)
-    if record.credential == OWNER.id:
-        return OWNER
-    return Credential(record.credential, frozenset(record.scopes))  # of an earlier version
+    stored = Credential(record.credential, frozenset(record.scopes))  # of an earlier version
+    return OWNER if stored.id == OWNER.id and stored.scopes in (OWNER.scopes, frozenset()) else stored
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
