@@ -91,14 +91,14 @@ def show(
 
 def recall(memory: Memory, embedder: Subjects, queries: Sequence[str]) -> float:
     ((_, spaces),) = memory._index._drawn._states
-    sketch = memory._index.sketch(spaces, embedder.name)
-    owners = sketch.vectors(sketch.ids)
+    signs = memory._index.sign_index(spaces, embedder.name)
+    owners = signs.vectors(signs.ids)
     numbers, everything = zip(*memory._index.vectors(owners), strict=True)
     found = 0
     for query in queries:
         wanted = embedder.vector(query)
-        nearest = heapq.nlargest(10, zip(sketch.similarities(wanted, everything), numbers, strict=True))
-        found += len({owners[number][0] for _, number in nearest} & set(sketch.nearest(wanted)))
+        nearest = heapq.nlargest(10, zip(signs.similarities(wanted, everything), numbers, strict=True))
+        found += len({owners[number][0] for _, number in nearest} & set(signs.nearest(wanted)))
     return found / (10 * len(queries))
 
 

@@ -300,7 +300,6 @@ def check_case(linked: dict[tuple[str, str], str], path: str, deed: str, upward:
             assert kernel == real
 
         content = read(files, wanted)
-        at_hand = files.paths.check_at_hand(wanted, files.roots)
         if content is not None:
             counted["read"] += 1
             assert expected == "allowed"
@@ -308,9 +307,6 @@ def check_case(linked: dict[tuple[str, str], str], path: str, deed: str, upward:
             hard = real == f"{tree.top}/work/hard"  # a second name of a file outside: the same file
             assert name == "outside/linked" if hard else real == f"{tree.top}/{name}"
             assert not tree.protects(real)
-        if at_hand is not None:
-            counted["at hand"] += 1
-            assert content is not None and at_hand == real
         if everything:
             return  # a path may lead anywhere on this machine: nothing is written
         for found in seen(files, wanted):
@@ -329,6 +325,4 @@ def test_the_path_check_agrees_with_a_slow_oracle() -> None:
     tried = counted["allowed"] + counted["refused"] + counted["error"]
     print(f"paths against the oracle: {tried} tried, {tried} held; {dict(counted)}")
     assert tried >= CASES * 0.9
-    assert (
-        counted["allowed"] > CASES / 50 and counted["refused"] > CASES / 50 and counted["read"] and counted["at hand"]
-    )
+    assert counted["allowed"] > CASES / 50 and counted["refused"] > CASES / 50 and counted["read"]

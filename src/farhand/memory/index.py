@@ -24,7 +24,6 @@ import msgspec
 from farhand.machine.files.private_files import create_private
 from farhand.memory.chunks import chunks
 from farhand.memory.schema import COUNTED, LATEST, RANKED, TABLES, VERSION
-from farhand.memory.sketch_cache import Drawn
 from farhand.memory.sources import MAIN_FILE
 from farhand.memory.vectors import COMPARED, SignIndex, Vector, mean, numpy, signs, vector_of
 from farhand.memory.words import TOKENIZER, Term, indexed, query_terms
@@ -119,7 +118,8 @@ class Index:
         # The highest number of a chunk; later ones are higher.
         self._last = 0
         self._kept: dict[str, int] = {}
-        self._drawn = Drawn()
+        # Valid for one generation only.
+        self._sign_indexes: dict[tuple[str, tuple[str, ...]], tuple[int, SignIndex]] = {}
         try:
             self._connection = self._connect()
             self._count_chunks()
@@ -141,22 +141,17 @@ class Index:
     def update(self, space: str, changed: Iterable[FileText], gone: Iterable[str]) -> int:
         """Take in files as they are now, in one step. How many of them were not known with this content."""
         new = 0
-        try:
-            with self._connection:
-                for path in gone:
-                    self._forget(space, path)
-                for file in changed:
-                    new += self._take_in(space, file)
-        except BaseException:
-            self._drawn.forget()
-            raise
+        with self._connection:
+            for path in gone:
+                self._forget(space, path)
+            for file in changed:
+                new += self._take_in(space, file)
         self._changed()
         return new
 
     @_guarded
     def forget_all(self, space: str) -> None:
         """Forget the chunks of a place. Vectors are kept: unchanged text need not be embedded again."""
-        self._drawn.forget()
         with self._connection:
             paths = [path for (path,) in self._rows("SELECT path FROM files WHERE space = ?", (space,))]
             for path in paths:
@@ -185,7 +180,6 @@ class Index:
                 row,
             )
             number = self._connection.last_insert_rowid()
-            self._drawn.added(number)
             self._rows(
                 "INSERT INTO words (rowid, text) VALUES (?, ?)",
                 (number, _searchable(file.path, chunk.headings, chunk.text)),
@@ -195,8 +189,7 @@ class Index:
     def _forget(self, space: str, path: str) -> None:
         for (file_id,) in self._rows("DELETE FROM files WHERE space = ? AND path = ? RETURNING id", (space, path)):
             self._rows("DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE file = ?)", (file_id,))
-            for (chunk,) in self._rows("DELETE FROM chunks WHERE file = ? RETURNING id", (file_id,)):
-                self._drawn.removed(chunk)
+            self._rows("DELETE FROM chunks WHERE file = ?", (file_id,))
 
     # -- words ------------------------------------------------------------------------------------------
 
@@ -323,21 +316,18 @@ class Index:
         rows = self._rows(
             "SELECT DISTINCT chunks.hash, headings, text FROM chunks LEFT JOIN vectors"
             " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-            " WHERE vectors.hash IS NULL AND chunks.id > ? AND space IN (SELECT value FROM json_each(?)) LIMIT ?",
-            (embedder, self._drawn.embedded((embedder, tuple(spaces))), _listed(spaces), limit),
+            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?)) LIMIT ?",
+            (embedder, _listed(spaces), limit),
         )
         return [(digest, embedded_text(headings, text)) for digest, headings, text in rows]
 
     @_guarded
     def missing_vectors(self, spaces: Sequence[str], embedder: str) -> int:
-        key = (embedder, tuple(spaces))
         ((count,),) = self._rows(
             "SELECT count(*) FROM chunks LEFT JOIN vectors ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-            " WHERE vectors.hash IS NULL AND chunks.id > ? AND space IN (SELECT value FROM json_each(?))",
-            (embedder, self._drawn.embedded(key), _listed(spaces)),
+            " WHERE vectors.hash IS NULL AND space IN (SELECT value FROM json_each(?))",
+            (embedder, _listed(spaces)),
         )
-        if not count:
-            self._drawn.complete(key, self._last)
         return int(count)
 
     @_guarded
@@ -359,7 +349,6 @@ class Index:
                     self._rows("INSERT INTO coordinates VALUES (?, ?)", (vector_id, vector.tobytes()))
                     kept += 1
             self._recentre(embedder, kept)
-        self._drawn.more_vectors()
         self.generation += 1
 
     @_guarded
@@ -369,7 +358,6 @@ class Index:
             self._rows("DELETE FROM centres WHERE embedder = ?", (embedder,))
             self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
         self._kept.clear()
-        self._drawn.forget()
         self.generation += 1
 
     @_guarded
@@ -382,22 +370,23 @@ class Index:
             self._rows("DELETE FROM centres WHERE embedder IS NOT ?", (embedder,))
             self._rows("DELETE FROM coordinates WHERE id NOT IN (SELECT id FROM vectors)")
         self._kept.clear()
-        self._drawn.forget()
+        self.generation += 1
 
     @_guarded
-    def sketch(self, spaces: Sequence[str], embedder: str) -> SignIndex:
-        """The sign bits of every vector, kept in memory to be looked through."""
-
-        def rows_after(number: int) -> list[tuple[int, int, bytes]]:
-            return self._rows(
+    def sign_index(self, spaces: Sequence[str], embedder: str) -> SignIndex:
+        """Return the sign bits of every vector, read again after each change of the index."""
+        key = (embedder, tuple(spaces))
+        generation, found = self._sign_indexes.get(key, (-1, None))
+        if found is None or generation != self.generation:
+            rows = self._rows(
                 "SELECT chunks.id, vectors.id, vectors.bits FROM chunks CROSS JOIN vectors"
                 " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
-                " WHERE chunks.id > ? AND space IN (SELECT value FROM json_each(?)) ORDER BY chunks.id",
-                (embedder, number, _listed(spaces)),
+                " WHERE space IN (SELECT value FROM json_each(?)) ORDER BY chunks.id",
+                (embedder, _listed(spaces)),
             )
-
-        key = (embedder, tuple(spaces))
-        return self._drawn.sketch(key, rows_after, self._centre(embedder), numpy() if self._last > COMPARED else None)
+            found = SignIndex(rows, self._centre(embedder), numpy() if len(rows) > COMPARED else None)
+            self._sign_indexes[key] = self.generation, found
+        return found
 
     @_guarded
     def vectors(self, ids: Collection[int]) -> list[tuple[int, bytes]]:
@@ -429,7 +418,6 @@ class Index:
         step = max(1, len(rows) // (4 * COMPARED))
         centre = mean([vector_of(data) for _, data in rows[::step]])
         self._rows("INSERT OR REPLACE INTO centres VALUES (?, ?, ?)", (embedder, centre.tobytes(), count))
-        self._drawn.forget()
         self._connection.executemany(
             "UPDATE vectors SET bits = ? WHERE id = ?",
             [(signs(vector_of(data), centre), vector_id) for vector_id, data in rows],
@@ -460,7 +448,6 @@ class Index:
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._connection = self._connect()
         self._kept.clear()
-        self._drawn.forget()
         self._changed()
 
     def _connect(self) -> apsw.Connection:

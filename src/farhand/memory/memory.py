@@ -339,11 +339,11 @@ class Memory:
         ids = set(index.by_keyword(spaces, query))
         near: dict[int, float] = {}
         if vector is not None:
-            sketch = index.sketch(spaces, embedder)
-            wanted = sketch.vectors(ids.union(sketch.nearest(vector)))
+            signs = index.sign_index(spaces, embedder)
+            wanted = signs.vectors(ids.union(signs.nearest(vector)))
             compared = index.vectors(wanted)
             fitting = [(number, data) for number, data in compared if len(data) == 4 * len(vector)]
-            found = sketch.similarities(vector, [data for _, data in fitting])
+            found = signs.similarities(vector, [data for _, data in fitting])
             for (number, _), cosine in zip(fitting, found, strict=True):
                 near.update(dict.fromkeys(wanted[number], cosine))
             if compared and not near:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
-import itertools
 import math
 import operator
 from array import array
@@ -38,30 +37,6 @@ class SignIndex:
         self._arrays: Any = arrays if len({len(bits) for _, _, bits in rows}) == 1 else None
         self._columns: Any = self._packed(rows)
         self._bits = [int.from_bytes(bits) for _, _, bits in rows] if self._arrays is None else []
-
-    def redrawn(self, upto: int, gone: Collection[int], rows: Sequence[tuple[int, int, bytes]]) -> SignIndex:
-        """The chunks up to a number without those that are gone, and `rows` behind them."""
-        end = bisect.bisect_right(self.ids, upto)
-        out = sorted({place for chunk in gone if (place := self._place(chunk)) is not None and place < end})
-        stays = bytearray(b"\1") * end
-        for place in out:
-            stays[place] = 0
-        new = SignIndex([], self._centre)
-        new.ids = [*itertools.compress(self.ids, stays), *(chunk for chunk, _, _ in rows)]
-        new._vectors = array("q", itertools.compress(self._vectors, stays))
-        new._vectors.extend(vector for _, vector, _ in rows)
-        new._arrays = np = self._arrays
-        if np is None:
-            new._bits = [*itertools.compress(self._bits, stays), *(int.from_bytes(bits) for _, _, bits in rows)]
-        else:
-            old = np.delete(self._columns[:, :end], out, axis=1) if out else self._columns[:, :end]
-            new._columns = np.concatenate([old, self._packed(rows)], axis=1) if rows else np.ascontiguousarray(old)
-        return new
-
-    @property
-    def packed(self) -> bool:
-        """Whether numpy looks through it."""
-        return self._arrays is not None
 
     def _packed(self, rows: Sequence[tuple[int, int, bytes]]) -> Any:
         """The signs as columns of whole numbers, which is how numpy is quickest at them."""

@@ -51,9 +51,8 @@ def node_tools(
             timeout_ms=DEFAULT_TIMEOUT_MS,
             timeout_parameter="timeout" if name == "Bash" else None,
         )
-        at_once = files.read_at_once if name == "Read" else None
         preview = getattr(method.__self__, f"preview_{name}", None)
-        registry.add(_lent(spec, method, limits, at_once=at_once, preview=preview))
+        registry.add(_lent(spec, method, limits, preview=preview))
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
     return registry
@@ -65,7 +64,6 @@ def _lent(
     limits: ToolLimits,
     *,
     unlisted: bool = False,
-    at_once: Callable[..., Any] | None = None,
     preview: Callable[..., Any] | None = None,
 ) -> RegisteredTool:
     """Make the tool of a method, within the limits.
@@ -107,8 +105,6 @@ def _lent(
     async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
         arguments = parse(args)
         call_id.set(ctx.request_id)
-        if at_once is not None and (result := at_once(**arguments)) is not None:
-            return result
         if inspect.iscoroutinefunction(method):
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)

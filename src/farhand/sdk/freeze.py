@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
+from farhand.machine.threads import in_own_thread
 from farhand.protocol.freeze import FreezeState
 from farhand.protocol.messages import FreezeReport, NodeFreeze, NodeThaw, encode
 from farhand.sdk.dispatcher import Dispatcher, Send
@@ -48,9 +48,8 @@ class FreezeHandler:
     async def _end(self, message: NodeFreeze, calls: int, dispatcher: Dispatcher, send: Send) -> None:
         errors: list[str] = []
         processes = 0
-        own = ThreadPoolExecutor(1, "farhand-freeze")  # the shared threads may all be busy
-        keeping = asyncio.get_running_loop().run_in_executor(own, self.freeze_state.try_freeze, message.order)
-        own.shutdown(wait=False)
+        # The shared threads may all be busy.
+        storing = asyncio.ensure_future(in_own_thread(self.freeze_state.try_freeze, message.order))
         try:
             processes = await self._end_processes(errors)
             if left := await dispatcher.stopped(STOP_SECONDS):
@@ -60,8 +59,8 @@ class FreezeHandler:
         except Exception as error:
             log.exception("the freeze did not go well")
             errors.append(f"{type(error).__name__}: {error}")
-        if unkept := await keeping:
-            errors.append(unkept)
+        if not_stored := await storing:
+            errors.append(not_stored)
         told = "; ".join(dict.fromkeys(errors)) or None
         send(encode(FreezeReport(message.number, True, processes, calls, told)))
 

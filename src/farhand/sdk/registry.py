@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from farhand.machine.threads import in_own_thread
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import validate_capability
 from farhand.sdk.context import ToolContext
-from farhand.sdk.threads import in_thread
 from farhand.tools.schema import Parameters
 
 Handler = Callable[[ToolContext, Any], Any]
@@ -171,7 +171,7 @@ def _awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return function
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        result = await in_thread(function, *args, **kwargs)
+        result = await in_own_thread(function, *args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
     return call

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -26,7 +25,6 @@ from farhand.protocol.errors import Failed, InvalidArgs
 if TYPE_CHECKING:
     from farhand.tools.preview import Preview
 
-MOST_AT_ONCE = 16 * 1024
 LARGEST_IMAGE = 10 * 1024 * 1024
 MOST_MATCHES = 100
 
@@ -61,7 +59,7 @@ Include = Annotated[
 
 
 class NodeFileTools:
-    """The five tools over one computer's files. Each method but `read_at_once` blocks; run it in a thread."""
+    """The five tools over one computer's files. Each method blocks; run it in a thread."""
 
     def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
         self._files = files
@@ -87,17 +85,6 @@ class NodeFileTools:
             except NotText:
                 return _image_or_refusal(file, head, resolved)
         return _numbered(resolved, lines, offset)
-
-    def read_at_once(self, *, path: str, offset: int = 0, limit: int | None = None) -> dict[str, Any] | None:
-        """As `Read`, of a small text that the kernel has in memory; None for anything else."""
-        data = self._files.peek(path, MOST_AT_ONCE)
-        if data is None or b"\0" in data or offset < 0 or (limit or 0) < 0:
-            return None
-        try:
-            lines = read_lines(io.BytesIO(data), offset, limit)
-        except NotText:
-            return None
-        return _numbered(self._files.resolve(path), lines, offset)
 
     def Write(self, *, path: FilePath, content: Content) -> dict[str, Any]:
         """Write content to a file on the node's filesystem.

@@ -21,17 +21,17 @@ def test_the_nearest_are_among_the_chosen(arrays: Any, dimensions: int) -> None:
     vectors = some_vectors(dimensions)
     centre = mean(vectors)
     rows = [(2 * number, 7 * number, signs(vector, centre)) for number, vector in enumerate(vectors)]
-    sketch = SignIndex(rows, centre, arrays)
+    index = SignIndex(rows, centre, arrays)
     query = unit_vector([a + 0.2 * b for a, b in zip(vectors[5], vectors[6], strict=True)])
-    chosen = sketch.nearest(query)
+    chosen = index.nearest(query)
     assert len(chosen) == len(set(chosen)) == COMPARED
     assert 10 in chosen
     wanted = int.from_bytes(signs(query, centre))
     far = sorted((int.from_bytes(bits) ^ wanted).bit_count() for _, _, bits in rows)[COMPARED - 1]
     assert all((int.from_bytes(rows[chunk // 2][2]) ^ wanted).bit_count() <= far for chunk in chosen)
-    assert sketch.vectors([10, 11, 12, 99_999]) == {35: [10], 42: [12]}
+    assert index.vectors([10, 11, 12, 99_999]) == {35: [10], 42: [12]}
     exact = [similarity(query, vector) for vector in vectors]
-    assert sketch.similarities(query, [vector.tobytes() for vector in vectors]) == pytest.approx(exact, abs=1e-5)
+    assert index.similarities(query, [vector.tobytes() for vector in vectors]) == pytest.approx(exact, abs=1e-5)
 
 
 @pytest.mark.skipif(numpy() is None, reason="numpy is not installed")

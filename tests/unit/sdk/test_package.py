@@ -56,7 +56,12 @@ FORBIDDEN = [
     "farhand.config",
     "farhand.console",
     "farhand.node",
-    "farhand.machine",
+    "farhand.machine.files",
+    "farhand.machine.jobs",
+    "farhand.machine.patch",
+    "farhand.machine.sandbox",
+    "farhand.machine.search",
+    "farhand.machine.freeze_file",
 ]
 
 

@@ -376,30 +376,3 @@ def test_read_only_tools_read_and_refuse_to_write(workspace: Path) -> None:
     with pytest.raises(NotAllowed, match="read-only"):
         tools.Edit(path="file", oldString="old", newString="new")
     assert (workspace / "file").read_text() == "old"
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"one", b"one\ntwo\n", b"a\r\nb\r\n\r\nc", "äöü\n\u2028x".encode(), b"\n" * 20]
-)
-@pytest.mark.parametrize(
-    "page", [{}, {"offset": 1}, {"limit": 1}, {"offset": 2, "limit": 3}, {"offset": 99}, {"limit": 0}]
-)
-def test_what_is_read_at_once_is_what_is_read(
-    tools: NodeFileTools, workspace: Path, content: bytes, page: dict[str, int]
-) -> None:
-    (workspace / "note").write_bytes(content)
-    for _ in range(2):
-        assert tools.read_at_once(path="note", **page) == tools.Read(path="note", **page)
-    assert tools.read_at_once(path=str(workspace / "note"), **page) == tools.Read(path=str(workspace / "note"), **page)
-
-
-def test_whatever_is_not_a_small_text_is_not_read_at_once(tools: NodeFileTools, workspace: Path) -> None:
-    (workspace / "text").write_text("text")
-    (workspace / "long").write_bytes(b"x" * 20_000)
-    (workspace / "picture").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    (workspace / "garbled").write_bytes(b"\xff\xfe text")
-    (workspace / "link").symlink_to("text")
-    for path in ("none", ".", "long", "picture", "garbled", "link", "a\0b", "\ud800"):
-        assert tools.read_at_once(path=path) is None
-    assert tools.read_at_once(path="text", offset=-1) is None
-    assert tools.read_at_once(path="text", limit=-1) is None

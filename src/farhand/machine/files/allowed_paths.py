@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from farhand.machine.files.confined_root import ConfinedRoot, open_at_hand
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.refused_paths import KERNEL_LINK, OUTSIDE, PROTECTED, UPWARD, ForbiddenPath
-from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.errors import InvalidArgs
 
 # As many as Linux follows.
 MOST_LINKS = 40
@@ -106,28 +106,6 @@ class AllowedPaths:
             raise ForbiddenPath(_outside(spelled, roots))
         # Of several, one that may only be read decides, else the innermost.
         return CheckedPath(spelled, real, max(allowing, key=lambda root: (not root.writable, len(root.path))))
-
-    def check_at_hand(self, path: str, roots: Sequence[ConfinedRoot]) -> str | None:
-        """Return the real path of a regular file without waiting for anything, or None where `check` is needed.
-
-        None stands for everything that is not plain: a refusal, a link on the way, and what the kernel would have to
-        fetch from a disk or a server.
-        """
-        try:
-            spelled = self.normalise(path)
-        except ToolError:
-            return None
-        if self.is_protected(spelled) or not any(root.contains(spelled) for root in roots):
-            return None
-        status, identities = None, []
-        for above in _above(spelled):
-            status = _status_at_hand(above)
-            if status is None:
-                return None
-            identities.append(_identity(status))
-        if status is None or not stat.S_ISREG(status.st_mode) or self.is_protected(spelled, identities):
-            return None
-        return spelled
 
     def is_protected(self, real: str, identities: Sequence[Identity | None] = ()) -> bool:
         """Return whether a real path is hidden, or beneath something that is, and not exposed.
@@ -230,12 +208,6 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def _above(path: str) -> list[str]:
-    """The folders a path is in, outermost first, and the path itself."""
-    parts = _parts(path)
-    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     """Paths without those that lie beneath another of them."""
     kept: list[str] = []
@@ -261,13 +233,3 @@ def _identities(paths: Iterable[str]) -> frozenset[Identity]:
         except OSError:
             continue
     return frozenset(found)
-
-
-def _status_at_hand(path: str) -> os.stat_result | None:
-    descriptor = open_at_hand(path, reading=False)
-    if descriptor is None:
-        return None
-    try:
-        return os.fstat(descriptor)
-    finally:
-        os.close(descriptor)

@@ -123,18 +123,6 @@ def open_with_openat2(top: int, parts: Sequence[str]) -> int:
     raise OSError(code, os.strerror(code), os.fsdecode(path))
 
 
-def open_at_hand(path: str, *, reading: bool) -> int | None:
-    """A descriptor of an absolute path without links, if the kernel has all of it in memory; else None.
-
-    Never waits, neither for a disk nor for a server that is gone. Unless for `reading` it is an `O_PATH` one, which
-    opens nothing: to open a device can already do something. The caller closes it.
-    """
-    if not _kernel_can():
-        return None
-    descriptor: int = _libc().syscall(_OPENAT2, _AT_FDCWD, os.fsencode(path), *_at_hand(reading))
-    return descriptor if descriptor >= 0 else None
-
-
 def sync_folder(folder: int) -> None:
     """Bring a folder's names to the disk. A folder that may not be listed is left to the kernel's own time."""
     try:
@@ -163,17 +151,6 @@ _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
-_RESOLVE_CACHED = 0x20
-_AT_FDCWD = -100
-_NAMED = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
-
-@functools.cache
-def _at_hand(reading: bool) -> tuple[object, int]:
-    """How `open_at_hand` opens, made once: it is in a hurry."""
-    how = _How(_READ if reading else _NAMED, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_CACHED)
-    return ctypes.byref(how), ctypes.sizeof(how)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from farhand.machine.files import steering_files as steering
 from farhand.machine.files.allowed_paths import AllowedPaths, CheckedPath, display
-from farhand.machine.files.confined_root import ConfinedRoot, open_at_hand, sync_folder
+from farhand.machine.files.confined_root import ConfinedRoot, sync_folder
 from farhand.machine.files.refused_paths import EXISTS, PROTECTED, AlreadyExists, ForbiddenPath
 from farhand.machine.files.steering_files import SteeringFiles
 from farhand.machine.files.undo_log import Digest, PendingChange, UndoLog
@@ -27,7 +27,6 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, T
 
 # The longest path an error repeats whole, and the longest the system takes.
 MOST_SHOWN = 4096
-MOST_PEEKED = 256
 
 
 class Files:
@@ -57,9 +56,6 @@ class Files:
         self.read_only = read_only
         self.transaction_folder = transaction_folder
         self.undo_log = undo_log
-        # Paths that `peek` has judged, and what each comes to; nothing of the file system is remembered.
-        self._peeked: dict[str, str] = {}
-        self._peeked_beneath: Sequence[ConfinedRoot] = ()
         # Held from the last look at a file to its replacement.
         self.write_lock = threading.Lock()
 
@@ -85,36 +81,6 @@ class Files:
         place = self.place(path)
         with file_errors("read", place.path), open_parent(place) as (folder, name):
             return open_regular(folder, name)
-
-    def peek(self, path: str, most: int) -> bytes | None:
-        """The content of a regular file of at most `most` bytes, if it can be had without waiting for anything.
-
-        None where the kernel would have to fetch something, where a link is on the way, and whatever else is not plain:
-        `open` does it then, or says why not. On the gateway's loop this saves the way to a thread and back, which takes
-        several times as long as such a read.
-        """
-        roots = self.roots
-        if roots is not self._peeked_beneath or len(self._peeked) > MOST_PEEKED:
-            self._peeked, self._peeked_beneath = {}, roots
-        spelled = self._peeked.get(path) or self.paths.check_at_hand(path, roots)
-        descriptor = None if spelled is None else open_at_hand(spelled, reading=True)
-        if spelled is None or descriptor is None:
-            return None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                self._peeked.pop(path, None)
-                return None
-            if status.st_size > most:
-                return None
-            self._peeked[path] = spelled
-            content = bytearray(status.st_size + 1)
-            size = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-        return bytes(content[:size]) if size == status.st_size else None
 
     def status(self, path: str) -> os.stat_result:
         """What is at a path, links followed. Raises NotFound when nothing is."""

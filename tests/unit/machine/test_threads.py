@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farhand.sdk.threads import in_thread
+from farhand.machine.threads import in_own_thread
 
 place: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="nowhere")
 
@@ -17,7 +17,7 @@ place: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="no
 def test_the_context_is_carried_over() -> None:
     async def main() -> str:
         place.set("here")
-        return await in_thread(place.get)
+        return await in_own_thread(place.get)
 
     assert asyncio.run(main()) == "here"
 
@@ -26,7 +26,7 @@ def test_its_parameters_may_have_any_name() -> None:
     def known_by(function: str, loop: str) -> str:
         return function + loop
 
-    assert asyncio.run(in_thread(known_by, function="a", loop="b")) == "ab"
+    assert asyncio.run(in_own_thread(known_by, function="a", loop="b")) == "ab"
 
 
 def test_what_it_raises_is_raised() -> None:
@@ -34,7 +34,7 @@ def test_what_it_raises_is_raised() -> None:
         raise KeyError(reason * times)
 
     with pytest.raises(KeyError, match="nono"):
-        asyncio.run(in_thread(fail, "no", times=2))
+        asyncio.run(in_own_thread(fail, "no", times=2))
 
 
 @pytest.mark.parametrize("loop_is", ["open", "closed"])
@@ -55,7 +55,7 @@ def test_one_whose_waiter_was_cancelled_ends_unheard(loop_is: str, monkeypatch: 
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        waiter = asyncio.ensure_future(in_thread(block))
+        waiter = asyncio.ensure_future(in_own_thread(block))
         while not started.is_set():
             await asyncio.sleep(0.01)
         waiter.cancel()
