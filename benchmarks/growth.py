@@ -31,7 +31,7 @@ from benchmarks.load import Target, measure
 from benchmarks.processes import cpu_seconds, free_port, memory_megabytes, plain_environment, running, stop_on_signals
 from benchmarks.targets import JSON, TEXT, gateway_command, invoke_body, node_command, wait_until_answered
 from farhand.gateway.calls.open_call import new_call_id
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 from tests.support.model_server import ModelServer, text
@@ -238,7 +238,7 @@ def with_records(counts: list[int], seconds: int) -> list[dict]:
 
 
 async def fill(path: Path, count: int) -> None:
-    database = Database.open(path)
+    database = SqliteStore.open(path)
     now = time.time_ns() // 1_000_000
 
     def write(some: int) -> None:

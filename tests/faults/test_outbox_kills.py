@@ -27,7 +27,7 @@ from pathlib import Path
 from farhand.gateway.messaging.channel import ChannelSettings
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.workspace.workspace import Workspace
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.objects.folder import FolderObjects
 from farhand.store.tables.outbox import Place
 
@@ -53,7 +53,7 @@ class Service:
 
 
 async def main():
-    database = Database.open(Path(sys.argv[1]))
+    database = SqliteStore.open(Path(sys.argv[1]))
     workspace = Workspace(FolderObjects(Path(sys.argv[1]).parent))
     clock = lambda: time.time_ns() // 1_000_000
     messages = Messages(database, workspace, clock=clock, lease_seconds=1.0, poll_seconds=0.1)

@@ -29,7 +29,7 @@ from pathlib import Path
 from farhand.gateway.schedule.time_parsing import zone_named
 from farhand.gateway.schedule.scheduler import Ended, Scheduler, ScheduleSettings
 from farhand.store.tables.cron import SlotStatus
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 
 effects = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -41,7 +41,7 @@ async def perform(job, slot):
 
 
 async def main():
-    database = Database.open(Path(sys.argv[1]))
+    database = SqliteStore.open(Path(sys.argv[1]))
     settings = ScheduleSettings(zone_named("UTC"), max_concurrent=50, keep_runs=100_000)
     async with Scheduler(database, settings, perform, lease_seconds=1.5, poll_seconds=0.2):
         print("ready", flush=True)
@@ -57,11 +57,11 @@ from farhand.gateway.schedule.time_parsing import next_slot, zone_named
 from farhand.gateway.schedule.scheduler import clock
 from farhand.store.tables import cron
 from farhand.store.tables.cron import Every, Job, SystemEvent
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 
 
 async def main():
-    database = Database.open(Path(sys.argv[1]))
+    database = SqliteStore.open(Path(sys.argv[1]))
     for policy in ("all", "once", "skip"):
         for number, length in enumerate((300, 500, 700, 1100)):
             now = clock()

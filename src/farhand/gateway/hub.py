@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
-import apsw
 import msgspec
 from msgspec import UNSET
 
@@ -41,8 +40,9 @@ from farhand.protocol.names import NATIVE, validate_node_id
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.journal.events import Event, append_event, events_after, last_event
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Tx
 from farhand.store.sqlite.snapshots import Recovery, note_revoked, open_store, revoked_tokens
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord
@@ -116,7 +116,7 @@ class Hub:
 
     def __init__(
         self,
-        database: Database,
+        database: SqliteStore,
         owner: str,
         environment: NodeTokens,
         *,
@@ -185,7 +185,7 @@ class Hub:
         hub.recovery = recovery
         hub._home = home
         hub._record(lambda _: None, "gateway.started", hub.gateway_id, {"version": __version__})
-        await hub._database.write(lambda store: keys.forget_keys(store, hub.node_registry.clock()))
+        await hub._database.write(partial(keys.forget_keys, now=hub.node_registry.clock()))
         return hub
 
     async def start(self) -> None:
@@ -227,7 +227,7 @@ class Hub:
         node = self.node_registry.nodes[card.node_id]
         used = {} if token_id is None else {token_id: self.node_registry.clock()}
 
-        def joined(store: apsw.Connection) -> None:
+        def joined(store: Tx) -> None:
             save_node(store, card, node.connected_at, node.last_seen)
             tokens_used(store, used)
 
@@ -261,7 +261,7 @@ class Hub:
         node = self.node_registry.nodes[connection.node_id]
         used = {} if connection.token_id is None else {connection.token_id: self.node_registry.clock()}
 
-        def left(store: apsw.Connection) -> None:
+        def left(store: Tx) -> None:
             node_seen(store, connection.node_id, node.last_seen)
             tokens_used(store, used)
 

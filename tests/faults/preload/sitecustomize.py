@@ -44,7 +44,9 @@ class FaultyFile(apsw.VFSFile):
 
     def xSync(self, flags):  # noqa: N802
         if reached("sync") is not None:
-            raise apsw.IOError("injected")
+            failure = apsw.IOError("injected")
+            failure.extendedresult = apsw.SQLITE_IOERR_FSYNC
+            raise failure
         return super().xSync(flags)
 
 
@@ -67,5 +69,4 @@ def faulty(real):
 
 if "DISK_FAULT" in os.environ:
     disk = FaultyDisk()
-    del os.eventfd  # so that the store syncs, and does not write past the page cache
     os.fsync, os.fdatasync = faulty(os.fsync), faulty(os.fdatasync)

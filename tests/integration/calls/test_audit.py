@@ -13,11 +13,13 @@ import apsw
 import pytest
 
 from farhand.store.history.seal_coverage import seal_old_rows
-from farhand.store.history.verify import Report, verify
+from farhand.store.history.verify import Report
 from farhand.store.journal.events import append_event
-from farhand.store.journal.seal import HEAD_FILE, KEY_FILE, Chain, Head, JournalConnection
-from farhand.store.sqlite.database import Database
+from farhand.store.journal.seal import HEAD_FILE, KEY_FILE, Head, SealedJournal
+from farhand.store.ports import Tx
+from farhand.store.sqlite.audit import verify
 from farhand.store.sqlite.migrations import MIGRATIONS, SEALED
+from farhand.store.sqlite.store import SqliteStore, SqliteTx
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, calls, text
@@ -208,12 +210,12 @@ def test_any_single_change_of_any_field_is_found(home: Path) -> None:
 def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
     """Every row sealed anew, after a change, by somebody who has the program and the database, but not the key."""
     change(home, "UPDATE calls SET result = x'7b7d' WHERE seq = 1")
-    connection = JournalConnection(str(home / "farhand.db"))
+    connection = apsw.Connection(str(home / "farhand.db"))
     (home / "forger").mkdir()
-    connection.chain = Chain(home / "forger")
-    seal_old_rows(connection, 1)
+    journal = SealedJournal(home / "forger")
+    seal_old_rows(SqliteTx(connection, journal), 1)
     connection.close()
-    connection.chain.close()
+    journal.close()
     shutil.copy(home / KEY_FILE, home / "kept")
     shutil.copy(home / "forger" / KEY_FILE, home / KEY_FILE)
     (home / HEAD_FILE).unlink()
@@ -388,12 +390,12 @@ def test_a_journal_of_an_older_version_is_sealed_at_the_first_start_and_says_so(
 
 
 def test_a_write_that_fails_leaves_no_gap(tmp_path: Path) -> None:
-    def fails(store: apsw.Connection) -> None:
+    def fails(store: Tx) -> None:
         append_event(store, 1, "never", "x", {})
         raise ValueError("no")
 
     async def run() -> None:
-        database = Database.open(tmp_path / "x.db")
+        database = SqliteStore.open(tmp_path / "x.db")
         writes = [
             database.write(lambda store: append_event(store, 1, "first", "x", {})),
             database.write(fails),

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 import pytest
 
-from farhand.store.history.verify import verify
+from farhand.store.sqlite.audit import verify
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, calls, error, text

@@ -15,7 +15,7 @@ import pytest
 
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
 from farhand.gateway.access.credentials import OWNER, Credentials, NodeTokens
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from tests.support.harness import GatewayProcess, wait_until
 
 CALL = {"tool": "gsv__ListFiles", "args": {}}
@@ -158,7 +158,7 @@ def test_a_session_ends_when_it_is_not_used(tmp_path: Path) -> None:
 
     async def run() -> None:
         nonlocal now
-        database = Database.open(tmp_path / "x.db")
+        database = SqliteStore.open(tmp_path / "x.db")
 
         def opened(owner: str = "owner") -> BrowserSessions:
             limits = SessionLimits(idle_ms=1000, total_ms=5000)

@@ -34,7 +34,7 @@ from farhand.gateway.hub import Hub
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import NATIVE
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.calls import CallRecord
 
 # The origin of these calls, for the policy.

@@ -104,10 +104,7 @@ class NodeConversation(picows.WSListener):
     def send(self, frame: bytes) -> None:
         if self._socket is None:
             return
-        if self._hub.gate.quiet and not self._outgoing:
-            self._socket.send(picows.WSMsgType.TEXT, frame)
-            return
-        # With many calls open, one write for all frames of a turn: each write wakes the node.
+        # One write for all frames of a turn of the loop: each write wakes the node.
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(frame)

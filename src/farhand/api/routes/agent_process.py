@@ -25,7 +25,7 @@ from farhand.machine.files.refused_paths import AlreadyExists, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freeze import Frozen
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.chats import Chat, ChatKey
 
 MOST_KEY_CHARACTERS = 256

@@ -12,7 +12,7 @@ from farhand.api.server.router import Route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.control.approvals import AnswerConflict, NoApproval, NotYours, shown_request
 from farhand.gateway.hub import Hub
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 
 

@@ -19,7 +19,7 @@ from farhand.gateway.messaging.inbound import Reception
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.sessions.keys import MAIN
 from farhand.protocol.errors import ErrorKind, ToolError
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.outbox import MessageState, OutboxRecord
 from farhand.store.tables.pairings import Pairing
 

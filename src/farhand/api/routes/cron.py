@@ -16,7 +16,7 @@ from farhand.gateway.hub import Hub
 from farhand.gateway.schedule.jobs import MAX_PREVIEW, MAX_WAIT_SECONDS, CronBook
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ErrorKind, ToolError
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 
 STATUS = {
     ErrorKind.INVALID_ARGS: 400,

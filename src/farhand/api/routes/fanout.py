@@ -16,7 +16,7 @@ from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.control.fanout import FanOut, FanOutAnswer, FanOutRequest, FanOuts
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import InvalidArgs, ToolError
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 
 _decoder = msgspec.json.Decoder(FanOutRequest)
 

@@ -20,7 +20,7 @@ from farhand.gateway.schedule.time_parsing import DAY_MS, read_deadline
 from farhand.gateway.sessions.keys import agent_id, agent_of
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import InvalidArgs
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import Approval
 

@@ -80,13 +80,10 @@ def _store(hub: Hub) -> Iterator[str]:
     database = hub.database
     yield from _about("farhand_store_commits_total", "counter", "Transactions of the store.")
     yield _line("farhand_store_commits_total", database.commits)
-    yield from _about("farhand_store_sync_seconds", "histogram", "Waits for the disk; one serves many writes.")
-    yield from _histogram("farhand_store_sync_seconds", database.syncs, SYNC_BUCKETS, 1_000_000)
-    yield from _about(
-        "farhand_store_waiting", "gauge", "Writes that wait for their transaction, and groups for the disk."
-    )
+    yield from _about("farhand_store_sync_seconds", "histogram", "Durable commits; one serves many writes.")
+    yield from _histogram("farhand_store_sync_seconds", database.commit_times, SYNC_BUCKETS, 1_000_000)
+    yield from _about("farhand_store_waiting", "gauge", "Writes that are not committed yet.")
     yield _line("farhand_store_waiting", database.waiting, what="writes")
-    yield _line("farhand_store_waiting", database.syncing, what="syncs")
     yield from _about("farhand_store_healthy", "gauge", "Whether the store can be written.")
     yield _line("farhand_store_healthy", int(database.healthy))
     yield from _about("farhand_store_bytes", "gauge", "Size of the store and of its log.")

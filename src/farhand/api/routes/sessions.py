@@ -25,7 +25,7 @@ from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import message_of
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0

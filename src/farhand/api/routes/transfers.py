@@ -8,7 +8,6 @@ import mimetypes
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
-import apsw
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
@@ -25,7 +24,7 @@ from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, 
 from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
 from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError, Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.transfers import TransferRecord, TransferState
 
@@ -126,10 +125,10 @@ class KeyClaim(msgspec.Struct, frozen=True):
     transfer_id: str
     now: int
 
-    def look(self, store: apsw.Connection) -> str:
+    def look(self, store: Tx) -> str:
         return self._same(keys.claimed(store, self.credential, self.key, self.body, self.transfer_id, self.now))
 
-    def take(self, store: apsw.Connection) -> str:
+    def take(self, store: Tx) -> str:
         return self._same(keys.claim(store, self.credential, self.key, self.body, self.transfer_id, self.now))
 
     def _same(self, held: tuple[str, bytes]) -> str:

@@ -14,7 +14,7 @@ from farhand.gateway.calls.open_call import Outcome
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import NotFound
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 
 
 class UndoRequest(msgspec.Struct):

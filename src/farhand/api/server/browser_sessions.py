@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from farhand.gateway.access.credentials import Credential, Credentials
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, log_failure
 from farhand.store.sqlite.snapshots import note_revoked, revoked_tokens
 from farhand.store.tables.browser_sessions import (
     BrowserSession,
@@ -29,6 +30,8 @@ from farhand.store.tables.browser_sessions import (
     sessions_used,
 )
 from farhand.store.tables.tokens import token_hash
+
+log = logging.getLogger(__name__)
 
 CODE_SECONDS = 600.0
 MAX_SESSIONS = 64
@@ -61,7 +64,7 @@ class BrowserSessions:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         home: Path,
         credentials: Credentials,
         limits: SessionLimits,
@@ -196,7 +199,9 @@ class BrowserSessions:
         self._uses[session.id] = now
         if now - self._written.get(session.id, session.last_used_at) >= min(USED_MS, self._limits.idle_ms // 2):
             self._written[session.id] = now
-            self._database.write_behind(lambda store: sessions_used(store, {session.id: now}), lambda *_: None)
+            used = {session.id: now}
+            written = self._database.write(lambda store: sessions_used(store, used), durable=False)
+            log_failure(written, log, "store the last use of a console session")
 
     def _remove_expired(self) -> None:
         expired = [session for session in self._sessions.values() if self._over(session)]
@@ -214,7 +219,8 @@ class BrowserSessions:
     def _remove_later(self, sessions: list[BrowserSession]) -> None:
         if sessions:
             ids = [session.id for session in sessions]
-            self._database.write_behind(lambda store: remove_sessions(store, ids), lambda *_: None)
+            removed = self._database.write(lambda store: remove_sessions(store, ids), durable=False)
+            log_failure(removed, log, "remove ended console sessions")
 
     def _forget(self, session: BrowserSession) -> None:
         del self._sessions[session.cookie_hash]

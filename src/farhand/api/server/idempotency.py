@@ -17,7 +17,7 @@ from farhand.api.server.router import Handler
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 from farhand.gateway.calls.open_call import new_call_id
 from farhand.protocol.canonical_json import canonical
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError
 from farhand.store.tables.idempotency import IDEMPOTENCY_MS, claim, release
 
 MOST_ANSWERS = 1000
@@ -33,7 +33,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Repeats:
     """The answers of the last day, as far as there is room for them."""
 
-    def __init__(self, database: Database, clock: Callable[[], int]) -> None:
+    def __init__(self, database: Store, clock: Callable[[], int]) -> None:
         self._database = database
         self._clock = clock
         self._answers: dict[tuple[str, str], Answer] = {}

@@ -8,9 +8,10 @@ import msgspec
 from farhand.cli.client import Client, client_command
 from farhand.cli.json_output import group_json_option
 from farhand.cli.output import moment, paint, plain, remark, show_answer, show_json, wrap
-from farhand.store.history.verify import Report, read_head
-from farhand.store.history.verify import verify as verify_journal
+from farhand.store.history.verify import Report
 from farhand.store.journal.seal import Head
+from farhand.store.sqlite.audit import read_head
+from farhand.store.sqlite.audit import verify as verify_journal
 from farhand.store.sqlite.snapshots import STORE_FILE
 
 

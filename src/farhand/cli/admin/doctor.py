@@ -26,13 +26,13 @@ from farhand.gateway.access.credentials import NodeTokens
 from farhand.protocol.errors import FarhandError
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
-from farhand.store.history.verify import quick_look, reading
 from farhand.store.journal.seal import KEY_FILE
+from farhand.store.sqlite.audit import quick_look, reading
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, STORE_FILE, Snapshots
+from farhand.store.sqlite.store import SAFE_SQLITE, sqlite_version
 
 PYTHON: Final = (3, 11)
 # Older ones can corrupt a write-ahead log that is reset while another connection reads it.
-SQLITE: Final = (3, 51, 3)
 SHORT: Final = 16
 FREE_FAIL: Final = 100 * 1000 * 1000
 FREE_WARN: Final = 1000 * 1000 * 1000
@@ -132,13 +132,8 @@ def _python() -> Check:
 
 
 def _sqlite() -> Check:
-    try:
-        import apsw  # noqa: PLC0415
-    except ImportError as error:
-        return Check("SQLite", "failed", f"apsw is not installed: {error}")
-    version = apsw.sqlite_lib_version()
-    needed = ".".join(str(part) for part in SQLITE)
-    if tuple(int(part) for part in version.split(".")[:3]) < SQLITE:
+    version, needed = (".".join(map(str, numbers)) for numbers in (sqlite_version(), SAFE_SQLITE))
+    if sqlite_version() < SAFE_SQLITE:
         return Check(
             "SQLite", "failed", f"{version}, which can damage its log; {needed} or newer comes with current apsw"
         )

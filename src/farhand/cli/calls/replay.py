@@ -12,7 +12,7 @@ import msgspec
 from farhand.cli.client import Client, client_command
 from farhand.cli.output import paint, plain, plain_lines, show_json
 from farhand.gateway.sessions import replay as replaying
-from farhand.store.history.verify import reading
+from farhand.store.sqlite.audit import reading
 from farhand.store.sqlite.snapshots import STORE_FILE
 
 

@@ -14,9 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 
-import apsw
 import msgspec
 from msgspec import UNSET
 
@@ -50,9 +48,8 @@ from farhand.gateway.calls.open_call import (
     unknown,
 )
 from farhand.gateway.calls.policy import HTTP, Policy
-from farhand.gateway.calls.recorder import RecordKeeper
+from farhand.gateway.calls.recorder import Recorder
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, short_arguments, shortened
-from farhand.gateway.calls.vigil import Vigil
 from farhand.gateway.calls.waiting import Parking
 from farhand.gateway.nodes.registry import Connection, Node, NodeRegistry
 from farhand.protocol.calls import NULL, PROGRAM_STOPPING, ToolCall, ToolFailure, ToolResult
@@ -62,7 +59,7 @@ from farhand.protocol.freeze import FreezeOrder, Frozen
 from farhand.protocol.messages import ToolAck, ToolCancel, ToolResponse, encode
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import CLOSE_UNREADABLE
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
@@ -78,7 +75,6 @@ MAX_OPEN_CALLS = 10_000
 CONFIRM_SECONDS = 3.0
 # After a start, nodes get at least this long to come back with what they finished, deadline or not.
 RETURN_SECONDS = 15.0
-QUIET_CALLS = 2
 MAX_IDEMPOTENCY_KEY = 256
 MAX_SESSION_KEY = 1024
 
@@ -91,7 +87,7 @@ class Gate:
     """Runs calls. `recover` comes before the first of them; `close` after the last."""
 
     def __init__(
-        self, database: Database, node_registry: NodeRegistry, catalog: Catalog, credentials: Credentials | None = None
+        self, database: Store, node_registry: NodeRegistry, catalog: Catalog, credentials: Credentials | None = None
     ) -> None:
         """`credentials` tells which tokens are valid; without, every caller's is."""
         self._database = database
@@ -104,9 +100,7 @@ class Gate:
         self._checks: dict[Connection, asyncio.Task[None]] = {}
         # How many of the open calls are not over.
         self._running = 0
-        self._keeper = RecordKeeper(self, database)
-        # Of a caller, or of a node, while there is nobody else.
-        self._before_call, self._before_answer = Vigil(), Vigil()
+        self._recorder = Recorder(database, self.close_call)
         self._deadlines = Deadlines(self._open, self._expire)
         # How long the calls took that ended, in milliseconds, by who ran them and how they ended.
         self.ended: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
@@ -148,6 +142,12 @@ class Gate:
         record, opened, refusal = self._examine(call, principal, background, idempotency_key, own, origins, before)
         try:
             first = await self._write_down(record, opened, call, idempotency_key)
+        except asyncio.CancelledError:
+            if opened is not None:  # it is being stored all the same, so its end has to follow
+                opened.unrun = True
+                left = "the caller hung up before the call was sent; it did not run"
+                self._end(opened, CallState.CANCELLED, stopped(CallState.CANCELLED, left))
+            raise
         except BaseException:
             if opened is not None:
                 self._forget(opened)
@@ -161,12 +161,6 @@ class Gate:
         self._send(opened)
         return Outcome(opened.record) if record.background else opened
 
-    def promised(self, opened: OpenCall, error: Exception | None) -> None:
-        """Resume `begin` once the call is on disk, or could not be written."""
-        waiter, opened.waiter = opened.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None) if error is None else waiter.set_exception(error)
-
     def _examine(
         self,
         call: ToolCall,
@@ -178,7 +172,6 @@ class Gate:
         before: int | None = None,
     ) -> tuple[CallRecord, OpenCall | None, ToolError | None]:
         """Find the tool, check and allow the call, and admit it; the record of one that was refused is its end."""
-        self._before_call.over()
         now = self._node_registry.clock()
         target: Target | None = None
         refusal: ToolError | None = None
@@ -324,16 +317,11 @@ class Gate:
     def open_count(self) -> int:
         return len(self._open)
 
-    @property
-    def quiet(self) -> bool:
-        """So few calls are open that waiting for others to share a commit or a write with would only cost time."""
-        return self._running <= QUIET_CALLS
-
     # -- writing down -----------------------------------------------------------------------------------
 
     async def _write_down(self, record: CallRecord, opened: OpenCall | None, call: ToolCall, key: str | None) -> str:
         """The id of the call this request stands for: its own, unless its idempotency key was used before."""
-        begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(opened.parked)
+        begin = calls.begin if opened is None or opened.parked is None else self.parking.begin(record, opened.parked)
         if key is None:
             if opened is None:
                 if self.refusals.take(record, record.created_at):
@@ -342,22 +330,19 @@ class Gate:
                 if opened.parked is not None:
                     await self._database.write(lambda store: begin(store, record))
                 else:
-                    opened.waiter = promised = asyncio.get_running_loop().create_future()
-                    self._keeper.promise(opened)
-                    await promised
+                    await self._recorder.begin(record)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), canonical(call.args))).digest()
 
         stored = opened is not None or self.refusals.take(record, record.created_at)
 
-        def claim(store: apsw.Connection) -> tuple[str, bytes]:
-            # A call that is refused was never begun, so it does not use the key up: it may be tried again.
-            use = keys.claimed if opened is None else keys.claim
+        # A call that is refused was never begun, so it does not use the key up: it may be tried again.
+        use = keys.claimed if opened is None else keys.claim
+
+        def claim(store: Tx) -> tuple[str, bytes]:
             first, first_body = use(store, record.credential, key, body, record.id, record.created_at)
             if first == record.id and stored:
                 begin(store, record)
-                if opened is not None:
-                    opened.written = True
             return first, first_body
 
         first, first_body = await self._database.write(claim)
@@ -451,8 +436,6 @@ class Gate:
             return
         opened.sent = True
         connection.link.send(opened.request)
-        if self._running == 1:
-            self._before_answer.begin()
 
     def _way_to(self, opened: OpenCall) -> Connection | None:
         """The connection for a call that has not left yet. Its node may have gone, or begun a new life, since the call
@@ -475,10 +458,9 @@ class Gate:
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
         """A node answered. Only the node that owns a call can end it; its newest word counts, once."""
-        self._before_answer.over()
         opened = self._open.get(response.request_id)
         if opened is None:
-            self._keeper.late(connection, response, self._node_registry.clock())
+            self._recorder.late(connection, response, self._node_registry.clock())
             if connection.resume is None:
                 self._check_known(connection, response.request_id)
             return
@@ -668,12 +650,6 @@ class Gate:
 
     async def recover(self) -> int:
         """Take up the calls that were open when the gateway last stopped; returns how many still are."""
-        if promised := self._database.open_intents(self._keeper):
-            taken_up = (self._database.write(partial(calls.take_up, intent=intent)) for intent in promised)
-            for error in await asyncio.gather(*taken_up, return_exceptions=True):
-                if error is not None:
-                    log.error("a call the last run wrote down cannot be taken up: %s", error)
-            self._database.forget_intents()
         now = self._node_registry.clock()
         rows = await self._database.read(all_parked)
         for record in await self._database.read(calls.open_calls):
@@ -684,7 +660,7 @@ class Gate:
             node = self._node_registry.nodes.get(record.node_id or "")
             opened = OpenCall(record, node, repeated_frame(record), read_only=False, own=own)
             opened.principal = self._recorded(record)
-            opened.sent = opened.written = True
+            opened.sent = True
             opened.started -= max(0, now - record.created_at) / 1000
             self._admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
             if self._stop_invalid(opened):
@@ -717,6 +693,7 @@ class Gate:
     def close(self) -> None:
         """Let waiters go. What is still open stays so in the record, and is taken up after the next start."""
         self._closing = True
+        self._recorder.close()
         self._deadlines.close()
         for settling in self._settling:
             settling.cancel()
@@ -764,9 +741,7 @@ class Gate:
         if opened.read_only and state is CallState.ERROR:
             # Nothing is stored of it yet, and it did nothing: long arguments would only fill the disk.
             record = msgspec.structs.replace(record, args=short_arguments(record.args, self.secrets))
-        self._keeper.end(opened, record, connection)
-        if self._running == 0:
-            self._before_call.begin()
+        self._recorder.end(opened, record, connection)
 
     def close_call(self, call_id: str) -> None:
         """The record has how it ended."""

@@ -89,8 +89,6 @@ class OpenCall(msgspec.Struct, eq=False):
     deadline: asyncio.TimerHandle | None = None
     # By the loop's clock, while that is too far away for a timer.
     expires: float | None = None
-    # Resolved once the call is on disk; `Gate.begin` waits for it.
-    waiter: asyncio.Future[None] | None = None
     sent: bool = False
     # Its node left before it was sent, and is waited for.
     stranded: bool = False
@@ -101,8 +99,6 @@ class OpenCall(msgspec.Struct, eq=False):
     started: float = msgspec.field(default_factory=time.perf_counter)
     stopping: tuple[CallState, str] | None = None
     waiters: int = 0
-    # The tables have it as open.
-    written: bool = False
 
     def __repr__(self) -> str:
         return f"<open call {self.record.id}>"  # arguments and results are nothing for a log

@@ -1,178 +1,225 @@
-"""How calls get into the record: promised before they leave, told of before they are answered, in the tables soon."""
+"""Records calls: their start before they are sent, their end before anyone is notified.
+
+What arrives in one turn of the event loop is written by one operation with set statements.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Final, Literal
 
-import apsw
 import msgspec
 
 from farhand.gateway.calls.open_call import OpenCall, ended, unknown
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.messages import ToolAck, ToolResponse, encode
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import EngineError, Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
-from farhand.store.tables.calls import CallRecord, CallState, intent_of
+from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import finish_parked
-
-if TYPE_CHECKING:
-    from farhand.gateway.calls.gate import Gate
 
 log = logging.getLogger(__name__)
 
-ACK_SECONDS = 0.05
-MOST_ACKS = 256
-WRITE_AGAIN_SECONDS = 5.0
-MOST_LATE = 65_536
+# Acknowledgements to one node are gathered for this time.
+ACK_SECONDS: Final = 0.05
+MAX_ACKS: Final = 256
+RETRY_SECONDS: Final = 5.0
+# Late answers that are remembered, so that a node that repeats one does not fill the journal.
+MAX_LATE: Final = 65_536
 
 
-class End(msgspec.Struct, gc=False):
-    """The end of a call, on its way into the record."""
+class CallEnd(msgspec.Struct, frozen=True, gc=False):
+    """The end of a call, as it is stored."""
 
-    opened: OpenCall
     record: CallRecord
-    # Of the node that keeps the result until it is acknowledged.
+    # How the tables have the call: not at all, as running, or as waiting.
+    stored_as: Literal["nothing", "running", "waiting"]
+    # The call did not run, so its idempotency key may be used again.
+    release_key: bool = False
+
+
+class _Ending(msgspec.Struct, frozen=True, gc=False):
+    opened: OpenCall
+    end: CallEnd
+    # The node that keeps the result until it is acknowledged.
     connection: Connection | None
 
 
-class RecordKeeper:
-    """The gate's hand in the store (`store.ahead.Keeper`): its items are the calls it promised, and ends."""
+class Recorder:
+    """Writes the calls of a gate to the store. Its owner calls `close`."""
 
-    def __init__(self, gate: Gate, database: Database) -> None:
-        self._gate = gate
-        self._database = database
+    def __init__(self, store: Store, recorded: Callable[[str], None]) -> None:
+        """`recorded` is called with the id of each call whose end is stored."""
+        self._store = store
+        self._recorded = recorded
+        self._begins: list[tuple[CallRecord, asyncio.Future[None]]] = []
+        self._ends: dict[bool, list[_Ending]] = {True: [], False: []}
+        self._scheduled = False
+        self._closed = False
         self._acks: dict[Connection, list[str]] = {}
-        # Which node told late of which call. Once is enough, however often it says it.
+        # By node and call.
         self._late: dict[tuple[str, str], None] = {}
 
-    def promise(self, opened: OpenCall) -> None:
-        """Have a call on disk, and tell the gate. The tables follow later; a call that is over by then goes into them
-        whole, with its end."""
-        self._database.ahead.promise(intent_of(opened.record), opened, at_once=self._gate.quiet)
+    def begin(self, record: CallRecord) -> asyncio.Future[None]:
+        """Store a call that is about to be sent; the future is done once that is on disk. It raises StoreError."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begins.append((record, future))
+        self._schedule()
+        return future
 
     def end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
-        """Write the end down; then tell whoever waits, and let the node forget the call."""
-        # A result that its node still holds cannot be lost here: it is acknowledged, and so forgotten there, only after
-        # a sync, and until then it comes again. So whoever waits is told as soon as the system has the end, as for a
-        # read-only call, which a killed gateway does not forget either. Any other end is on disk before anyone is told.
-        end = End(opened, record, connection)
-        if opened.read_only or (connection is not None and connection.resume is not None):
-            opened.record = record
-            if self._database.ahead.tell(intent_of(record), end):
-                opened.tell(record)
-        else:
-            self._write(end)
+        """Store the end of a call; then notify its waiters, and acknowledge the result to `connection`.
 
-    def _write(self, end: End) -> None:
-        ends: list[OpenCall | End] = [end]
-        self._database.write_then(lambda store: self.write(store, ends), lambda _, error: self.kept(ends, error))
-
-    # -- what the store asks for ------------------------------------------------------------------------
-
-    def promised(self, items: list[OpenCall], error: Exception | None) -> None:
-        for opened in items:
-            try:
-                self._gate.promised(opened, error)
-            except Exception:
-                log.exception("call %s could not be sent on its way", opened.record.id)
-
-    def write(self, store: apsw.Connection, items: list[OpenCall | End]) -> None:
-        new: list[tuple[CallRecord, bool]] = []
-        for item in items:
-            if isinstance(item, End):
-                opened = item.opened
-                if opened.parked is not None:
-                    finish_parked(store, item.record)
-                elif opened.written:
-                    calls.finish(store, item.record)
-                else:
-                    new.append((item.record, not opened.read_only))
-                if opened.unrun and (key := item.record.idempotency_key) is not None:
-                    keys.release(store, item.record.credential, key, item.record.id)
-            elif not item.over:
-                new.append((item.record, False))
-                item.written = True
-        if new:
-            calls.begin_all(store, new)
-
-    def kept(self, items: list[OpenCall | End], error: Exception | None) -> None:
-        for item in items:
-            if isinstance(item, End):
-                try:
-                    self._ended(item, error)
-                except Exception:
-                    log.exception("what follows the end of call %s failed", item.record.id)
-            elif error is not None:
-                item.written = False
-
-    def _ended(self, end: End, error: Exception | None) -> None:
-        record = told = end.record
-        if error is None:
-            end.opened.record = record
-            self._gate.close_call(record.id)
-            if end.connection is not None:
-                self.acknowledge(end.connection, record.id)
-        else:
-            log.error("the end of call %s could not be written down, trying again: %s", record.id, error)
-            lost = unknown(f"the call ended, but its end could not be written down: {error}")
-            told = ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0)
-            if not self._gate.closing:
-                self._database.loop.call_later(WRITE_AGAIN_SECONDS, partial(self._write, end))
-        end.opened.tell(told)
+        When the store fails, the waiters are notified of an unknown outcome, and the end is written again later.
+        """
+        stored_as: Literal["nothing", "running", "waiting"]
+        stored_as = "waiting" if opened.parked is not None else "nothing" if opened.read_only else "running"
+        # The node sends the result again until it is acknowledged, which happens after a durable commit; a call that
+        # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
+        kept_by_node = connection is not None and connection.resume is not None
+        ending = _Ending(opened, CallEnd(record, stored_as, opened.unrun), connection)
+        self._ends[not opened.read_only and not kept_by_node].append(ending)
+        self._schedule()
 
     def late(self, connection: Connection, response: ToolResponse, now: int) -> None:
-        """A node answers a call that is over; it may forget it then. Where the record does not know how the call went,
-        the journal gets to know it."""
-
+        """Add an answer to a call that has ended to the journal, if the record lacks it, and acknowledge it."""
         if connection.link.congested:
-            return  # it does not read what it is told already; when it comes back it says this again
+            return  # the node repeats it when it connects again
         call_id = response.request_id
-        word = connection.node_id, call_id
-        if word in self._late:
+        answer = connection.node_id, call_id
+        if answer in self._late:
             self.acknowledge(connection, call_id)
             return
-        self._late[word] = None
-        if len(self._late) > MOST_LATE:
+        self._late[answer] = None
+        if len(self._late) > MAX_LATE:
             del self._late[next(iter(self._late))]
 
-        def written(_: object, error: Exception | None) -> None:
-            if error is None:
+        def stored(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None:
                 self.acknowledge(connection, call_id)
             else:
-                self._late.pop(word, None)
+                self._late.pop(answer, None)
 
-        self._database.write_then(
-            lambda store: calls.tell_late(store, connection.node_id, response, now), written, durable=False
-        )
-
-    # -- acknowledging ----------------------------------------------------------------------------------
+        operation = partial(calls.tell_late, node_id=connection.node_id, response=response, now=now)
+        self._store.write(operation, durable=False).add_done_callback(stored)
 
     def acknowledge(self, connection: Connection, call_id: str) -> None:
-        """Let a node forget a call, once the tables have it on disk."""
-        # Gathered for a moment: the node only keeps the result that much longer, and one frame serves many calls.
+        """Let a node forget a call, once its end is on disk."""
         if connection.resume is None:
             return
         waiting = self._acks.get(connection)
-        if waiting is not None:
-            waiting.append(call_id)
-            if len(waiting) == MOST_ACKS:
-                self._send_acks(connection)
+        if waiting is None:
+            self._acks[connection] = [call_id]
+            asyncio.get_running_loop().call_later(ACK_SECONDS, self._send_acks, connection)
             return
-        self._acks[connection] = [call_id]
-        self._database.loop.call_later(ACK_SECONDS, self._send_acks, connection)
+        waiting.append(call_id)
+        if len(waiting) == MAX_ACKS:
+            self._send_acks(connection)
+
+    def close(self) -> None:
+        """Stop retrying."""
+        self._closed = True
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._write_gathered)
+
+    def _write_gathered(self) -> None:
+        self._scheduled = False
+        if self._begins:
+            begins, self._begins = self._begins, []
+            self._write_begins(begins)
+        for durable, endings in self._ends.items():
+            if endings:
+                self._ends[durable] = []
+                self._write_ends(endings, durable)
+
+    def _write_begins(self, begins: list[tuple[CallRecord, asyncio.Future[None]]]) -> None:
+        records = [(record, False) for record, _ in begins]
+        self._store.write(partial(calls.begin_all, records=records)).add_done_callback(partial(self._begun, begins))
+
+    def _begun(self, begins: list[tuple[CallRecord, asyncio.Future[None]]], written: asyncio.Future[None]) -> None:
+        error = written.exception()
+        if _one_is_to_blame(error, begins):
+            for one in begins:
+                self._write_begins([one])
+            return
+        for _, future in begins:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+    def _write_ends(self, endings: list[_Ending], durable: bool) -> None:
+        ends = [ending.end for ending in endings]
+        written = self._store.write(partial(store_ends, ends=ends), durable=durable)
+        written.add_done_callback(partial(self._ended, endings, durable))
+
+    def _ended(self, endings: list[_Ending], durable: bool, written: asyncio.Future[None]) -> None:
+        error = written.exception()
+        if _one_is_to_blame(error, endings):
+            for ending in endings:
+                self._write_ends([ending], durable)
+            return
+        for ending in endings:
+            try:
+                self._notify(ending, durable, error)
+            except Exception:  # a failing waiter must not stop the others
+                log.exception("failed to notify the waiters of call %s", ending.end.record.id)
+
+    def _notify(self, ending: _Ending, durable: bool, error: BaseException | None) -> None:
+        opened, record = ending.opened, ending.end.record
+        if error is None:
+            opened.record = record
+            self._recorded(record.id)
+            if ending.connection is not None:
+                self.acknowledge(ending.connection, record.id)
+            opened.tell(record)
+            return
+        log.error("failed to store the end of call %s, retrying in %g s: %s", record.id, RETRY_SECONDS, error)
+        if not self._closed:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_ends, [ending], durable)
+        lost = unknown(f"the call ended, but its end could not be written down: {error}")
+        opened.tell(ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0))
 
     def _send_acks(self, connection: Connection) -> None:
         call_ids = self._acks.pop(connection, None)
-        if call_ids is None:
-            return  # sent already, there were many
+        if call_ids is None or not connection.current:
+            return
 
         def synced(future: asyncio.Future[None]) -> None:
             if connection.current and not future.cancelled() and future.exception() is None:
                 connection.link.send(encode(ToolAck(call_ids)))
 
-        if connection.current:
-            self._database.flush().add_done_callback(synced)
+        self._store.write(_nothing).add_done_callback(synced)
+
+
+def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
+    """Store how some calls ended; the first stored end of a call counts."""
+    new: list[tuple[CallRecord, bool]] = []
+    for end in ends:
+        record = end.record
+        if end.stored_as == "nothing":
+            new.append((record, False))
+        elif end.stored_as == "waiting":
+            finish_parked(tx, record)
+        else:
+            calls.finish(tx, record)
+        if end.release_key and record.idempotency_key is not None:
+            keys.release(tx, record.credential, record.idempotency_key, record.id)
+    if new:
+        calls.begin_all(tx, new)
+
+
+def _one_is_to_blame(error: BaseException | None, items: list[Any]) -> bool:
+    """Whether an operation over several calls failed because of one of them."""
+    return error is not None and not isinstance(error, EngineError) and len(items) > 1
+
+
+def _nothing(_: Tx) -> None:
+    pass

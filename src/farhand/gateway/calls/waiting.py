@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-import apsw
 import msgspec
 
 from farhand.gateway.access.principal import Principal, decode_principal
@@ -26,7 +25,7 @@ from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
 from farhand.store.journal.events import append_event
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx, log_failure
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import (
     Approval,
@@ -83,7 +82,7 @@ class Sender(Protocol):
 class Parking:
     """Holds calls, and starts or ends them."""
 
-    def __init__(self, gate: Sender, database: Database, node_registry: NodeRegistry, catalog: Catalog) -> None:
+    def __init__(self, gate: Sender, database: Store, node_registry: NodeRegistry, catalog: Catalog) -> None:
         self._gate = gate
         self._database = database
         self._node_registry = node_registry
@@ -180,7 +179,7 @@ class Parking:
 
     def admit(self, opened: OpenCall, parked: Parked) -> None:
         opened.parked = parked
-        opened.promised = opened.written = True
+        opened.promised = True
         self.waiting[opened.record.id] = opened
 
     @staticmethod
@@ -189,9 +188,9 @@ class Parking:
         return msgspec.structs.replace(record, state=CallState.WAITING, node_boot=None, deadline_at=parked.until)
 
     @staticmethod
-    def begin(parked: Parked) -> Callable[[apsw.Connection, CallRecord], None]:
-        """What writes such a call down."""
-        return lambda store, record: begin_parked(store, record, _row(record, parked))
+    def begin(record: CallRecord, parked: Parked) -> Callable[[Tx, CallRecord], None]:
+        """Return the operation that stores such a call."""
+        return partial(begin_parked, row=_row(record, parked))
 
     def hold(self, opened: OpenCall, parked: Parked) -> None:
         """A call is written down and waits from now on."""
@@ -204,7 +203,6 @@ class Parking:
         """Take up a call that waited when the gateway stopped."""
         own = None if record.route == "node" else self._catalog.own(record.tool)
         opened = OpenCall(record, None, b"", read_only=False, own=own)
-        opened.written = True
         if row is None:
             self._gate.end(opened, CallState.ERROR, failed(f"what the call waited for is not known; {DID_NOT_RUN}"))
             return
@@ -408,7 +406,8 @@ class Parking:
         node_id = target.node.card.node_id if target.node else None
         record = self.waiting_record(msgspec.structs.replace(opened.record, node_id=node_id), turned)
         now = self._node_registry.clock()
-        await self._database.write(lambda store: hold_parked(store, record, _row(record, turned), now))
+        row = _row(record, turned)
+        await self._database.write(lambda store: hold_parked(store, record, row, now))
         parked.why, parked.until, parked.rule, parked.reason = "approval", until, asked.rule, asked.reason
         opened.record = record
         self._set_deadline(opened)
@@ -442,12 +441,8 @@ class Parking:
 
     def _note(self, kind: str, subject: str, data: dict[str, Any]) -> None:
         now = self._node_registry.clock()
-
-        def written(_: object, error: Exception | None) -> None:
-            if error is not None:
-                log.error("%s of %s is not in the journal: %s", kind, subject, error)
-
-        self._database.write_behind(lambda store: append_event(store, now, kind, subject, data), written)
+        written = self._database.write(lambda store: append_event(store, now, kind, subject, data), durable=False)
+        log_failure(written, log, f"add {kind} of {subject} to the journal")
 
 
 def moment(at: int) -> str:

@@ -22,7 +22,7 @@ from farhand.gateway.calls.waiting import Parking
 from farhand.gateway.control.effects import Effects
 from farhand.gateway.nodes.registry import Node
 from farhand.protocol.errors import FarhandError
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store
 from farhand.store.tables import waiting_calls as store
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 from farhand.tools.preview import Preview
@@ -115,7 +115,7 @@ class AnswerConflict(FarhandError):
 class Approvals:
     """Puts questions and takes answers. `effects` tells what calls would do."""
 
-    def __init__(self, database: Database, parking: Parking, effects: Effects, clock: Callable[[], int]) -> None:
+    def __init__(self, database: Store, parking: Parking, effects: Effects, clock: Callable[[], int]) -> None:
         self._database = database
         self._parking = parking
         self._clock = clock

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import apsw
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -28,7 +27,7 @@ from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.names import SEPARATOR, join_tool
 from farhand.protocol.redaction import KnownSecrets
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import fanouts
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallState
@@ -104,7 +103,7 @@ class Progress(msgspec.Struct, frozen=True):
 class FanOuts:
     """Begins fan-outs."""
 
-    def __init__(self, database: Database, node_registry: NodeRegistry, gate: Gate) -> None:
+    def __init__(self, database: Store, node_registry: NodeRegistry, gate: Gate) -> None:
         self._database = database
         self._node_registry = node_registry
         self._gate = gate
@@ -125,27 +124,27 @@ class FanOuts:
         asked = msgspec.structs.replace(request, stream=False, results=False)  # how it is told does not matter
         digest = hashlib.sha256(b"fanout\0" + msgspec.json.encode(asked)).digest()
 
-        def write(store: apsw.Connection) -> tuple[str, list[str]]:
+        def write(store: Tx) -> tuple[str, dict[str, str]]:
             if key is not None:
                 first, first_digest = keys.claim(store, principal.id, key, digest, record.id, now)
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
                 if first != record.id:
                     again = fanouts.fanout_nodes(store, first)
-                    made.update({node_id: new_call_id() for node_id in again if node_id not in made})
-                    fanouts.add_calls(store, first, {node_id: made[node_id] for node_id in again})
-                    return first, again
+                    ids = {node_id: made.get(node_id) or new_call_id() for node_id in again}
+                    fanouts.add_calls(store, first, ids)
+                    return first, ids
             fanouts.begin_fanout(store, record, made)
-            return record.id, nodes
+            return record.id, made
 
-        group_id, nodes = await self._database.write(write)
-        found = {node_id: self._node_registry.nodes.get(node_id) for node_id in nodes}
+        group_id, call_ids = await self._database.write(write)
+        found = {node_id: self._node_registry.nodes.get(node_id) for node_id in call_ids}
         away = {
             node_id: node.absence if node else self._node_registry.unknown(node_id)
             for node_id, node in found.items()
             if node is None or not node.online
         }
-        return FanOut(self._gate, request, principal, group_id, {node: made[node] for node in nodes}, away, key)
+        return FanOut(self._gate, request, principal, group_id, call_ids, away, key)
 
     def _chosen(self, wanted: Sequence[str]) -> list[str]:
         """The ids of the nodes that are meant, each once, in the order of their naming. Raises NotFound."""

@@ -6,7 +6,6 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Sequence
 
-import apsw
 import msgspec
 
 from farhand.gateway.calls.catalog import Catalog, Target
@@ -14,7 +13,7 @@ from farhand.gateway.calls.policy import HTTP, Policy, Subject, Verdict, subject
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import find_approval, origin_of
@@ -75,7 +74,7 @@ class Replay(msgspec.Struct, frozen=True):
 class PolicyReview:
     """Judges without doing anything."""
 
-    def __init__(self, database: Database, node_registry: NodeRegistry, catalog: Catalog) -> None:
+    def __init__(self, database: Store, node_registry: NodeRegistry, catalog: Catalog) -> None:
         # One at a time.
         self._replaying = asyncio.Lock()
         self._database = database
@@ -158,7 +157,7 @@ class PolicyReview:
     async def _recorded(self, ids: Sequence[str]) -> AsyncIterator[tuple[CallRecord, str | None]]:
         """Calls with where they came from, a few at a time: arguments and results may be long."""
 
-        def read(store: apsw.Connection, some: Sequence[str]) -> list[tuple[CallRecord, str | None]]:
+        def read(store: Tx, some: Sequence[str]) -> list[tuple[CallRecord, str | None]]:
             found = [record for call_id in some if (record := calls.find(store, call_id)) is not None]
             return [(record, origin_of(store, record)) for record in found]
 

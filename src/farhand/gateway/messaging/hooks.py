@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, Literal
 
-import apsw
 import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential
@@ -28,7 +27,7 @@ from farhand.gateway.sessions.runs import Run
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.protocol.json_limits import check_value_count
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import hooks
 from farhand.store.tables.hooks import HookPost
 from farhand.store.tables.outbox import Place
@@ -83,7 +82,7 @@ class Hooks:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         sessions: Sessions,
         messages: Messages,
         reception: Reception,
@@ -166,8 +165,8 @@ class Hooks:
         if hook_id in self._configured or hook_id in self._doors:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; change it there")
         self.session_of(hook_id, settings)
-        encoded = msgspec.json.encode(settings)
-        await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, maker, self._clock()))
+        encoded, now = msgspec.json.encode(settings), self._clock()
+        await self._database.write(lambda store: hooks.save_hook(store, hook_id, encoded, maker, now))
         self._made[hook_id] = settings
         self._makers[hook_id] = maker
         self._learn(settings.secret)
@@ -177,7 +176,8 @@ class Hooks:
         if hook_id in self._configured:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; remove it there")
         self.find(hook_id)
-        await self._database.write(lambda store: hooks.remove_hook(store, hook_id, self._clock()))
+        now = self._clock()
+        await self._database.write(lambda store: hooks.remove_hook(store, hook_id, now))
         self._made.pop(hook_id, None)
         self._makers.pop(hook_id, None)
         self._removed(f"hook:{hook_id}")
@@ -213,7 +213,7 @@ class Hooks:
         post = HookPost(hook=hook_id, delivery=delivery, body=body, at=self._clock())
         refusal = self._frozen()
 
-        def keep(store: apsw.Connection) -> HookPost | None:
+        def keep(store: Tx) -> HookPost | None:
             kept = hooks.add_post(store, post)
             if kept is not None and refusal is not None:
                 hooks.end_post(store, kept.seq, post.at, run_id=None, error=refusal)

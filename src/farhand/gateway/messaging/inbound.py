@@ -30,7 +30,7 @@ from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
 from farhand.protocol.untrusted import one_line
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store
 from farhand.store.tables import outbox, pairings
 from farhand.store.tables.outbox import AwaitedReply, Place
 from farhand.store.tables.pairings import Pairing, PairingState
@@ -82,7 +82,7 @@ class Reception:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         messages: Messages,
         sessions: Sessions,
         workspace: Workspace,
@@ -296,7 +296,8 @@ class Reception:
                 )
             except ToolError as error:
                 log.error("the reply of run %s has no way to %s: %s", run.id, awaited.place, error.message)
-        await self._database.write(lambda store: outbox.end_awaited(store, run.id, self._clock()))
+        run_id, now = run.id, self._clock()
+        await self._database.write(lambda store: outbox.end_awaited(store, run_id, now))
 
     async def _told_already(self, awaited: AwaitedReply, joined: str | None) -> bool:
         """A message that joined another's run has the same answer; the same person hears it once."""

@@ -27,7 +27,7 @@ from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.keys import agent_id as normal_id
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError
 from farhand.store.tables import outbox
 from farhand.store.tables.outbox import MessageState, OutboxRecord, Place
 
@@ -63,7 +63,7 @@ class Messages:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         workspace: Workspace,
         *,
         clock: Callable[[], int],
@@ -238,7 +238,8 @@ class Messages:
     async def retry(self, message_id: str) -> OutboxRecord:
         """Send a message again that failed, or of which nobody knows. Raises NotFound, InvalidArgs."""
         record = await self.find(0, message_id)
-        if not await self._database.write(lambda store: outbox.reopen_message(store, record.seq, self._clock())):
+        now = self._clock()
+        if not await self._database.write(lambda store: outbox.reopen_message(store, record.seq, now)):
             raise InvalidArgs(
                 f"message {message_id!r} is {record.state.value}; only failed and unknown ones can be retried"
             )
@@ -290,7 +291,7 @@ class Messages:
             lane.changed.clear()
             try:
                 record, ours = await self._database.write(
-                    lambda store: outbox.claim_next(store, key, self._holder, self._clock()), at_once=True
+                    partial(outbox.claim_next, lane=key, holder=self._holder, now=self._clock())
                 )
                 if ours and record is not None:
                     await self._attempt(channel, record)
@@ -391,9 +392,7 @@ class Messages:
         want of a note. False when the message is not ours any more."""
         while True:
             try:
-                return await self._database.write(
-                    lambda store: outbox.save_message(store, record, self._clock()), at_once=True
-                )
+                return await self._database.write(partial(outbox.save_message, record=record, now=self._clock()))
             except StoreError as error:
                 if self._closing.is_set():
                     raise
@@ -419,7 +418,7 @@ class Messages:
 
     async def _look_around(self) -> None:
         if self._lanes:
-            await self._database.write(lambda store: outbox.beat(store, self._holder), durable=False)
+            await self._database.write(partial(outbox.beat, holder=self._holder), durable=False)
         steady = time.monotonic()  # not the wall's: a clock that jumps kills nobody
         beats: dict[int, tuple[int, float]] = {}
         for record in await self._database.read(outbox.open_messages):

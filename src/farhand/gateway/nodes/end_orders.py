@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.errors import ErrorKind
 from farhand.protocol.messages import ToolCancel, ToolResponse, encode
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, log_failure
 from farhand.store.tables.end_orders import add_end_orders, drop_end_order, end_orders_of
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ CONFIRM_SECONDS = 30.0
 class EndOrders:
     """Gives the orders, and drops each one that its node has confirmed. Its owner calls `close`."""
 
-    def __init__(self, database: Database, node_registry: NodeRegistry, clock: Callable[[], int]) -> None:
+    def __init__(self, database: Store, node_registry: NodeRegistry, clock: Callable[[], int]) -> None:
         self._database = database
         self._node_registry = node_registry
         self._clock = clock
@@ -36,7 +36,8 @@ class EndOrders:
         Returns once the node has confirmed, at once while it is away, and after half a minute in any case; the orders
         stand until the node confirms. Raises StoreError when they cannot be kept.
         """
-        await self._database.write(lambda store: add_end_orders(store, node_id, call_ids, reason, self._clock()))
+        wanted, now = list(call_ids), self._clock()
+        await self._database.write(lambda store: add_end_orders(store, node_id, wanted, reason, now))
         node = self._node_registry.nodes.get(node_id)
         if node is not None and node.connection is not None:
             given = self._give(node.connection, dict.fromkeys(call_ids, reason))
@@ -60,14 +61,10 @@ class EndOrders:
         del self._given[connection.node_id, response.request_id]
         if not given.done():
             given.set_result(None)
-
-        def dropped(_: object, error: Exception | None) -> None:
-            if error is not None:  # the node is told again when it connects next, and has nothing left to end
-                log.warning("failed to drop an order of node %s: %s", connection.node_id, error)
-
-        self._database.write_then(
-            lambda store: drop_end_order(store, connection.node_id, response.request_id), dropped, durable=False
-        )
+        node_id, call_id = connection.node_id, response.request_id
+        # If that fails, the node receives the order again when it connects next, and has nothing left to end.
+        dropped = self._database.write(lambda store: drop_end_order(store, node_id, call_id), durable=False)
+        log_failure(dropped, log, f"drop an order of node {node_id}")
 
     def close(self) -> None:
         for task in self._tasks:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-import apsw
-
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.store.ports import Tx
 from farhand.store.tables.nodes import NodeCard
 
 RETURN_SECONDS: Final = 15.0
@@ -55,7 +54,7 @@ class ReturningNodes:
                     await asyncio.gather(*waits, return_exceptions=True)
 
 
-def connected_at_the_end(store: apsw.Connection, nodes: Iterable[tuple[NodeCard, int, int]]) -> list[str]:
+def connected_at_the_end(store: Tx, nodes: Iterable[tuple[NodeCard, int, int]]) -> list[str]:
     """Return the nodes that were connected when the last gateway on this store stopped or was killed."""
     found = list(store.execute(LAST_EVENT))
     if not found:

@@ -11,7 +11,6 @@ from datetime import time
 from typing import Final
 from zoneinfo import ZoneInfo
 
-import apsw
 import msgspec
 
 from farhand.gateway.schedule.job_runs import SUMMARY_CHARACTERS, Courier
@@ -19,6 +18,7 @@ from farhand.gateway.schedule.job_turns import AgentTurns
 from farhand.gateway.schedule.scheduler import Ended, clock
 from farhand.gateway.schedule.time_parsing import in_words, local, next_slot, read_duration
 from farhand.protocol.errors import ToolError
+from farhand.store.ports import Tx
 from farhand.store.tables import cron
 from farhand.store.tables.cron import Every, Heartbeat, Job, Slot, SlotStatus
 
@@ -140,7 +140,7 @@ def heartbeat_id(agent_id: str) -> str:
     return f"heartbeat:{agent_id}"
 
 
-def settle_jobs(store: apsw.Connection, settings: HeartbeatSettings) -> None:
+def settle_jobs(store: Tx, settings: HeartbeatSettings) -> None:
     """Make the stored heartbeats those of the settings. One whose interval stayed keeps its place."""
     now = clock()
     wanted = settings.agents if settings.every_ms else ()

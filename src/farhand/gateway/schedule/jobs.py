@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-import apsw
 import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.access.principal import covers
 from farhand.gateway.schedule.job_input import patch_job, read_job, read_schedule, read_schedule_text
 from farhand.gateway.schedule.job_turns import maker_of
-from farhand.gateway.schedule.scheduler import Run, Scheduler, clock
+from farhand.gateway.schedule.scheduler import Scheduler, clock
 from farhand.gateway.schedule.time_parsing import in_words, schedule_in_words, slots_after, zone_named
 from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.store.journal.events import append_event
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import cron
 from farhand.store.tables.cron import At, Cron, Job, Schedule, Slot, SlotStatus, SystemEvent
 
@@ -35,11 +34,20 @@ EVERY: Final = 100_000
 RESUME: Final = "enable it with another credential to take it over, or remove it"
 
 
+class JobFacts(msgspec.Struct, frozen=True):
+    """A job with its slots, as far as they are shown: the newest, the newest that ran, and one that is running."""
+
+    job: Job
+    latest: Slot | None
+    ran: Slot | None
+    running: Slot | None
+
+
 class CronBook:
     """Jobs and their runs, as callers see them."""
 
     def __init__(
-        self, database: Database, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
+        self, database: Store, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
     ) -> None:
         """`paused` returns why a job does not run: the credential on whose behalf it would is no longer valid."""
         self._paused = paused
@@ -52,19 +60,21 @@ class CronBook:
         now = clock()
         agent = _agent(agent_id)
 
-        def read(store: apsw.Connection) -> dict[str, Any]:
+        def read(store: Tx) -> tuple[dict[str, Any], int | None]:
             count, due, next_at = cron.count_jobs(store, agent, True, now)
             running = [
                 slot
                 for slot in cron.open_slots(store)
                 if slot.status is SlotStatus.RUNNING and agent in (None, slot.agent_id)
             ]
-            return {"count": count, "dueCount": due, "runningCount": len(running)} | self._at("nextRun", next_at)
+            return {"count": count, "dueCount": due, "runningCount": len(running)}, next_at
 
         settings = self._scheduler.settings
+        counts, next_at = await self._database.read(read)
         return {
             "enabled": settings.enabled,
-            **await self._database.read(read),
+            **counts,
+            **self._at("nextRun", next_at),
             "maxJobs": settings.max_jobs,
             "maxConcurrentRuns": settings.max_concurrent,
             **self._time(now),
@@ -88,20 +98,21 @@ class CronBook:
         most = _page(limit, MAX_LISTED)
         start = max(0, offset)
 
-        def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+        def read(store: Tx) -> tuple[list[JobFacts], int]:
             if own_to is not None:
                 every = cron.list_jobs(store, agent, include_disabled, EVERY, 0)
                 own = [job for job in every if maker_of(job).id == own_to]
-                return [self._job_view(store, job) for job in own[start : start + most]], len(own)
+                return [_facts(store, job) for job in own[start : start + most]], len(own)
             jobs = cron.list_jobs(store, agent, include_disabled, most, start)
-            return [self._job_view(store, job) for job in jobs], cron.count_jobs(store, agent, include_disabled, now)[0]
+            return [_facts(store, job) for job in jobs], cron.count_jobs(store, agent, include_disabled, now)[0]
 
-        jobs, count = await self._database.read(read)
+        found, count = await self._database.read(read)
+        jobs = [self._job_view(facts) for facts in found]
         return {"jobs": jobs, "count": count, "offset": start, "limit": most, **self._time(now)}
 
     async def get(self, job_id: str) -> dict[str, Any]:
         """Raises NotFound."""
-        return await self._database.read(lambda store: self._job_view(store, _known(store, job_id)))
+        return self._job_view(await self._database.read(lambda store: _facts(store, _known(store, job_id))))
 
     async def runs(
         self, job_id: str | None = None, *, limit: int | None = None, offset: int = 0, own_to: str | None = None
@@ -113,16 +124,17 @@ class CronBook:
         most = _page(limit, MAX_RUNS)
         start = max(0, offset)
 
-        def read(store: apsw.Connection) -> tuple[list[dict[str, Any]], int]:
+        def read(store: Tx) -> tuple[list[Slot], int]:
             if own_to is not None:
                 own = [slot for slot in cron.list_runs(store, job_id, EVERY, 0) if _is_own(store, slot.job, own_to)]
-                return [self._run_view(slot) for slot in own[start : start + most]], len(own)
+                return own[start : start + most], len(own)
             count = cron.count_runs(store, job_id)
             if job_id is not None and not count:
                 _known(store, job_id)
-            return [self._run_view(slot) for slot in cron.list_runs(store, job_id, most, start)], count
+            return cron.list_runs(store, job_id, most, start), count
 
-        runs, count = await self._database.read(read)
+        slots, count = await self._database.read(read)
+        runs = [self._run_view(slot) for slot in slots]
         return {"runs": runs, "count": count, "offset": start, "limit": most, **self._time(clock())}
 
     async def preview(self, of: str | Mapping[str, Any], count: int = 5) -> dict[str, Any]:
@@ -173,17 +185,17 @@ class CronBook:
         """
         now = clock()
         job = _made_by(self.planned(payload, now, agent_id), maker, origins)
+        most = self._scheduler.settings.max_jobs
 
-        def write(store: apsw.Connection) -> dict[str, Any]:
-            most = self._scheduler.settings.max_jobs
+        def write(store: Tx) -> JobFacts:
             if cron.count_jobs(store, None, True, now)[0] >= most:
                 raise Failed(f"Cron job limit reached ({most})")
             cron.save_job(store, job)
             facts = {"name": job.name, "agent_id": job.agent_id, "made_by": maker.id}
             append_event(store, now, "cron.added", job.id, facts)
-            return self._job_view(store, job)
+            return _facts(store, job)
 
-        view = await self._database.write(write)
+        view = self._job_view(await self._database.write(write))
         self._scheduler.wake()
         return {"ok": True, "job": view}
 
@@ -196,21 +208,23 @@ class CronBook:
         if what the agent is told changes, or if a paused job is enabled. Raises NotFound, InvalidArgs, NotAllowed.
         """
         await self._scheduler.record()  # what was due by the old schedule stays due
-        now = clock()
+        now, zone = clock(), self._zone
+        seen = await self._database.read(lambda store: _own(store, job_id))
+        invalid = maker_of(seen).id if self._paused(seen) is not None else None
 
-        def write(store: apsw.Connection) -> dict[str, Any]:
+        def write(store: Tx) -> JobFacts:
             before = _own(store, job_id)
             _check(before, by)
-            job = patch_job(before, patch, now, self._zone)
-            resumed = patch.get("enabled") is True and self._paused(before) is not None
+            job = patch_job(before, patch, now, zone)
+            resumed = patch.get("enabled") is True and maker_of(before).id == invalid
             if job.spec != before.spec or job.agent_id != before.agent_id or resumed:
                 job = _made_by(job, by, origins)
             cron.save_job(store, job)
             facts = {"name": job.name, "fields": sorted(patch), "made_by": maker_of(job).id}
             append_event(store, now, "cron.updated", job.id, facts)
-            return self._job_view(store, job)
+            return _facts(store, job)
 
-        view = await self._database.write(write)
+        view = self._job_view(await self._database.write(write))
         self._scheduler.wake()
         return {"ok": True, "job": view}
 
@@ -218,7 +232,7 @@ class CronBook:
         """Remove a job and its history; a run of it is stopped. Raises NotFound, NotAllowed."""
         now = clock()
 
-        def write(store: apsw.Connection) -> None:
+        def write(store: Tx) -> None:
             job = _own(store, job_id)
             _check(job, by)
             cron.remove_job(store, job_id, history=True)
@@ -271,17 +285,21 @@ class CronBook:
         if runs:
             await asyncio.wait([run.task for run in runs], timeout=patience)
         told = [run for run in runs if own_to is None or maker_of(run.job).id == own_to]
-        results = [await self._database.read(lambda store, run=run: self._result(store, run)) for run in told]  # type: ignore[misc]
+        results = [await self._result(run.slot) for run in told]
         return {"ok": True, "ran": len(results), "results": results}
 
-    def _result(self, store: apsw.Connection, run: Run) -> dict[str, Any]:
-        slot = cron.find_slot(store, run.slot.job, run.slot.slot) or run.slot
-        job = cron.find_job(store, run.slot.job)
+    async def _result(self, begun: Slot) -> dict[str, Any]:
+        def read(store: Tx) -> tuple[Slot | None, Job | None]:
+            return cron.find_slot(store, begun.job, begun.slot), cron.find_job(store, begun.job)
+
+        found, job = await self._database.read(read)
+        slot = found or begun
         return {"durationMs": 0, **self._run_view(slot), **self._at("nextRun", job.next_at if job else None)}
 
     # -- views ------------------------------------------------------------------------------------------
 
-    def _job_view(self, store: apsw.Connection, job: Job) -> dict[str, Any]:
+    def _job_view(self, facts: JobFacts) -> dict[str, Any]:
+        job, latest, ran, running = facts.job, facts.latest, facts.ran, facts.running
         zone = self._zone_of(job.schedule)
         pause = self._paused(job)
         view: dict[str, Any] = {
@@ -305,9 +323,6 @@ class CronBook:
             "createdAtMs": job.created_at,
             "updatedAtMs": job.updated_at,
         }
-        latest = next(iter(cron.latest_slots(store, job.id, 1)), None)
-        ran = cron.latest_run(store, job.id)
-        running = next((s for s in cron.open_slots(store) if s.job == job.id and s.status is SlotStatus.RUNNING), None)
         state: dict[str, Any] = {
             "nextRunAtMs": job.next_at if pause is None else None,
             "runningAtMs": running.started_at if running else None,
@@ -373,14 +388,20 @@ def _page(limit: int | None, most: int) -> int:
     return max(1, min(DEFAULT_PAGE if limit is None else limit, most))
 
 
-def _known(store: apsw.Connection, job_id: str) -> Job:
+def _known(store: Tx, job_id: str) -> Job:
     job = cron.find_job(store, job_id)
     if job is None:
         raise NotFound(f"Unknown cron job id: {job_id[:100]}")
     return job
 
 
-def _own(store: apsw.Connection, job_id: str) -> Job:
+def _facts(store: Tx, job: Job) -> JobFacts:
+    running = next((s for s in cron.open_slots(store) if s.job == job.id and s.status is SlotStatus.RUNNING), None)
+    latest = next(iter(cron.latest_slots(store, job.id, 1)), None)
+    return JobFacts(job, latest, cron.latest_run(store, job.id), running)
+
+
+def _own(store: Tx, job_id: str) -> Job:
     job = _known(store, job_id)
     if job.hidden:
         raise NotAllowed(f"job {job_id!r} comes from the settings; change [heartbeat] in farhand.toml")
@@ -392,7 +413,7 @@ def _made_by(job: Job, maker: Credential, origins: tuple[str, ...]) -> Job:
     return msgspec.structs.replace(job, made_by=stored, origins=origins)
 
 
-def _is_own(store: apsw.Connection, job_id: str, credential: str) -> bool:
+def _is_own(store: Tx, job_id: str, credential: str) -> bool:
     job = cron.find_job(store, job_id)
     return job is not None and maker_of(job).id == credential
 

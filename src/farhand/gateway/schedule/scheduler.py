@@ -27,13 +27,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-import apsw
 import msgspec
 
-from farhand.gateway.schedule.slot_ledger import JUMP_MS, account, close_one_shot, take
+from farhand.gateway.schedule.slot_ledger import JUMP_MS, JobChecks, account, close_one_shot, take
 from farhand.gateway.schedule.time_parsing import next_slot
 from farhand.store.journal.events import append_event
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import cron
 from farhand.store.tables.cron import Job, Slot, SlotStatus
 
@@ -84,7 +83,7 @@ class Scheduler:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         settings: ScheduleSettings,
         perform: Perform,
         *,
@@ -133,6 +132,7 @@ class Scheduler:
         self._clocks = (clock(), time.monotonic())
         self._beats: dict[tuple[str, int], tuple[int, float]] = {}
         self._stopping = False
+        self._claiming = asyncio.Lock()
 
     async def __aenter__(self) -> Scheduler:
         self._started = clock()
@@ -164,14 +164,7 @@ class Scheduler:
             await self._prepare()
         if self._planned_for != self.zone:
             self._planned_for = self.zone
-            await self._database.write(self._replan)
-
-    def _replan(self, store: apsw.Connection) -> None:
-        """The user's time zone, or what is known of zones, may be another since the last time."""
-        for job in cron.enabled_jobs(store):
-            next_at = next_slot(job.schedule, job.cursor, self.zone)
-            if next_at != job.next_at:
-                cron.move_cursor(store, job.id, job.cursor, next_at)
+            await self._database.write(functools.partial(_replan, zone=self.zone))
 
     def wake(self) -> None:
         """Look now: something changed."""
@@ -259,37 +252,37 @@ class Scheduler:
         await self._follow_settings()
         if self._held():
             return []
-        if not await self._database.read(lambda store: cron.pressing(store, clock(), clock() + JUMP_MS)):
-            return []
+        async with self._claiming:
+            candidates = await self._database.read(_candidates)
+            if candidates is None:
+                return []
+            checks = JobChecks(
+                frozenset(job.id for job in candidates),
+                frozenset(job.id for job in candidates if not self._reachable(job)),
+                {job.id: reason for job in candidates if (reason := self._paused(job)) is not None},
+            )
+            zone, keep, stopping = self.zone, self.settings.keep_runs, self._stopping
+            room, holder, since = self.settings.max_concurrent - len(self._runs), self._holder, self._started
 
-        def record(store: apsw.Connection) -> list[tuple[Job, Slot]]:
-            now = clock()  # here, where nobody else writes: another one's cursor is never ahead of it
-            begun: list[tuple[Job, Slot]] = []
-            with store:  # all of it or nothing
+            def record(store: Tx) -> list[tuple[Job, Slot]]:
+                now = clock()  # within the transaction: the cursor of another scheduler is never ahead of it
                 for job in cron.due_jobs(store, now, now + JUMP_MS):
-                    account(store, job, now, self.zone, self.settings.keep_runs)
-                if not self._stopping:
-                    begun = take(
-                        store,
-                        now,
-                        holder=self._holder,
-                        room=self.settings.max_concurrent - len(self._runs),
-                        since=self._started,
-                        only=only,
-                        reachable=self._reachable,
-                        paused=self._paused,
-                    )
-            return begun
+                    account(store, job, now, zone, keep)
+                if stopping:
+                    return []
+                return take(store, now, checks, holder=holder, room=room, since=since, only=only)
 
-        begun = await self._database.write(record)
-        return [self._begin(job, slot) for job, slot in begun]
+            begun = await self._database.write(record)
+            return [self._begin(job, slot) for job, slot in begun]
 
     async def _take_up(self, slot: Slot) -> bool:
         """Go on with a slot whose holder is gone."""
 
-        def adopt(store: apsw.Connection) -> Job | None:
+        holder = self._holder
+
+        def adopt(store: Tx) -> Job | None:
             job = cron.find_job(store, slot.job)
-            return job if job is not None and cron.adopt_slot(store, slot, self._holder) else None
+            return job if job is not None and cron.adopt_slot(store, slot, holder) else None
 
         job = await self._database.write(adopt) if self._resume else None
         if job is None:
@@ -304,9 +297,9 @@ class Scheduler:
         return await self._undivided(self._run_now(job_id))
 
     async def _run_now(self, job_id: str) -> Run | None:
-        now = clock()
+        now, holder = clock(), self._holder
 
-        def claim(store: apsw.Connection) -> tuple[Job, Slot] | None:
+        def claim(store: Tx) -> tuple[Job, Slot] | None:
             job = cron.find_job(store, job_id)
             opened = [slot for slot in cron.open_slots(store) if slot.job == job_id]
             if job is None or any(slot.status is SlotStatus.RUNNING for slot in opened):
@@ -319,7 +312,7 @@ class Scheduler:
                 status=SlotStatus.RUNNING,
                 recorded_at=now,
                 cause="manual",
-                holder=self._holder,
+                holder=holder,
                 attempts=1,
                 started_at=now,
             )
@@ -389,7 +382,7 @@ class Scheduler:
         now = clock()
         keep = self.settings.keep_runs
 
-        def write(store: apsw.Connection) -> Job | None:
+        def write(store: Tx) -> Job | None:
             known = cron.end_slot(
                 store,
                 slot,
@@ -438,7 +431,7 @@ class Scheduler:
     async def _look_after_runs(self) -> None:
         """Show that this one lives, and find out whether others still do."""
         if self._runs:
-            await self._database.write(lambda store: cron.beat(store, self._holder), durable=False)
+            await self._database.write(functools.partial(cron.beat, holder=self._holder), durable=False)
         opened = await self._database.read(cron.open_slots)
         others = {
             (slot.job, slot.slot): slot
@@ -455,6 +448,27 @@ class Scheduler:
                 await self._end(slot, _vanished())
                 self.wake()
         self._beats = beats
+
+
+def _replan(store: Tx, zone: ZoneInfo) -> None:
+    """Plan again in another time zone, or after a change of the time zone data."""
+    for job in cron.enabled_jobs(store):
+        next_at = next_slot(job.schedule, job.cursor, zone)
+        if next_at != job.next_at:
+            cron.move_cursor(store, job.id, job.cursor, next_at)
+
+
+def _candidates(store: Tx) -> list[Job] | None:
+    """Return the jobs that may have a slot to start; None when there is no slot to record or to start."""
+    now = clock()
+    if not cron.pressing(store, now, now + JUMP_MS):
+        return None
+    waiting = {slot.job for slot in cron.open_slots(store)}
+    jobs = {job.id: job for job in cron.due_jobs(store, now, now + JUMP_MS)}
+    for job_id in waiting - jobs.keys():
+        if (job := cron.find_job(store, job_id)) is not None:
+            jobs[job_id] = job
+    return list(jobs.values())
 
 
 def clock() -> int:

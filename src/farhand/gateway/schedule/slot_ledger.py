@@ -5,14 +5,13 @@ All of it happens inside one transaction of the store; see `schedule.py` for a s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from zoneinfo import ZoneInfo
 
-import apsw
 import msgspec
 
 from farhand.gateway.schedule.time_parsing import DAY_MS, next_slot, slots_between
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 from farhand.store.tables import cron
 from farhand.store.tables.cron import At, Job, Slot, SlotStatus
 
@@ -27,7 +26,7 @@ MOST_ROWS = 100
 _PASSED = "its time passed while nothing could run it"
 
 
-def account(store: apsw.Connection, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
+def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
     """Give each slot between the job's cursor and now its row; `keep` rows of those that are over stay."""
     # A clock that was days ahead was wrong: better run a slot's hour twice in years than nothing until then.
     earliest = max(now, job.floor) if job.floor - now < DAY_MS else now
@@ -81,21 +80,23 @@ def _fates(job: Job, slots: list[int], now: int, open_slots: list[Slot]) -> list
     return [missed] * (len(slots) - 1) + [newest]
 
 
-def take(
-    store: apsw.Connection,
-    now: int,
-    *,
-    holder: str,
-    room: int,
-    since: int,
-    only: str | None,
-    reachable: Callable[[Job], bool],
-    paused: Callable[[Job], str | None] = lambda _: None,
-) -> list[tuple[Job, Slot]]:
-    """Claim for `holder` the slots that can start now, `room` of them at the most.
+class JobChecks(msgspec.Struct, frozen=True):
+    """Which jobs may start, as checked before the transaction."""
 
-    A slot from before `since`, the holder's own start, is late however little. `only`: none but this job's. `paused`
-    returns why nothing of a job may start, if so; its slot waits.
+    checked: frozenset[str]
+    # The pinned node of these is not connected.
+    away: frozenset[str]
+    # The reason for each job that is paused.
+    paused: dict[str, str]
+
+
+def take(
+    store: Tx, now: int, checks: JobChecks, *, holder: str, room: int, since: int, only: str | None
+) -> list[tuple[Job, Slot]]:
+    """Claim for `holder` at most `room` slots that can start now.
+
+    A slot from before `since`, the holder's own start, is late however little. `only`: none but this job's. The slots
+    of a job that was not checked, is away or paused wait.
     """
     opened = cron.open_slots(store)
     busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}
@@ -104,11 +105,13 @@ def take(
         if slot.status is not SlotStatus.WAITING or slot.job in busy or only not in (None, slot.job):
             continue
         job = cron.find_job(store, slot.job)
+        if job is not None and job.id not in checks.checked:
+            continue
         if job is None or not job.enabled:
             _skip(store, slot, now, "job disabled")
             continue
-        pause = paused(job)
-        away = not reachable(job)
+        pause = checks.paused.get(job.id)
+        away = job.id in checks.away
         limit = {"skip": GRACE_MS, "window": _window(job)}.get(job.missed)
         if limit is not None and now - slot.slot > limit:
             full = "the run before it, or too many others, had not ended"
@@ -142,13 +145,13 @@ def _row(job: Job, slot: int, now: int, status: SlotStatus, error: str | None) -
     )
 
 
-def _skip(store: apsw.Connection, slot: Slot, now: int, why: str) -> None:
+def _skip(store: Tx, slot: Slot, now: int, why: str) -> None:
     cron.end_slot(store, slot, SlotStatus.SKIPPED, now, error=why)
     append_event(store, now, "cron.missed", slot.job, {"name": slot.name, "slots": 1, "reason": why})
     close_one_shot(store, slot, SlotStatus.SKIPPED)
 
 
-def close_one_shot(store: apsw.Connection, slot: Slot, status: SlotStatus) -> None:
+def close_one_shot(store: Tx, slot: Slot, status: SlotStatus) -> None:
     job = cron.find_job(store, slot.job)
     if job is None or not isinstance(job.schedule, At):
         return

@@ -5,12 +5,12 @@ What the user said is in the store before anything runs, so a tool that fails le
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-import apsw
 import msgspec
 
 from farhand.agent.events import Completed, Event, StepStarted, TextDelta, ToolCalled, ToolEnded
@@ -29,6 +29,7 @@ from farhand.llm.messages import ToolUse, Usage
 from farhand.machine.files.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
+from farhand.store.ports import IntegrityError, Tx
 from farhand.store.tables import chats
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.chats import Chat, ChatKey, ChatMessage, Said
@@ -181,7 +182,6 @@ class Direct:
     # -- chats ------------------------------------------------------------------------------------------
 
     async def chats(self, filters: dict[str, str], limit: int) -> list[Chat]:
-        await self._settled()
         found = await self._database.read(lambda store: chats.chats(store, filters, limit))
         # A name is the beginning of what was said first, and may end within a secret.
         return [
@@ -189,22 +189,17 @@ class Direct:
         ]
 
     async def history(self, chat_id: str) -> list[ChatMessage] | None:
-        await self._settled()
         return await self._database.read(lambda store: chats.history(store, chat_id))
 
     async def remove(self, chat_id: str, credential: Credential) -> bool:
         """Remove a chat with its messages; False when there is none. Raises Denied for another credential's chat."""
 
-        def remove(store: apsw.Connection) -> bool:
+        def remove(store: Tx) -> bool:
             if not _may_change(chats.maker(store, chat_id), credential):
                 raise _not_theirs("removing it")
             return chats.remove(store, chat_id)
 
         return await self._database.write(remove)
-
-    async def _settled(self) -> None:
-        """What was said so far is there to be read."""
-        await self._database.write(lambda _: None, durable=False)
 
     async def _hear(self, turn: Turn) -> Said | None:
         """Store what was said; None in another credential's chat which this one may not read: a tool answers all the
@@ -212,7 +207,7 @@ class Direct:
         now = self._clock()
         self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
 
-        def hear(store: apsw.Connection) -> Said | None:
+        def hear(store: Tx) -> Said | None:
             if not _may_change(chats.maker(store, turn.chat), turn.credential, Scope.READ):
                 return None
             return chats.hear(store, turn.chat, turn.messages, now, new_call_id, turn.credential.id)
@@ -223,23 +218,22 @@ class Direct:
         """Store an answer."""
         if said is not None:
             now = self._clock()
-            self._database.write_then(
-                lambda store: chats.say(store, said.chat, "assistant", text, now),
-                _not_kept,
-                durable=False,
-                at_once=True,
+            written = self._database.write(
+                lambda store: chats.say(store, said.chat, "assistant", text, now), durable=False
             )
+            written.add_done_callback(_log_loss)
 
     def _take_back(self, said: Said | None) -> None:
         """A request that came again was heard the first time."""
         if said is not None:
-            self._database.write_behind(lambda store: chats.take_back(store, said), _not_kept)
+            written = self._database.write(lambda store: chats.take_back(store, said), durable=False)
+            written.add_done_callback(_log_loss)
 
     async def _start_afresh(self, turn: Turn) -> None:
         if not turn.credential.may(Scope.CHAT):
             raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which {NEW} needs")
 
-        def forget(store: apsw.Connection) -> None:
+        def forget(store: Tx) -> None:
             if not _may_change(chats.maker(store, turn.chat), turn.credential):
                 raise _not_theirs(NEW)
             chats.forget(store, turn.chat)
@@ -358,7 +352,8 @@ def _worded(text: str) -> str:
     return f"biz_params.tool{place}: {reason[:1].lower()}{reason[1:]}"
 
 
-def _not_kept(_value: Any, error: Exception | None) -> None:
-    # A chat that was started afresh meanwhile has no place for what belonged to the old one.
-    if error is not None and not isinstance(error, apsw.ConstraintError):
-        log.error("a message of a chat could not be kept: %s", error)
+def _log_loss(written: asyncio.Future[Any]) -> None:
+    error = None if written.cancelled() else written.exception()
+    # A chat that was cleared meanwhile does not take messages of the old conversation.
+    if error is not None and not isinstance(error, IntegrityError):
+        log.error("failed to store a message of a chat: %s", error)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-import apsw
 import msgspec
 
 from farhand.agent.tool_outcome import Outcome
 from farhand.agent.transcript import unanswered
 from farhand.llm.messages import Message, ToolUse
+from farhand.store.ports import Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.sessions import SessionRecord
 
 NO_RESULT: Final = "the client that was to carry this call out gave no result; nothing is known of what it did"
 
 
-def results(store: apsw.Connection, record: SessionRecord, answers: Collection[Message] | None) -> list[Message]:
+def results(store: Tx, record: SessionRecord, answers: Collection[Message] | None) -> list[Message]:
     """The entries that answer the calls a conversation has left to its client, in the order of the calls.
 
     `answers` are the results that came with a new message; None: it says nothing about calls. One that answers no call
@@ -34,7 +34,7 @@ def results(store: apsw.Connection, record: SessionRecord, answers: Collection[M
     ]
 
 
-def open_calls(store: apsw.Connection, record: SessionRecord) -> list[ToolUse]:
+def open_calls(store: Tx, record: SessionRecord) -> list[ToolUse]:
     """The calls of a conversation that have no result."""
     entries = transcript.conversation(store, record.key, record.id)
     return unanswered([msgspec.json.decode(entry.message, type=Message) for entry in entries])

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from farhand.gateway.access.credentials import Credential
@@ -17,6 +16,7 @@ from farhand.llm.messages import Message
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.store.history.seal_coverage import checkpoint
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables import sessions
 from farhand.store.tables.sessions import Entry, SessionRecord
@@ -64,7 +64,7 @@ class Forks:
         now, new_id = self._clock(), self._chats.new_id()
         digest = hashlib.sha256(repr(("fork", source.key, event, message, to)).encode()).digest()
 
-        def write(store: apsw.Connection) -> Forked:
+        def write(store: Tx) -> Forked:
             if idempotency_key is not None:
                 held = keys.claimed(store, credential.id, idempotency_key, digest, "", now)
                 if held[1] != digest:
@@ -113,7 +113,7 @@ def whole(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     return list(entries[:end]), len(entries) - end
 
 
-def _last_entry(store: apsw.Connection, key: str, event: int | None, message: int | None) -> Entry:
+def _last_entry(store: Tx, key: str, event: int | None, message: int | None) -> Entry:
     if message is not None:
         found = sessions.find_entry(store, message)
         if found is None or found.session_key != key:
@@ -137,7 +137,7 @@ def _last_entry(store: apsw.Connection, key: str, event: int | None, message: in
 
 
 def _write(
-    store: apsw.Connection,
+    store: Tx,
     source: SessionRecord,
     key: str,
     new_id: str,
@@ -181,7 +181,7 @@ class _Told(msgspec.Struct):
     source: str = msgspec.field(name="from")
 
 
-def _made(store: apsw.Connection, key: str) -> Forked:
+def _made(store: Tx, key: str) -> Forked:
     """What was answered when this session was made."""
     rows: list[Any] = store.execute(
         "SELECT data FROM events WHERE kind = 'session.forked' AND subject = ?", (key,)

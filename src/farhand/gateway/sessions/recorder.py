@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-import apsw
 import msgspec
 
 from farhand.agent.compaction import Compactor
@@ -15,13 +15,15 @@ from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refus
 from farhand.llm.messages import Finished, Message, StreamEvent
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, Tx, log_failure
 from farhand.store.tables import recordings as replays
 from farhand.store.tables.recordings import Asked, digest
 
 ERRORS: dict[str, type[ModelError]] = {
     error.__name__: error for error in (ModelError, NotConfigured, Refused, ContextOverflow, Unavailable)
 }
+
+log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,7 +67,7 @@ def spec_list(specs: Sequence[ToolSpec]) -> tuple[list[bytes], bytes]:
 class Asking:
     """Keeps what one run asks. Nobody waits for it: it is written with what the run keeps anyway."""
 
-    def __init__(self, database: Database, run_id: str, specs: Callable[[], Sequence[ToolSpec]]) -> None:
+    def __init__(self, database: Store, run_id: str, specs: Callable[[], Sequence[ToolSpec]]) -> None:
         self._database = database
         self._run_id = run_id
         self._specs = specs
@@ -79,9 +81,11 @@ class Asking:
         prompt = msgspec.structs.replace(settings.prompt, parts=parts)
         data = _encode(msgspec.structs.replace(settings, prompt=prompt))
 
-        def write(store: apsw.Connection) -> None:
-            replays.keep_contents(store, files.values())
-            replays.add_attempt(store, self._run_id, now, last_entry, data)
+        run_id, contents = self._run_id, list(files.values())
+
+        def write(store: Tx) -> None:
+            replays.keep_contents(store, contents)
+            replays.add_attempt(store, run_id, now, last_entry, data)
 
         self._write(write)
 
@@ -109,14 +113,14 @@ class Asking:
         new = [data for data in contents if data not in self._kept]
         self._kept.update(new)
 
-        def write(store: apsw.Connection) -> None:
+        def write(store: Tx) -> None:
             replays.keep_contents(store, new)
             replays.add_asked(store, row)
 
         self._write(write)
 
-    def _write(self, operation: Callable[[apsw.Connection], None]) -> None:
-        self._database.write_behind(operation, lambda _value, _error: None)
+    def _write(self, operation: Callable[[Tx], None]) -> None:
+        log_failure(self._database.write(operation, durable=False), log, f"record a request of run {self._run_id}")
 
 
 class AskedModel:

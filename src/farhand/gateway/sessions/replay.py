@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from farhand.agent import loop
@@ -33,6 +32,7 @@ from farhand.llm.model import ModelRequest
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.protocol.redaction import MASK
+from farhand.store.ports import Tx
 from farhand.store.tables import recordings as replays
 from farhand.store.tables import sessions
 from farhand.store.tables.calls import CallRecord, made_by
@@ -83,7 +83,7 @@ class Recorded(msgspec.Struct, frozen=True):
     contents: dict[bytes, bytes]
 
 
-def recorded(store: apsw.Connection, run_id: str) -> Recorded:
+def recorded(store: Tx, run_id: str) -> Recorded:
     """Raises NotFound for a run that is not there, InvalidArgs for one that cannot be repeated."""
     run = sessions.find_run(store, run_id)
     if run is not None and run.joined_to is not None:
@@ -121,7 +121,7 @@ def recorded(store: apsw.Connection, run_id: str) -> Recorded:
     return Recorded(run, attempts, asked, conversations, entries, made_by(store, f"run:{run.id}:"), contents)
 
 
-def _take(store: apsw.Connection, contents: dict[bytes, bytes], name: bytes) -> None:
+def _take(store: Tx, contents: dict[bytes, bytes], name: bytes) -> None:
     if name not in contents:
         try:
             contents[name] = replays.content(store, name)

@@ -20,7 +20,7 @@ from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.tables.waiting_calls import Approval
 from farhand.tools.tool import Tool
 

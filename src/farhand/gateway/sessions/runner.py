@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, get_args
 
-import apsw
 import msgspec
 
 from farhand.agent import loop
@@ -44,6 +43,7 @@ from farhand.llm.registry import Models
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import split_tool
+from farhand.store.ports import Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.idempotency import claimed_below
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
@@ -118,7 +118,7 @@ class Turns:
         returning = self.hub.returning
         if run.record.created_at < returning.started_at or run.record.origin.startswith(("cron:", "heartbeat")):
             await returning.wait(run.stop)
-        record: SessionRecord = await sessions.write(lambda store: transcript.find_session(store, run.session_key))
+        record: Any = await sessions.read(lambda store: transcript.find_session(store, run.session_key))
         return await _Turn(self, sessions, run, record).work()
 
     # -- models -----------------------------------------------------------------------------------------
@@ -289,25 +289,28 @@ class _Turn:
 
     async def _begin(self) -> None:
         """The run is under way, and its message in the transcript: both or neither."""
-        run, now, secrets = self._run, self._sessions.now(), self._house.hub.secrets
+        run, now, current = self._run, self._sessions.now(), self._record
         again = run.record.state is RunState.RUNNING
+        new_id, actor, keys, entry = self._sessions.new_id(), self._principal.id, self._key(""), self._entry
+        options, message = run.options, run.message
+        title = self._house.hub.secrets.truncate(" ".join(message.text.split()), TITLE_LENGTH)
 
-        def write(store: apsw.Connection) -> SessionRecord:
-            record = self._record
+        def write(store: Tx) -> tuple[SessionRecord, dict[str, str]]:
+            record = current
             transcript.start_run(store, run.id, now)
             if again:
-                self._calls.made(claimed_below(store, self._principal.id, self._key("")))
-                return record
-            if run.options.fresh and record.messages:
-                record = transcript.begin_anew(store, record, self._sessions.new_id(), now)
-            if not record.title and (words := " ".join(run.message.text.split())):
-                transcript.change_session(store, record.key, title=secrets.truncate(words, TITLE_LENGTH))
-            said = [run.message] if run.message.content else []
-            for message in (*client_calls.results(store, record, run.options.answers), *said):
-                transcript.append_entry(store, self._entry(message, now, record=record))
-            return record
+                return record, claimed_below(store, actor, keys)
+            if options.fresh and record.messages:
+                record = transcript.begin_anew(store, record, new_id, now)
+            if not record.title and title:
+                transcript.change_session(store, record.key, title=title)
+            said = [message] if message.content else []
+            for one in (*client_calls.results(store, record, options.answers), *said):
+                transcript.append_entry(store, entry(one, now, record=record))
+            return record, {}
 
-        self._record = await self._sessions.write(write)
+        self._record, made = await self._sessions.write(write)
+        self._calls.made(made)
 
     async def _give_up(self) -> RunOutcome:
         entries = await self._sessions.conversation(self._record)
@@ -484,12 +487,14 @@ class _Turn:
         entry = self._entry(event.message, now, run_id=run_id, usage=usage, model=event.model)
         context = None if event.usage is None else usage.total_tokens
 
-        def write(store: apsw.Connection) -> int:
+        own_id, parent_key = self._run.id, self._record.parent_key
+
+        def write(store: Tx) -> int:
             if joined is not None:
-                transcript.join_run(store, joined.id, self._run.id, now)
-            if self._record.parent_key is not None and event.usage is not None:
-                transcript.count_usage(store, self._record.parent_key, now, **counts(usage))
-            transcript.got_on(store, self._run.id)
+                transcript.join_run(store, run_id, own_id, now)
+            if parent_key is not None and event.usage is not None:
+                transcript.count_usage(store, parent_key, now, **counts(usage))
+            transcript.got_on(store, own_id)
             return transcript.append_entry(store, entry, context_tokens=context)
 
         seq = await self._sessions.write(write)

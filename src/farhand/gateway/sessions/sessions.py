@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-import apsw
 import msgspec
 
 from farhand.gateway.access.credentials import Credential, Scope
@@ -33,7 +32,7 @@ from farhand.gateway.sessions.runs import Run, RunFailure, RunOptions, RunOutcom
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol import canonical_json as sameness
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables import sessions
 from farhand.store.tables.sessions import Entry, RunRecord, RunState, SessionRecord
@@ -66,7 +65,7 @@ class Sessions:
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         work: Work,
         *,
         clock: Callable[[], int],
@@ -164,7 +163,7 @@ class Sessions:
         # The model answers from the whole conversation, so talking in a session amounts to reading it.
         own_only = credential.is_token and not credential.may(Scope.READ)
 
-        def write(store: apsw.Connection) -> str:
+        def write(store: Tx) -> str:
             if own_only and not sessions.is_unused(store, key) and not sessions.is_own(store, key, credential.id):
                 raise NotAllowed(
                     f"session {session_keys.short(key)!r} is not this credential's own; talking in it needs the scope "
@@ -343,10 +342,10 @@ class Sessions:
 
     # -- for whoever works on a run -----------------------------------------------------------------------
 
-    def write(self, operation: Callable[[apsw.Connection], Any]) -> asyncio.Future[Any]:
-        return self._database.write(operation, at_once=True)
+    def write(self, operation: Callable[[Tx], Any]) -> asyncio.Future[Any]:
+        return self._database.write(operation)
 
-    async def read(self, query: Callable[[apsw.Connection], T]) -> T:
+    async def read(self, query: Callable[[Tx], T]) -> T:
         return await self._database.read(query)
 
     def now(self) -> int:
@@ -371,10 +370,8 @@ class Sessions:
     async def begin_anew(self, key: str) -> SessionRecord:
         """A new conversation under the same key; the old one stays in the history."""
         found = await self.find(key)
-        fresh: SessionRecord = await self._database.write(
-            lambda store: sessions.begin_anew(store, found, self.new_id(), self._clock())
-        )
-        return fresh
+        new_id, now = self.new_id(), self._clock()
+        return await self._database.write(lambda store: sessions.begin_anew(store, found, new_id, now))
 
     async def change(self, key: str, **values: Any) -> None:
         await self._database.write(lambda store: sessions.change_session(store, key, **values))
@@ -397,7 +394,7 @@ class Sessions:
             finish_reason=outcome.finish_reason,
             handed=msgspec.Raw(msgspec.json.encode(outcome.handed)) if outcome.handed else None,
         )
-        await self._database.write(lambda store: sessions.end_run(store, ended), at_once=True)
+        await self._database.write(lambda store: sessions.end_run(store, ended))
         shared = [one for one in self._live.values() if one.joined is run]
         for one in [run, *shared]:
             one.settle(msgspec.structs.replace(outcome, run_id=one.id))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import apsw
 import msgspec
 
 from farhand.agent.compaction import Compaction
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Usage
+from farhand.store.ports import Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.sessions import Entry, SessionRecord
 
@@ -36,7 +36,7 @@ async def keep_summary(
         **counts(compaction.usage),
     )
 
-    def write(store: apsw.Connection) -> int:
+    def write(store: Tx) -> int:
         transcript.count_compaction(store, record.key)
         if record.parent_key is not None:
             transcript.count_usage(store, record.parent_key, entry.at, **counts(compaction.usage))

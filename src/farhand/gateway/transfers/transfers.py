@@ -18,7 +18,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import apsw
 import msgspec
 
 from farhand.gateway.calls.open_call import UNKNOWN
@@ -50,7 +49,7 @@ from farhand.protocol.messages import (
 )
 from farhand.protocol.names import source_name
 from farhand.protocol.version import MIB
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables.transfers import (
     TransferRecord,
     TransferState,
@@ -108,11 +107,11 @@ class OwnEnd(Protocol):
 class Claim(Protocol):
     """What makes a request that comes again stand for the transfer it began. Both may raise."""
 
-    def look(self, store: apsw.Connection) -> str:
+    def look(self, store: Tx) -> str:
         """The transfer this request stands for: another one, where it was made before."""
         ...
 
-    def take(self, store: apsw.Connection) -> str:
+    def take(self, store: Tx) -> str:
         """The same, and from now on it is this one."""
         ...
 
@@ -148,7 +147,7 @@ class OpenTransfer:
 class Transfers:
     """Runs transfers. `recover` comes before the first; `close` after the last."""
 
-    def __init__(self, database: Database, node_registry: NodeRegistry, queries: Queries) -> None:
+    def __init__(self, database: Store, node_registry: NodeRegistry, queries: Queries) -> None:
         self._database = database
         self._node_registry = node_registry
         self._queries = queries
@@ -216,7 +215,7 @@ class Transfers:
         opened.own.update(own or {})
         self._make_own(opened)
 
-        def write(store: apsw.Connection) -> str:
+        def write(store: Tx) -> str:
             first = claim.take(store) if claim is not None else transfer_id
             if first == transfer_id:
                 begin_transfer(store, record)

@@ -11,7 +11,7 @@ import msgspec
 
 from farhand.gateway.hub import Hub
 from farhand.gateway.upkeep.periodic import Repeating
-from farhand.store.sqlite.database import StoreError
+from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots
 
 log = logging.getLogger(__name__)

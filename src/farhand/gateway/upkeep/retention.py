@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import apsw
 import msgspec
 
 from farhand.gateway.upkeep.periodic import Repeating
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import cron, hooks, outbox
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ DAY_MS: Final = 24 * 3600 * 1000
 AT_ONCE: Final = 500
 
 # Drops rows that ended before a moment, at most so many; how many that were.
-Forget = Callable[[apsw.Connection, int, int], int]
+Forget = Callable[[Tx, int, int], int]
 FORGETTING: Final[tuple[Forget, ...]] = (
     outbox.forget_ended,
     outbox.forget_answered,
@@ -45,7 +44,7 @@ FORGETTING: Final[tuple[Forget, ...]] = (
 class Retention(Repeating):
     """Looks once in an hour what may be forgotten. Use as a context manager."""
 
-    def __init__(self, database: Database, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
+    def __init__(self, database: Store, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
         """`keep_days`: how long what has ended is kept, as the settings have it now; 0: for ever."""
         self._database = database
         self._keep_days = keep_days
@@ -75,7 +74,7 @@ class Retention(Repeating):
         return dropped
 
 
-def _at_most(forget: Forget, before: int) -> Callable[[apsw.Connection], int]:
+def _at_most(forget: Forget, before: int) -> Callable[[Tx], int]:
     return lambda store: forget(store, before, AT_ONCE)
 
 
@@ -99,7 +98,7 @@ class HistoryRetention(Repeating):
 
     def __init__(
         self,
-        database: Database,
+        database: Store,
         limits: Callable[[], HistoryLimits],
         *,
         clock: Callable[[], int],
@@ -121,7 +120,7 @@ class HistoryRetention(Repeating):
                 if grown or time.monotonic() - looked > EVERY_SECONDS:
                     await self.prune()
                     looked, used = time.monotonic(), await self._database.read(pruning.used_bytes)
-            except (StoreError, apsw.Error) as error:
+            except StoreError as error:
                 log.warning("failed to prune the history: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -158,19 +157,9 @@ class HistoryRetention(Repeating):
 
     async def _excess(self, limits: HistoryLimits) -> int:
         """How much has to go for the history to take nine tenths of its limit; 0 while it is within the limit."""
-        path = self._database.path
-
-        def measure() -> int:
-            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-            try:
-                connection.set_busy_timeout(2000)
-                return pruning.usage(connection).total
-            finally:
-                connection.close()
-
-        used = await asyncio.to_thread(measure)
+        used = (await self._database.read(pruning.usage)).total
         return used - limits.most_bytes * 9 // 10 if used > limits.most_bytes else 0
 
 
-def _applied(batch: pruning.Batch, now: int) -> Callable[[apsw.Connection], int]:
+def _applied(batch: pruning.Batch, now: int) -> Callable[[Tx], int]:
     return lambda store: pruning.apply(store, batch, now)

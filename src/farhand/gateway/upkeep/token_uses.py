@@ -7,7 +7,7 @@ import logging
 
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.upkeep.periodic import Repeating
-from farhand.store.sqlite.database import Database, StoreError
+from farhand.store.ports import Store, StoreError
 from farhand.store.tables.tokens import tokens_used
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class TokenUses(Repeating):
     In between a token that was seen is not looked at again, so that a request pays nothing for this.
     """
 
-    def __init__(self, database: Database, credentials: Credentials, every_seconds: float = EVERY_SECONDS) -> None:
+    def __init__(self, database: Store, credentials: Credentials, every_seconds: float = EVERY_SECONDS) -> None:
         self._database = database
         self._credentials = credentials
         self._every = every_seconds

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.history.seal_coverage import (
@@ -27,7 +26,7 @@ from farhand.store.history.seal_coverage import (
     rows_after,
 )
 from farhand.store.journal.events import append_event
-from farhand.store.journal.seal import Pending, Sealer
+from farhand.store.ports import JournalRow, Seals, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.idempotency import IDEMPOTENCY_MS
 
@@ -71,21 +70,22 @@ class Batch(msgspec.Struct, frozen=True):
     freed: int
 
 
-def usage(connection: apsw.Connection) -> Usage:
+def usage(connection: Tx) -> Usage:
     """Looks at every row; for a large store, on a connection of its own."""
     row: Any = connection.execute(USAGE).fetchall()[0]
     return Usage(*row)
 
 
-def used_bytes(connection: apsw.Connection) -> int:
+def used_bytes(connection: Tx) -> int:
     """The part of the file that is in use, from its header alone."""
-    pages, free, size = (int(connection.pragma(name)) for name in ("page_count", "freelist_count", "page_size"))
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchall()[0][0]) for name in names)
     return (pages - free) * size
 
 
 def plan(
-    connection: apsw.Connection,
-    sealer: Sealer,
+    connection: Tx,
+    sealer: Seals,
     *,
     now: int,
     before: int,
@@ -115,7 +115,7 @@ def plan(
                 return done.batch(connection, now, has_undo)
             if done.pruned.events - (start.events if start else 0) >= ROWS or done.freed >= BYTES:
                 return done.batch(connection, now, has_undo)
-            sealed: list[Pending] = [((one[0], one[1], one[2], one[3], one[4]), covers(*one[2:5])) for one in group]
+            sealed: list[JournalRow] = [((one[0], one[1], one[2], one[3], one[4]), covers(*one[2:5])) for one in group]
             sound = sealer.hash(digest, sealed) == row[5]
             done.take(connection, group, covers, sound=sound)
             position, digest, group = int(row[0]), bytes(row[5]), []
@@ -133,7 +133,7 @@ class _Progress:
         self._last_entry = pruned.entries
         self._open: tuple[list[str], list[str]] = (pruned.open, pruned.waiting)
 
-    def take(self, connection: apsw.Connection, group: list[tuple[Any, ...]], covers: Covers, *, sound: bool) -> None:
+    def take(self, connection: Tx, group: list[tuple[Any, ...]], covers: Covers, *, sound: bool) -> None:
         messages = 0
         for _, _, kind, subject, data, _ in group:
             self.freed += len(data) + EVENT_BYTES
@@ -166,7 +166,7 @@ class _Progress:
         with contextlib.suppress(msgspec.MsgspecError):
             self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=SealedRows).entries)
 
-    def batch(self, connection: apsw.Connection, now: int, has_undo: Callable[[str], bool]) -> Batch | None:
+    def batch(self, connection: Tx, now: int, has_undo: Callable[[str], bool]) -> Batch | None:
         if self.pruned.through == self._begun_with:
             return None
         gone: list[str] = []
@@ -193,7 +193,7 @@ class _Progress:
         return Batch(pruned, gone, kept, self.freed)
 
 
-def _needed(connection: apsw.Connection, key: str | None, created_at: int, now: int) -> bool:
+def _needed(connection: Tx, key: str | None, created_at: int, now: int) -> bool:
     """Whether a call that has ended may still be asked for: by its key, or by a run that goes on."""
     if key is None:
         return False
@@ -202,7 +202,7 @@ def _needed(connection: apsw.Connection, key: str | None, created_at: int, now: 
     return key.startswith(RUN_KEY) and bool(connection.execute(RUN_OPEN, (key.split(":", 2)[1],)).fetchall())
 
 
-def apply(connection: apsw.Connection, batch: Batch, now: int) -> int:
+def apply(connection: Tx, batch: Batch, now: int) -> int:
     """Remove a batch, with the transaction under way; the bytes that this frees."""
     connection.execute("DELETE FROM events WHERE id <= ?", (batch.pruned.through,))
     ids = [(call_id,) for call_id in batch.calls]
@@ -215,7 +215,7 @@ def apply(connection: apsw.Connection, batch: Batch, now: int) -> int:
     return batch.freed
 
 
-def forget_fanouts(connection: apsw.Connection, before: int) -> None:
+def forget_fanouts(connection: Tx, before: int) -> None:
     """Remove the lists of calls of fan-outs that began before a moment."""
     connection.execute(
         "DELETE FROM fanout_calls WHERE fanout IN (SELECT id FROM fanouts WHERE created_at < ?)", (before,)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
 import msgspec
 from blake3 import blake3
 
 from farhand.store.journal.events import append_event
-from farhand.store.journal.seal import Chain, Sealer, boot_id, journal_end, kept_head, packed
+from farhand.store.journal.seal import boot_id, journal_end, kept_head, packed
+from farhand.store.ports import Seals, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.sessions import ENTRY_COLUMNS
 
@@ -74,7 +74,7 @@ class ToldMessage(msgspec.Struct, frozen=True):
     seq: int
 
 
-def rows_after(connection: apsw.Connection, last: int) -> list[tuple[Any, ...]]:
+def rows_after(connection: Tx, last: int) -> list[tuple[Any, ...]]:
     """The next rows of the journal; none at its end."""
     return connection.execute(_ROWS, (last, PAGE)).fetchall()
 
@@ -85,7 +85,7 @@ class Covers:
     A call that was written down whole has one row for its beginning and its end, so it matters which calls have begun.
     """
 
-    def __init__(self, connection: apsw.Connection, open_calls: Iterable[str] = ()) -> None:
+    def __init__(self, connection: Tx, open_calls: Iterable[str] = ()) -> None:
         self._store = connection
         self.open = set(open_calls)
         # Calls that are held back: the rest of their record goes with what comes of them.
@@ -125,7 +125,7 @@ class Covers:
         return row.begun if kind == "call.started" else row.whole if whole else row.ended
 
 
-def entries_digest(connection: apsw.Connection, last: int) -> bytes:
+def entries_digest(connection: Tx, last: int) -> bytes:
     """Of the transcripts up to a message, which no row of the journal tells of one by one."""
     digest = blake3()
     for row in connection.execute(OLD_ENTRIES, (last,)):
@@ -133,14 +133,14 @@ def entries_digest(connection: apsw.Connection, last: int) -> bytes:
     return digest.digest()
 
 
-def chained_entries(connection: apsw.Connection, after: int, last: int, digest: bytes) -> bytes:
+def chained_entries(connection: Tx, after: int, last: int, digest: bytes) -> bytes:
     """A digest of the messages up to `last` that goes on from that of the messages up to `after`."""
     for row in connection.execute(ENTRIES, (after, last)):
         digest = blake3(digest + packed(row)).digest()
     return digest
 
 
-def checkpoint(connection: apsw.Connection) -> Pruned | None:
+def checkpoint(connection: Tx) -> Pruned | None:
     """Where retention cut the journal off last, as the journal says it."""
     rows: list[Any] = connection.execute(
         "SELECT data FROM events WHERE kind = 'journal.pruned' ORDER BY id DESC LIMIT 1"
@@ -151,9 +151,9 @@ def checkpoint(connection: apsw.Connection) -> Pruned | None:
         return None
 
 
-def seal_old_rows(connection: apsw.Connection, now: int) -> None:
+def seal_old_rows(connection: Tx, now: int) -> None:
     """Seal a journal that has no seals yet, as it is now; the journal says so."""
-    chain: Chain = connection.chain  # type: ignore[attr-defined]
+    chain = connection.journal
     chain.id, chain.hash = 0, chain.sealer.beginning
     count = 0
     covers = Covers(connection)
@@ -176,12 +176,12 @@ def seal_old_rows(connection: apsw.Connection, now: int) -> None:
         append_event(connection, now, SEALED, "journal", {"rows": count, "entries": entries}, digest)
 
 
-def mind_head(connection: apsw.Connection, home: Path, now: int, *, fresh: bool) -> None:
+def check_head(connection: Tx, home: Path, now: int, *, fresh: bool) -> None:
     """Write down if the journal does not go as far as it is known to have gone; it goes on behind that place.
 
     `fresh`: nothing is known, and that is in order.
     """
-    chain: Chain = connection.chain  # type: ignore[attr-defined]
+    chain = connection.journal
     kept = kept_head(home)
     if kept is None:
         if chain.id and not fresh:
@@ -198,9 +198,9 @@ def mind_head(connection: apsw.Connection, home: Path, now: int, *, fresh: bool)
     append_event(connection, now, CUT, "journal", data, skip=max(0, kept.head.id - chain.id) + 1)
 
 
-def other_key(connection: apsw.Connection) -> bool:
+def other_key(connection: Tx) -> bool:
     """Whether the newest rows were sealed with another key than ours."""
-    chain: Chain = connection.chain  # type: ignore[attr-defined]
+    chain = connection.journal
     end = journal_end(connection)
     start, before = seal_before(connection, end.id, chain.sealer)
     covers = Covers(connection, open_before(connection, start + 1))
@@ -208,7 +208,7 @@ def other_key(connection: apsw.Connection) -> bool:
     return bool(rows) and chain.sealer.hash(before, rows) != end.hash
 
 
-def seal_before(connection: apsw.Connection, number: int, sealer: Sealer) -> tuple[int, bytes]:
+def seal_before(connection: Tx, number: int, sealer: Seals) -> tuple[int, bytes]:
     """The last row before `number` that carries a seal, and that seal; what stands before all rows if there is none."""
     rows: list[Any] = connection.execute(
         "SELECT id, hash FROM events WHERE id < ? AND hash IS NOT NULL ORDER BY id DESC LIMIT 1", (number,)
@@ -219,7 +219,7 @@ def seal_before(connection: apsw.Connection, number: int, sealer: Sealer) -> tup
     return (pruned.through, bytes.fromhex(pruned.hash)) if pruned else (0, sealer.beginning)
 
 
-def open_before(connection: apsw.Connection, number: int) -> set[str]:
+def open_before(connection: Tx, number: int) -> set[str]:
     """The calls that had begun and not ended before a row."""
     pruned = checkpoint(connection)
     found: set[str] = set(pruned.open) if pruned else set()

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import apsw
 import msgspec
+
+from farhand.store.ports import Tx
 
 # Rows that one page looks at.
 SCANNED: Final = 20_000
@@ -122,7 +123,7 @@ class _Seq(msgspec.Struct, frozen=True):
 
 
 def page(
-    connection: apsw.Connection,
+    connection: Tx,
     wanted: Wanted,
     limit: int,
     *,
@@ -157,7 +158,7 @@ def page(
     return Page([_line(connection, row, hide) for row in reversed(rows)], more, last)
 
 
-def _select(connection: apsw.Connection, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
+def _select(connection: Tx, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
     query = f"{_ROWS}{' AND '.join(clauses)} ORDER BY id {order} LIMIT ?"
     return connection.execute(query, (*values, limit)).fetchall()
 
@@ -195,7 +196,7 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
     return clauses, values
 
 
-def _first_at(connection: apsw.Connection, at: int, last: int) -> int:
+def _first_at(connection: Tx, at: int, last: int) -> int:
     """The first row from a moment on, by halving; `last + 1` when there is none."""
     low, high = 1, last + 1
     while low < high:
@@ -208,7 +209,7 @@ def _first_at(connection: apsw.Connection, at: int, last: int) -> int:
     return low
 
 
-def _line(connection: apsw.Connection, row: tuple[Any, ...], hide: Hide) -> Line:
+def _line(connection: Tx, row: tuple[Any, ...], hide: Hide) -> Line:
     number, at, kind, subject, data = row
     line = Line(number, at, kind, subject, msgspec.Raw(data))
     if kind == "message.added":
@@ -218,7 +219,7 @@ def _line(connection: apsw.Connection, row: tuple[Any, ...], hide: Hide) -> Line
     return msgspec.structs.replace(line, call=_call(connection, subject, hide))
 
 
-def _call(connection: apsw.Connection, call_id: str, hide: Hide) -> CallLine | None:
+def _call(connection: Tx, call_id: str, hide: Hide) -> CallLine | None:
     rows: list[Any] = connection.execute(_CALL, (SHORT, call_id)).fetchall()
     if not rows:
         return None
@@ -228,7 +229,7 @@ def _call(connection: apsw.Connection, call_id: str, hide: Hide) -> CallLine | N
     return CallLine(tool, shown, session, node, state, took, told, kind, message, credential, behalf)
 
 
-def _run(connection: apsw.Connection, run_id: str, hide: Hide) -> RunLine | None:
+def _run(connection: Tx, run_id: str, hide: Hide) -> RunLine | None:
     rows: list[Any] = connection.execute(_RUN, (SHORT, run_id)).fetchall()
     if not rows:
         return None
@@ -238,7 +239,7 @@ def _run(connection: apsw.Connection, run_id: str, hide: Hide) -> RunLine | None
     return msgspec.structs.replace(line, reply=hide(line.reply.encode()).decode(errors="ignore"))
 
 
-def _message(connection: apsw.Connection, data: bytes, hide: Hide) -> MessageLine | None:
+def _message(connection: Tx, data: bytes, hide: Hide) -> MessageLine | None:
     try:
         seq = msgspec.json.decode(data, type=_Seq).seq
         rows: list[Any] = connection.execute(_ENTRY, (seq,)).fetchall()

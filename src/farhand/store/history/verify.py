@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
-import apsw
 import msgspec
 
-from farhand.protocol.errors import FarhandError
 from farhand.store.history.seal_coverage import (
     CALL_KINDS,
     CUT,
@@ -27,7 +23,8 @@ from farhand.store.history.seal_coverage import (
     rows_after,
     seal_before,
 )
-from farhand.store.journal.seal import Head, KeptHead, Pending, Sealer, boot_id, journal_end, kept_head, load_key
+from farhand.store.journal.seal import Head, KeptHead, boot_id, journal_end
+from farhand.store.ports import JournalRow, Seals, Tx
 from farhand.store.tables.calls import ENDED, NOT_ENDED, CallState
 
 MOST_FAULTS: Final = 100
@@ -93,58 +90,26 @@ class _CutData(msgspec.Struct, frozen=True):
     crash: bool = False
 
 
-def verify(home: Path, store: Path, *, start: int | None = None, noted: Head | None = None) -> Report:
+def verify_journal(
+    tx: Tx, sealer: Seals, kept: KeptHead | None, *, start: int | None = None, noted: Head | None = None
+) -> Report:
     """Check the whole journal, or from the event `start` on; with `noted`, that this event is in it as well.
 
-    Raises FarhandError when it cannot be checked.
+    `kept` is read before the transaction begins, so that the rows include what it says.
     """
-    sealer = Sealer(load_key(home))
-    kept = kept_head(home)  # before the rows are read: what is noted there is in them
-    with reading(store) as connection:
-        return _Verification(connection, sealer, kept, start, noted).report()
+    return _Verification(tx, sealer, kept, start, noted).report()
 
 
-def read_head(store: Path) -> Head:
-    """The newest row of a journal. Raises FarhandError."""
-    with reading(store) as connection:
-        return journal_end(connection)
-
-
-def quick_look(home: Path, store: Path) -> tuple[Head, str | None]:
-    """The head, and what is wrong with the journal's end, if anything is. Nothing else is looked at."""
-    sealer = Sealer(load_key(home))
-    kept = kept_head(home)
-    with reading(store) as connection:
-        end = journal_end(connection)
-        verification = _Verification(connection, sealer, kept, None, None)
-        return end, verification.end_fault()
-
-
-@contextlib.contextmanager
-def reading(store: Path) -> Iterator[apsw.Connection]:
-    """A store as of one moment, in use or not; nothing can be written. Raises FarhandError."""
-    if not store.exists():
-        raise FarhandError(f"there is no journal: {store} does not exist")
-    try:
-        connection = apsw.Connection(str(store), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            connection.set_busy_timeout(2000)
-            connection.execute("BEGIN")  # one moment, whatever is written meanwhile
-            columns = {row[1] for row in connection.execute("PRAGMA table_info(events)")}
-            if "hash" not in columns:
-                raise FarhandError(f"{store} was written by a version without seals; start this gateway on it once")
-            yield connection
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        raise FarhandError(f"{store} cannot be read: {error}") from None
+def check_end(tx: Tx, sealer: Seals, kept: KeptHead | None) -> tuple[Head, str | None]:
+    """Return the newest row, and what is wrong with the end of the journal, if anything is."""
+    return journal_end(tx), _Verification(tx, sealer, kept, None, None).end_fault()
 
 
 class _Verification:
     def __init__(
         self,
-        connection: apsw.Connection,
-        sealer: Sealer,
+        connection: Tx,
+        sealer: Seals,
         kept: KeptHead | None,
         start: int | None,
         noted: Head | None,
@@ -246,7 +211,7 @@ class _Verification:
         """Whether the rows that were written with this one have our seal."""
         last, before = seal_before(self._store, number, self._sealer)
         covers = Covers(self._store, open_before(self._store, last + 1))
-        rows: list[Pending] = []
+        rows: list[JournalRow] = []
         for row in rows_after(self._store, last):
             rows.append((_plain(row), covers(*row[2:5])))
             if row[5] is not None:
@@ -257,7 +222,7 @@ class _Verification:
 
     def _group(self, group: list[Row], last: int, before: bytes) -> None:
         """Rows that were committed at once, after `last`."""
-        rows: list[Pending] = []
+        rows: list[JournalRow] = []
         missing: str | None = None
         for row in group:
             number, at, kind, subject, data, _ = row

@@ -1,14 +1,13 @@
-"""The journal: what happened, in order, never rewritten, and sealed (`chain.py`)."""
+"""The journal: events in order, append-only and sealed (`seal.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-import apsw
 import msgspec
 
-from farhand.store.journal.seal import Chain
+from farhand.store.ports import Tx
 
 AFTER: Final = "SELECT id, at, kind, subject, data FROM events WHERE id > ? ORDER BY id LIMIT ?"
 LAST: Final = "SELECT coalesce(max(id), 0) FROM events"
@@ -25,7 +24,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def append_event(
-    connection: apsw.Connection,
+    tx: Tx,
     at: int,
     kind: str,
     subject: str,
@@ -34,23 +33,20 @@ def append_event(
     *,
     skip: int = 1,
 ) -> int:
-    """Add to the journal with the transaction under way, on the connection of its `Database`; the event's id.
+    """Append an event with the current transaction and return its id.
 
-    `covered`: the record the event tells of, packed, so that a change there is found as well. `skip` leaves out ids.
+    `covered`: the packed record that the event describes, so that the seal also protects that record. `skip`: the
+    distance to the previous id, more than 1 to leave ids unused.
     """
-    chain: Chain = connection.chain  # type: ignore[attr-defined]
-    chain.id = number = chain.id + skip
-    chain.pending.append(((number, at, kind, subject, _encode(data)), covered))
-    return number
+    return tx.journal.append(at, kind, subject, _encode(data), covered, skip)
 
 
-def events_after(connection: apsw.Connection, last: int, limit: int) -> list[Event]:
+def events_after(tx: Tx, last: int, limit: int) -> list[Event]:
     return [
         Event(id, at, kind, subject, msgspec.Raw(data))
-        for id, at, kind, subject, data in connection.execute(AFTER, (last, limit))  # noqa: A001
+        for id, at, kind, subject, data in tx.execute(AFTER, (last, limit))  # noqa: A001
     ]
 
 
-def last_event(connection: apsw.Connection) -> int:
-    row: tuple[int] = connection.execute(LAST).fetchall()[0]  # type: ignore[assignment]
-    return row[0]
+def last_event(tx: Tx) -> int:
+    return int(tx.execute(LAST).fetchall()[0][0])

@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
 import msgspec
 from blake3 import blake3
 
 from farhand.protocol.errors import FarhandError
+from farhand.store.ports import JournalRow, Seals, Tx
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,6 @@ _MAGIC: Final = b"fhhead1\n"
 _HEAD: Final = struct.Struct(f"<q{HASH_BYTES}s")
 _REST: Final = struct.Struct("<c36s")
 _OPEN, _CLEAN = b"o", b"c"
-
-
-# A row (id, at, kind, subject, data), and what it covers beside itself.
-Pending = tuple[tuple[int, int, str, str, bytes], bytes]
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -83,7 +79,7 @@ class Sealer:
         # What stands before the first row.
         self.beginning = self._base.copy().update(b"farhand journal").digest()
 
-    def hash(self, before: bytes, rows: Iterable[Pending]) -> bytes:
+    def hash(self, before: bytes, rows: Iterable[JournalRow]) -> bytes:
         """Of rows that were committed at once, behind those with the hash `before`."""
         parts = [before]
         for row, covered in rows:
@@ -94,55 +90,58 @@ class Sealer:
         return state.digest()
 
 
-class Chain:
+class SealedJournal:
     """The end of the journal that is being written, and the files that belong to it. Its owner calls `close`."""
 
-    __slots__ = ("_file", "_kept", "hash", "id", "pending", "sealer")
+    __slots__ = ("_file", "_kept", "_pending", "hash", "id", "sealer")
 
     def __init__(self, home: Path) -> None:
-        self.sealer = Sealer(load_key(home, make=True))
-        # Rows of the transaction under way.
-        self.pending: list[Pending] = []
+        self.sealer: Seals = Sealer(load_key(home, make=True))
+        # Rows of the current transaction.
+        self._pending: list[JournalRow] = []
         # Of the newest row, pending ones included.
         self.id = 0
         self.hash = self.sealer.beginning
         self._kept = (self.id, self.hash)
         self._file = os.open(home / HEAD_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def load(self, connection: apsw.Connection) -> None:
-        """Go on behind the newest row there is."""
-        end = journal_end(connection)
+    def append(self, at: int, kind: str, subject: str, data: bytes, covered: bytes = b"", skip: int = 1) -> int:
+        self.id = number = self.id + skip
+        self._pending.append(((number, at, kind, subject, data), covered))
+        return number
+
+    def load(self, tx: Tx) -> None:
+        """Continue after the newest row in the table."""
+        end = journal_end(tx)
         self.id, self.hash = (end.id, end.hash) if end.id else (0, self.sealer.beginning)
         self._kept = (self.id, self.hash)
 
-    def write(self, connection: apsw.Connection) -> None:
-        """Put the pending rows into the journal, under one seal; before the commit."""
-        pending = self.pending
+    def write(self, tx: Tx) -> None:
+        """Insert the pending rows under one seal, before the commit.
+
+        Raises IntegrityError when another process has appended rows. After a rollback, `load` continues behind them.
+        """
+        pending = self._pending
         if not pending:
             return
         sealed = self.sealer.hash(self.hash, pending)
         last = pending[-1][0][0]
-        try:
-            with connection:
-                connection.executemany(APPEND, [(*row, sealed if row[0] == last else None) for row, _ in pending])
-        except apsw.ConstraintError:
-            # Somebody else wrote rows. Verifying will find them; what happens now is written down all the same.
-            self.load(connection)
-            behind = self.id - pending[0][0][0] + 1
-            self.pending = [((number + behind, *rest), covered) for (number, *rest), covered in pending]  # type: ignore[misc]
-            self.write(connection)
-            self.id = last + behind
-            return
+        tx.executemany(APPEND, [(*row, sealed if row[0] == last else None) for row, _ in pending])
         self.hash = sealed
-        self.pending = []
+        self._pending = []
+
+    @property
+    def pending(self) -> int:
+        """The number of rows that the current transaction adds."""
+        return len(self._pending)
 
     def drop(self, count: int) -> None:
-        """Forget the pending rows but the first `count`: what they tell of did not happen."""
-        del self.pending[count:]
-        self.id = self.pending[-1][0][0] if self.pending else self._kept[0]
+        """Drop the pending rows after the first `count`: the operation that added them has failed."""
+        del self._pending[count:]
+        self.id = self._pending[-1][0][0] if self._pending else self._kept[0]
 
     def opened(self) -> None:
-        """From here on, the file tells where the journal stands."""
+        """Record the end of the journal in the head file, from now on after every commit."""
         os.pwrite(self._file, _MAGIC + _HEAD.pack(self.id, self.hash) + _REST.pack(_OPEN, boot_id().encode()), 0)
         self._kept = (self.id, self.hash)
 
@@ -151,23 +150,17 @@ class Chain:
             self._kept = (self.id, self.hash)
             try:
                 os.pwrite(self._file, _HEAD.pack(self.id, self.hash), len(_MAGIC))
-            except OSError as error:  # the journal itself is kept; only its last rows are less well guarded
-                log.warning("the head of the journal could not be noted: %s", error)
+            except OSError as error:  # the rows are stored; only a loss of the newest could go unnoticed
+                log.warning("failed to write %s: %s", HEAD_FILE, error)
 
     def rolled_back(self) -> None:
-        self.pending = []
+        self._pending = []
         self.id, self.hash = self._kept
 
     def close(self) -> None:
         os.pwrite(self._file, _CLEAN, len(_MAGIC) + _HEAD.size)
         os.fsync(self._file)
         os.close(self._file)
-
-
-class JournalConnection(apsw.Connection):
-    """The one connection that appends to the journal."""
-
-    chain: Chain
 
 
 def load_key(home: Path, *, make: bool = False) -> bytes:
@@ -191,9 +184,9 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
     return key
 
 
-def journal_end(connection: apsw.Connection) -> Head:
+def journal_end(tx: Tx) -> Head:
     """The newest row there is, whatever it says."""
-    rows: list[Any] = connection.execute(LAST).fetchall()
+    rows: list[Any] = tx.execute(LAST).fetchall()
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 
 

@@ -23,8 +23,8 @@ import msgspec
 
 from farhand.machine.files.private_files import open_private
 from farhand.store.journal.seal import HEAD_FILE
-from farhand.store.sqlite.ahead import INTENTS_SUFFIXES
-from farhand.store.sqlite.database import StoreError, damage_in
+from farhand.store.ports import StoreError
+from farhand.store.sqlite.intent_log import INTENT_LOGS
 from farhand.store.sqlite.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,
@@ -37,6 +37,7 @@ from farhand.store.sqlite.snapshots import (
     settle_restored,
     sync_folder,
 )
+from farhand.store.sqlite.store import damage_in
 
 MANIFEST = "farhand-backup.json"
 REPLACED_FOLDER = "replaced"
@@ -47,7 +48,7 @@ LEFT_OUT = frozenset(
     | {"skill-files"}  # copies of what is in skills
     | {"undo", "changes"}  # of changes that this machine made to its files
 )
-BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENTS_SUFFIXES)
+BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENT_LOGS)
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -161,7 +162,7 @@ def _single(file: Path, staged: Path, now: int) -> Manifest:
 
 def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
     """Put each staged file in its place. The store comes last: with it the home is the restored one."""
-    aside = set_aside(home, REPLACED_FOLDER, *INTENTS_SUFFIXES)
+    aside = set_aside(home, REPLACED_FOLDER, *INTENT_LOGS)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
         target = home / name
         if name == REVOKED_FILE and target.exists():
@@ -189,9 +190,7 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
             path = Path(folder) / name
             shown = path.relative_to(home).as_posix()
             if top and (
-                name in LEFT_OUT
-                or name.startswith(".")
-                or name.endswith(("-wal", "-shm", "-journal", *INTENTS_SUFFIXES))
+                name in LEFT_OUT or name.startswith(".") or name.endswith(("-wal", "-shm", "-journal", *INTENT_LOGS))
             ):
                 continue
             if top and name.endswith(".db"):

@@ -23,7 +23,8 @@ from farhand.machine.files.private_files import create_private, open_private, wr
 from farhand.store.history.seal_coverage import other_key
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import KeptHead, forget_head, journal_end
-from farhand.store.sqlite.database import Database, StoreError, damage_in
+from farhand.store.ports import StoreError, Tx
+from farhand.store.sqlite.store import SqliteStore, damage_in
 from farhand.store.tables import calls
 
 log = logging.getLogger(__name__)
@@ -159,20 +160,20 @@ def _digest_file(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def open_store(home: Path, now: int) -> tuple[Database, Recovery | None]:
+def open_store(home: Path, now: int) -> tuple[SqliteStore, Recovery | None]:
     """The store of a home, and what had to be done to have one. Raises StoreError for what is no damage."""
     path = home / STORE_FILE
     snapshots = Snapshots(home / BACKUPS_FOLDER)
     reason = _damage(path, has_copies=any(True for _ in snapshots))
     if reason is None:
-        return Database.open(path), None
+        return SqliteStore.open(path), None
     log.error("the store %s is damaged: %s", path, reason)
     backup = snapshots.newest_good()
     aside = set_aside(home, DAMAGED_FOLDER)
     if backup is not None:
         put_in_place(backup.path, path)
     kept = forget_head(home)
-    database = Database.open(path, restored=True)
+    database = SqliteStore.open(path, restored=True)
     recovery = Recovery(reason, str(aside), backup.path.name if backup else None, backup.taken_at if backup else None)
     told = msgspec.to_builtins(recovery)
     database.query(lambda store: _settle_restored(store, now, "store.recovered", told, kept))
@@ -223,49 +224,46 @@ def put_in_place(copy: Path, path: Path) -> None:
 def settle_restored(home: Path, now: int) -> None:
     """Bring an older store that was put into the home to terms with the time since. Raises StoreError."""
     kept = forget_head(home)
-    database = Database.open(home / STORE_FILE, restored=True)
+    database = SqliteStore.open(home / STORE_FILE, restored=True)
     try:
         database.query(lambda store: _settle_restored(store, now, "store.restored", {}, kept))
     finally:
         database.shut()
 
 
-def _settle_restored(
-    store: apsw.Connection, now: int, kind: str, data: dict[str, object], kept: KeptHead | None
-) -> None:
+def _settle_restored(store: Tx, now: int, kind: str, data: dict[str, object], kept: KeptHead | None) -> None:
     """What the copy holds as open may have gone on since: nothing of it is taken up and done a second time.
 
     The journal goes on behind what the copy has of it, and says how far it had gone before.
     """
     end, foreign = journal_end(store), other_key(store)
-    with store:
-        for record in calls.open_calls(store):
-            unknown = msgspec.structs.replace(
-                record, state=calls.CallState.UNKNOWN, ended_at=now, error_kind="failed", error_message=LOST
-            )
-            calls.finish_unbegun(store, unknown)
-        store.execute(
-            "UPDATE transfers SET state = 'error', ended_at = ?, error_kind = 'failed', error_message = ? "
-            "WHERE ended_at IS NULL",
-            (now, LOST),
+    for record in calls.open_calls(store):
+        unknown = msgspec.structs.replace(
+            record, state=calls.CallState.UNKNOWN, ended_at=now, error_kind="failed", error_message=LOST
         )
-        store.execute(
-            "UPDATE runs SET state = 'failed', ended_at = ?, error_kind = 'failed', error_message = ? "
-            "WHERE ended_at IS NULL",
-            (now, LOST),
-        )
-        store.execute(
-            "UPDATE cron_slots SET status = 'unknown', ended_at = ?, error = ? WHERE status IN ('waiting', 'running')",
-            (now, LOST),
-        )
-        store.execute("UPDATE cron_jobs SET cursor = max(cursor, ?1), floor = max(floor, ?1)", (now,))
-        journal = {
-            "head": str(end),
-            "head_before": None if kept is None else str(kept.head),
-            "other_key": foreign,
-        }
-        append_event(store, now, "store.gap", "store", {}, skip=EVENT_GAP)
-        append_event(store, now, kind, "store", {**data, "journal": journal})
+        calls.finish_unbegun(store, unknown)
+    store.execute(
+        "UPDATE transfers SET state = 'error', ended_at = ?, error_kind = 'failed', error_message = ? "
+        "WHERE ended_at IS NULL",
+        (now, LOST),
+    )
+    store.execute(
+        "UPDATE runs SET state = 'failed', ended_at = ?, error_kind = 'failed', error_message = ? "
+        "WHERE ended_at IS NULL",
+        (now, LOST),
+    )
+    store.execute(
+        "UPDATE cron_slots SET status = 'unknown', ended_at = ?, error = ? WHERE status IN ('waiting', 'running')",
+        (now, LOST),
+    )
+    store.execute("UPDATE cron_jobs SET cursor = max(cursor, ?1), floor = max(floor, ?1)", (now,))
+    journal = {
+        "head": str(end),
+        "head_before": None if kept is None else str(kept.head),
+        "other_key": foreign,
+    }
+    append_event(store, now, "store.gap", "store", {}, skip=EVENT_GAP)
+    append_event(store, now, kind, "store", {**data, "journal": journal})
 
 
 # -- tokens that were revoked: a copy of the store from before must not bring them back ----------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import apsw
 import msgspec
+
+from farhand.store.ports import Tx
 
 ADD: Final = """
     INSERT INTO browser_sessions
@@ -35,18 +36,18 @@ class BrowserSession(msgspec.Struct, frozen=True):
     made_by: str
 
 
-def add_session(store: apsw.Connection, session: BrowserSession) -> None:
+def add_session(store: Tx, session: BrowserSession) -> None:
     store.execute(ADD, msgspec.structs.astuple(session))
 
 
-def all_sessions(store: apsw.Connection) -> list[BrowserSession]:
+def all_sessions(store: Tx) -> list[BrowserSession]:
     return [BrowserSession(*row) for row in store.execute(ALL)]
 
 
-def sessions_used(store: apsw.Connection, used: Mapping[str, int]) -> None:
+def sessions_used(store: Tx, used: Mapping[str, int]) -> None:
     """Set when sessions were last used, by their ids."""
     store.executemany(USED, [(at, session_id) for session_id, at in used.items()])
 
 
-def remove_sessions(store: apsw.Connection, session_ids: Iterable[str]) -> None:
+def remove_sessions(store: Tx, session_ids: Iterable[str]) -> None:
     store.executemany(REMOVE, [(session_id,) for session_id in session_ids])

@@ -8,13 +8,13 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.protocol.calls import NULL
 from farhand.protocol.messages import ToolResponse
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import packed
+from farhand.store.ports import Tx
 
 
 class CallState(StrEnum):
@@ -56,20 +56,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_behalf_of: str | None = None
 
 
-class _Intent(CallRecord, frozen=True, kw_only=True):
-    # `Raw | None` cannot be read; only what ended well has a result.
-    result: msgspec.Raw = NULL
-
-
 _encode = msgspec.json.Encoder().encode
 
 
-def intent_of(record: CallRecord) -> bytes:
-    """A record in the format of the intent log, as `take_up` reads it."""
-    return _encode(record)
-
-
-_decode_intent = msgspec.json.Decoder(_Intent).decode
 _FIELDS: Final = CallRecord.__struct_fields__
 # What the journal covers of every call. `on_behalf_of` came later and is covered where there is one (`_tail`), so
 # that rows written before stay verifiable.
@@ -111,15 +100,15 @@ LONGEST_KEPT_NAME: Final = 256
 MOST_LATE_BYTES: Final = 256 * 1024
 
 
-def begin(connection: apsw.Connection, record: CallRecord, *, started: bool = False) -> None:
+def begin(connection: Tx, record: CallRecord, *, started: bool = False) -> None:
     """Write a call down; one that is already over goes in whole, with its start in the journal where it had `started`
     before anybody wrote it down."""
     begin_all(connection, [(record, started)])
 
 
-def begin_all(connection: apsw.Connection, records: Iterable[tuple[CallRecord, bool]]) -> None:
+def begin_all(connection: Tx, records: Iterable[tuple[CallRecord, bool]]) -> None:
     """`begin` for each of them, with whether it had started. All in one statement, which takes half the time."""
-    number: int = connection.execute(NEWEST).fetchall()[0][0]  # type: ignore[assignment]
+    number: int = connection.execute(NEWEST).fetchall()[0][0]
     rows: list[tuple[Any, ...]] = []
     for record, started in records:
         number += 1
@@ -160,9 +149,7 @@ def _values(record: CallRecord) -> tuple[Any, ...]:
     )
 
 
-def _tell_of(
-    connection: apsw.Connection, record: CallRecord, values: tuple[Any, ...], number: bytes, *, started: bool
-) -> None:
+def _tell_of(connection: Tx, record: CallRecord, values: tuple[Any, ...], number: bytes, *, started: bool) -> None:
     """Have the journal tell of a new row."""
     if record.ended_at is not None and not started:
         _append_end(connection, record, packed(values) + number)
@@ -178,7 +165,7 @@ def _tell_of(
         _append_end(connection, record, packed((values[_STATE], *values[_END:])))
 
 
-def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
+def start(connection: Tx, record: CallRecord, now: int) -> bool:
     """A waiting call is on its way from now on; False, and nothing done, when it is not waiting any more."""
     connection.execute(
         START, (record.route, record.node_id, record.capability, record.node_boot, record.deadline_at, record.id)
@@ -191,18 +178,18 @@ def start(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
     return True
 
 
-def hold(connection: apsw.Connection, record: CallRecord) -> None:
+def hold(connection: Tx, record: CallRecord) -> None:
     """A waiting call waits for something else now, until another moment."""
     connection.execute(HOLD, (record.node_id, record.deadline_at, record.id))
 
 
-def since(connection: apsw.Connection, at: int, limit: int) -> list[str]:
+def since(connection: Tx, at: int, limit: int) -> list[str]:
     """The ids of the newest calls made since a moment, newest first."""
     rows = connection.execute("SELECT id FROM calls WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
     return [str(call_id) for (call_id,) in rows]
 
 
-def finish(connection: apsw.Connection, record: CallRecord) -> bool:
+def finish(connection: Tx, record: CallRecord) -> bool:
     """Write down how a call ended; False when its end is already written."""
     values = (
         str(record.state),
@@ -219,7 +206,7 @@ def finish(connection: apsw.Connection, record: CallRecord) -> bool:
     return True
 
 
-def finish_unbegun(connection: apsw.Connection, record: CallRecord) -> bool:
+def finish_unbegun(connection: Tx, record: CallRecord) -> bool:
     """As `finish`, of a call that may still wait: one that never started has its whole record under its end."""
     found = find(connection, record.id)
     if found is None or found.state is not CallState.WAITING:
@@ -233,7 +220,7 @@ def finish_unbegun(connection: apsw.Connection, record: CallRecord) -> bool:
     return True
 
 
-def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) -> None:
+def tell(connection: Tx, call_id: str, *, begun: bool, now: int) -> None:
     """Have the journal tell of a call that was written down without it, or whose end was."""
     record = find(connection, call_id)
     row = covered_row(connection, call_id)
@@ -245,7 +232,7 @@ def tell(connection: apsw.Connection, call_id: str, *, begun: bool, now: int) ->
         append_event(connection, now, "call.started", record.id, data, row.begun)
 
 
-def tell_kept(connection: apsw.Connection, call_id: str, now: int) -> None:
+def tell_kept(connection: Tx, call_id: str, now: int) -> None:
     """Have the journal tell again of a call that has ended, since its earlier events are removed."""
     record = find(connection, call_id)
     row = covered_row(connection, call_id)
@@ -262,7 +249,7 @@ class CoveredRow(msgspec.Struct, frozen=True):
     whole: bytes
 
 
-def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
+def covered_row(connection: Tx, call_id: str) -> CoveredRow | None:
     rows: list[Any] = connection.execute(f"{_COVERED} WHERE id = ?", (call_id,)).fetchall()
     if not rows:
         return None
@@ -278,7 +265,7 @@ def covered_row(connection: apsw.Connection, call_id: str) -> CoveredRow | None:
     )
 
 
-def tell_late(connection: apsw.Connection, node_id: str, response: ToolResponse, now: int) -> None:
+def tell_late(connection: Tx, node_id: str, response: ToolResponse, now: int) -> None:
     """Have the journal tell what its node says of a call, where that was not waited for when the call ended."""
     record = find(connection, response.request_id)
     if record is None or record.node_id != node_id or record.state not in NOT_WAITED_FOR:
@@ -292,23 +279,12 @@ def tell_late(connection: apsw.Connection, node_id: str, response: ToolResponse,
     append_event(connection, now, "call.late", record.id, data)
 
 
-def take_up(connection: apsw.Connection, intent: bytes) -> None:
-    """Write down what an intent says, as far as the tables do not have it."""
-    said = _decode_intent(intent)
-    fields = {name: getattr(said, name) for name in _FIELDS}
-    record = CallRecord(**{**fields, "result": said.result if said.state is CallState.OK else None})
-    if find(connection, record.id) is None:
-        begin(connection, record)
-    elif record.ended_at is not None:
-        finish(connection, record)
-
-
-def find(connection: apsw.Connection, call_id: str) -> CallRecord | None:
+def find(connection: Tx, call_id: str) -> CallRecord | None:
     rows = connection.execute(ONE, (call_id,)).fetchall()
     return _record(rows[0]) if rows else None
 
 
-def not_waited_for(connection: apsw.Connection, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
+def not_waited_for(connection: Tx, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
     """Return those of a node's calls that ended without it: cancelled, out of time or unknown. By id, the reason."""
     rows = connection.execute(
         "SELECT id, coalesce(error_message, state) FROM calls WHERE id IN (SELECT value FROM json_each(?)) "
@@ -322,7 +298,7 @@ def _json(values: Sequence[str]) -> str:
     return msgspec.json.encode(values).decode()
 
 
-def made_by(connection: apsw.Connection, beginning: str) -> dict[str, CallRecord]:
+def made_by(connection: Tx, beginning: str) -> dict[str, CallRecord]:
     """The calls made under idempotency keys with this beginning, by key, the newest of each; however long ago."""
     rows = connection.execute(
         f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ? ORDER BY seq",
@@ -331,12 +307,12 @@ def made_by(connection: apsw.Connection, beginning: str) -> dict[str, CallRecord
     return {record.idempotency_key or "": record for record in map(_record, rows)}
 
 
-def open_calls(connection: apsw.Connection) -> list[CallRecord]:
+def open_calls(connection: Tx) -> list[CallRecord]:
     return [_record(row) for row in connection.execute(OPEN)]
 
 
 def search(
-    connection: apsw.Connection,
+    connection: Tx,
     filters: Mapping[str, str],
     *,
     limit: int,
@@ -373,7 +349,7 @@ def search(
     return found
 
 
-def _append_end(connection: apsw.Connection, record: CallRecord, covered: bytes) -> None:
+def _append_end(connection: Tx, record: CallRecord, covered: bytes) -> None:
     shown = _shown(record, record.state)
     error = {"kind": record.error_kind, "message": record.error_message}
     data = shown if record.error_kind is None else {**msgspec.json.decode(shown), "error": error}

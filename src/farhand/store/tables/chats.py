@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import apsw
 import msgspec
+
+from farhand.store.ports import Tx
 
 NAME_CHARACTERS = 20
 MOST_CHARACTERS: Final = 8 * 1024 * 1024
@@ -40,8 +41,9 @@ FIND: Final = "SELECT seq FROM chats WHERE session_id = ? AND user_id = ? AND ch
 MAKER: Final = "SELECT made_by FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
 MAKER_OF: Final = "SELECT made_by FROM chats WHERE id = ?"
 ADD: Final = """
-    INSERT INTO chats (id, session_id, user_id, channel, name, created_at, made_by) VALUES (?, ?, ?, ?, ?, ?, ?)"""
-SAY: Final = "INSERT INTO chat_messages (chat, role, text, at) VALUES (?, ?, ?, ?)"
+    INSERT INTO chats (id, session_id, user_id, channel, name, created_at, made_by) VALUES (?, ?, ?, ?, ?, ?, ?)
+    RETURNING seq"""
+SAY: Final = "INSERT INTO chat_messages (chat, role, text, at) VALUES (?, ?, ?, ?) RETURNING seq"
 TAKE_BACK: Final = "DELETE FROM chat_messages WHERE seq = ?"
 FORGET: Final = "DELETE FROM chats WHERE session_id = ? AND user_id = ? AND channel = ?"
 REMOVE: Final = "DELETE FROM chats WHERE id = ?"
@@ -60,7 +62,7 @@ class Said(msgspec.Struct, frozen=True):
     messages: tuple[int, ...]
 
 
-def maker(store: apsw.Connection, chat: ChatKey | str) -> str | None:
+def maker(store: Tx, chat: ChatKey | str) -> str | None:
     """The credential that began a chat, by its key or id; None when there is no such chat."""
     if isinstance(chat, str):
         found = store.execute(MAKER_OF, (chat,)).fetchone()
@@ -70,7 +72,7 @@ def maker(store: apsw.Connection, chat: ChatKey | str) -> str | None:
 
 
 def hear(
-    store: apsw.Connection,
+    store: Tx,
     key: ChatKey,
     messages: Sequence[tuple[str, str]],
     now: int,
@@ -82,13 +84,13 @@ def hear(
     return Said(chat, tuple(say(store, chat, role, text, now) for role, text in messages))
 
 
-def _find(store: apsw.Connection, key: ChatKey) -> int | None:
+def _find(store: Tx, key: ChatKey) -> int | None:
     found = store.execute(FIND, (key.session_id, key.user_id, key.channel)).fetchone()
     return None if found is None else found[0]
 
 
 def _add(
-    store: apsw.Connection,
+    store: Tx,
     key: ChatKey,
     messages: Sequence[tuple[str, str]],
     now: int,
@@ -97,32 +99,31 @@ def _add(
 ) -> int:
     first = next((text.strip() for _, text in messages if text.strip()), "")
     name = first[:NAME_CHARACTERS] or "New Chat"
-    store.execute(ADD, (new_id, key.session_id, key.user_id, key.channel, name, now, credential))
-    return store.last_insert_rowid()
+    values = (new_id, key.session_id, key.user_id, key.channel, name, now, credential)
+    return int(store.execute(ADD, values).fetchall()[0][0])
 
 
-def say(store: apsw.Connection, chat: int, role: str, text: str, now: int) -> int:
-    """Append one message to a chat that is there. Raises apsw.ConstraintError when it is gone."""
-    store.execute(SAY, (chat, role, text, now))
-    return store.last_insert_rowid()
+def say(store: Tx, chat: int, role: str, text: str, now: int) -> int:
+    """Append one message to a chat that is there. Raises IntegrityError when it is gone."""
+    return int(store.execute(SAY, (chat, role, text, now)).fetchall()[0][0])
 
 
-def take_back(store: apsw.Connection, said: Said) -> None:
+def take_back(store: Tx, said: Said) -> None:
     store.executemany(TAKE_BACK, [(seq,) for seq in said.messages])
 
 
-def forget(store: apsw.Connection, key: ChatKey) -> bool:
+def forget(store: Tx, key: ChatKey) -> bool:
     """Remove a chat with its messages; False when there was none."""
     store.execute(FORGET, (key.session_id, key.user_id, key.channel))
     return bool(store.changes())
 
 
-def remove(store: apsw.Connection, chat_id: str) -> bool:
+def remove(store: Tx, chat_id: str) -> bool:
     store.execute(REMOVE, (chat_id,))
     return bool(store.changes())
 
 
-def chats(store: apsw.Connection, filters: dict[str, str], limit: int) -> list[Chat]:
+def chats(store: Tx, filters: dict[str, str], limit: int) -> list[Chat]:
     """Newest first. `filters` name columns of the caller's choice among session_id, user_id and channel."""
     clauses = [f"{column} = ?" for column in filters]
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
@@ -130,7 +131,7 @@ def chats(store: apsw.Connection, filters: dict[str, str], limit: int) -> list[C
     return [Chat(*row) for row in store.execute(f"{LIST}{where} ORDER BY updated DESC, seq DESC LIMIT ?", values)]
 
 
-def history(store: apsw.Connection, chat_id: str) -> list[ChatMessage] | None:
+def history(store: Tx, chat_id: str) -> list[ChatMessage] | None:
     """What was said, in order; None when there is no such chat. Of a long chat, the newest `MOST_CHARACTERS`."""
     if not store.execute("SELECT 1 FROM chats WHERE id = ?", (chat_id,)).fetchone():
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-import apsw
 import msgspec
+
+from farhand.store.ports import Tx
 
 # -- nouns ------------------------------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ ENABLED: Final = f"{JOB} WHERE enabled"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
 
-def save_job(connection: apsw.Connection, job: Job) -> None:
+def save_job(connection: Tx, job: Job) -> None:
     connection.execute(
         ADD_JOB,
         (
@@ -176,58 +177,54 @@ def save_job(connection: apsw.Connection, job: Job) -> None:
     )
 
 
-def find_job(connection: apsw.Connection, job_id: str) -> Job | None:
+def find_job(connection: Tx, job_id: str) -> Job | None:
     return next((_job(*row) for row in connection.execute(f"{JOB} WHERE id = ?", (job_id,))), None)
 
 
-def list_jobs(
-    connection: apsw.Connection, agent_id: str | None, include_disabled: bool, limit: int, offset: int
-) -> list[Job]:
+def list_jobs(connection: Tx, agent_id: str | None, include_disabled: bool, limit: int, offset: int) -> list[Job]:
     """By their next slot; those without one last."""
     return [_job(*row) for row in connection.execute(JOBS, (agent_id, include_disabled, limit, offset))]
 
 
-def count_jobs(
-    connection: apsw.Connection, agent_id: str | None, include_disabled: bool, now: int
-) -> tuple[int, int, int | None]:
+def count_jobs(connection: Tx, agent_id: str | None, include_disabled: bool, now: int) -> tuple[int, int, int | None]:
     """How many there are, how many of them are due, and the next slot of any."""
     row: Any = connection.execute(COUNT_JOBS, (agent_id, include_disabled, now)).fetchall()[0]
     return int(row[0]), int(row[1]), row[2]
 
 
-def enabled_jobs(connection: apsw.Connection) -> list[Job]:
+def enabled_jobs(connection: Tx) -> list[Job]:
     return [_job(*row) for row in connection.execute(ENABLED)]
 
 
-def hidden_jobs(connection: apsw.Connection) -> list[Job]:
+def hidden_jobs(connection: Tx) -> list[Job]:
     return [_job(*row) for row in connection.execute(HIDDEN)]
 
 
-def due_jobs(connection: apsw.Connection, now: int, ahead: int) -> list[Job]:
+def due_jobs(connection: Tx, now: int, ahead: int) -> list[Job]:
     """Jobs with a slot that has no row yet, and those whose cursor lies later than `ahead`: the clock went back."""
     return [_job(*row) for row in connection.execute(DUE, (now, ahead))]
 
 
-def pressing(connection: apsw.Connection, now: int, ahead: int) -> bool:
+def pressing(connection: Tx, now: int, ahead: int) -> bool:
     """Whether there is a slot to record or to start."""
     return bool(connection.execute(PRESSING, (now, ahead)).fetchall())
 
 
-def next_at(connection: apsw.Connection) -> int | None:
+def next_at(connection: Tx) -> int | None:
     """The next slot of any job."""
     row: Any = connection.execute(NEXT_AT).fetchall()[0]
     return None if row[0] is None else int(row[0])
 
 
-def move_cursor(connection: apsw.Connection, job_id: str, cursor: int, next_at: int | None) -> None:
+def move_cursor(connection: Tx, job_id: str, cursor: int, next_at: int | None) -> None:
     connection.execute(MOVE, (cursor, next_at, job_id))
 
 
-def disable_job(connection: apsw.Connection, job_id: str) -> None:
+def disable_job(connection: Tx, job_id: str) -> None:
     connection.execute(DISABLE, (job_id,))
 
 
-def remove_job(connection: apsw.Connection, job_id: str, *, history: bool) -> bool:
+def remove_job(connection: Tx, job_id: str, *, history: bool) -> bool:
     connection.execute("DELETE FROM cron_jobs WHERE id = ?", (job_id,))
     known = connection.changes() > 0
     if history:
@@ -287,35 +284,35 @@ FORGET_ORPHANS: Final = """
         SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""
 
 
-def add_slot(connection: apsw.Connection, slot: Slot) -> bool:
+def add_slot(connection: Tx, slot: Slot) -> bool:
     """False when this slot has its row already: it is not to be run again."""
     connection.execute(ADD_SLOT, msgspec.structs.astuple(slot))
     return connection.changes() > 0
 
 
-def find_slot(connection: apsw.Connection, job_id: str, slot: int) -> Slot | None:
+def find_slot(connection: Tx, job_id: str, slot: int) -> Slot | None:
     found = connection.execute(f"SELECT {COLUMNS} FROM cron_slots WHERE job = ? AND slot = ?", (job_id, slot))  # noqa: S608
     return next((_slot(row) for row in found), None)
 
 
-def open_slots(connection: apsw.Connection) -> list[Slot]:
+def open_slots(connection: Tx) -> list[Slot]:
     """What waits or runs, oldest slot first."""
     return [_slot(row) for row in connection.execute(OPEN)]
 
 
-def take_slot(connection: apsw.Connection, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
+def take_slot(connection: Tx, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
     connection.execute(TAKE, (holder, now, late, job_id, slot))
     return connection.changes() > 0
 
 
-def adopt_slot(connection: apsw.Connection, slot: Slot, holder: str) -> bool:
+def adopt_slot(connection: Tx, slot: Slot, holder: str) -> bool:
     """Take a running slot over from a holder that is gone."""
     connection.execute(ADOPT, (holder, slot.job, slot.slot, slot.holder))
     return connection.changes() > 0
 
 
 def end_slot(
-    connection: apsw.Connection,
+    connection: Tx,
     slot: Slot,
     status: SlotStatus,
     now: int,
@@ -329,41 +326,41 @@ def end_slot(
     return connection.changes() > 0
 
 
-def note_attempt(connection: apsw.Connection, slot: Slot, error: str) -> None:
+def note_attempt(connection: Tx, slot: Slot, error: str) -> None:
     """A further attempt begins; what became of the one before."""
     connection.execute(ATTEMPT, (slot.attempts, error, slot.job, slot.slot, slot.holder))
 
 
-def beat(connection: apsw.Connection, holder: str) -> None:
+def beat(connection: Tx, holder: str) -> None:
     connection.execute(BEAT, (holder,))
 
 
-def list_runs(connection: apsw.Connection, job_id: str | None, limit: int, offset: int) -> list[Slot]:
+def list_runs(connection: Tx, job_id: str | None, limit: int, offset: int) -> list[Slot]:
     """Slots that are over, newest first."""
     return [_slot(row) for row in connection.execute(RUNS, (job_id, limit, offset))]
 
 
-def count_runs(connection: apsw.Connection, job_id: str | None) -> int:
+def count_runs(connection: Tx, job_id: str | None) -> int:
     row: Any = connection.execute(COUNT_RUNS, (job_id,)).fetchall()[0]
     return int(row[0])
 
 
-def latest_slots(connection: apsw.Connection, job_id: str, limit: int) -> list[Slot]:
+def latest_slots(connection: Tx, job_id: str, limit: int) -> list[Slot]:
     return [_slot(row) for row in connection.execute(LATEST, (job_id, limit))]
 
 
-def latest_run(connection: apsw.Connection, job_id: str, *, other_than: int = -1) -> Slot | None:
+def latest_run(connection: Tx, job_id: str, *, other_than: int = -1) -> Slot | None:
     """The last slot that ran, whatever came of it."""
     return next((_slot(row) for row in connection.execute(LATEST_RUN, (job_id, other_than))), None)
 
 
-def forget_unrun(connection: apsw.Connection, job_id: str, after: int) -> int:
+def forget_unrun(connection: Tx, job_id: str, after: int) -> int:
     """Drop the rows of slots after a moment that never ran: their time is still to come."""
     connection.execute(UNRUN_AFTER, (job_id, after))
     return connection.changes()
 
 
-def prune_history(connection: apsw.Connection, job_id: str, keep: int) -> None:
+def prune_history(connection: Tx, job_id: str, keep: int) -> None:
     row: Any = connection.execute(SURPLUS, (job_id, keep)).fetchall()[0]
     newest, surplus = row
     if surplus:
@@ -372,7 +369,7 @@ def prune_history(connection: apsw.Connection, job_id: str, keep: int) -> None:
         connection.execute(RAISE_FLOOR, (newest, job_id))
 
 
-def forget_orphans(connection: apsw.Connection, before: int, most: int) -> int:
+def forget_orphans(connection: Tx, before: int, most: int) -> int:
     """Drop runs that ended before a moment and whose job is gone; the others' history is bounded by their number."""
     connection.execute(FORGET_ORPHANS, (before, most))
     return connection.changes()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import apsw
+from farhand.store.ports import Tx
 
 KEPT_MS = 30 * 24 * 3600 * 1000
 
 
-def add_end_orders(store: apsw.Connection, node_id: str, call_ids: Iterable[str], reason: str, now: int) -> None:
+def add_end_orders(store: Tx, node_id: str, call_ids: Iterable[str], reason: str, now: int) -> None:
     """Keep orders for a node; those it has not carried out for a month are dropped."""
     store.execute("DELETE FROM end_orders WHERE created_at < ?", (now - KEPT_MS,))
     store.executemany(
@@ -18,11 +18,11 @@ def add_end_orders(store: apsw.Connection, node_id: str, call_ids: Iterable[str]
     )
 
 
-def end_orders_of(store: apsw.Connection, node_id: str) -> dict[str, str]:
+def end_orders_of(store: Tx, node_id: str) -> dict[str, str]:
     """Return the orders of a node: the reason, by call."""
     rows = store.execute("SELECT call_id, reason FROM end_orders WHERE node_id = ?", (node_id,))
     return {str(call_id): str(reason) for call_id, reason in rows}
 
 
-def drop_end_order(store: apsw.Connection, node_id: str, call_id: str) -> None:
+def drop_end_order(store: Tx, node_id: str, call_id: str) -> None:
     store.execute("DELETE FROM end_orders WHERE node_id = ? AND call_id = ?", (node_id, call_id))

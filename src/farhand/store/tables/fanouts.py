@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 
 ADD: Final = "INSERT INTO fanouts (id, tool, credential, nodes, created_at) VALUES (?, ?, ?, ?, ?)"
 ADD_CALL: Final = "INSERT OR IGNORE INTO fanout_calls (fanout, call_id) VALUES (?, ?)"
@@ -25,7 +25,7 @@ class FanOutRecord(msgspec.Struct, frozen=True):
     created_at: int
 
 
-def begin_fanout(store: apsw.Connection, record: FanOutRecord, calls: Mapping[str, str]) -> None:
+def begin_fanout(store: Tx, record: FanOutRecord, calls: Mapping[str, str]) -> None:
     """Write a fan-out down with the calls it is about to make, by node."""
     nodes = msgspec.json.encode(record.nodes)
     store.execute(ADD, (record.id, record.tool, record.credential, nodes, record.created_at))
@@ -34,16 +34,16 @@ def begin_fanout(store: apsw.Connection, record: FanOutRecord, calls: Mapping[st
     append_event(store, record.created_at, "fanout.started", record.id, data)
 
 
-def add_calls(store: apsw.Connection, fanout: str, calls: Mapping[str, str]) -> None:
+def add_calls(store: Tx, fanout: str, calls: Mapping[str, str]) -> None:
     store.executemany(ADD_CALL, [(fanout, call_id) for call_id in calls.values()])
 
 
-def fanout_nodes(store: apsw.Connection, fanout: str) -> list[str]:
+def fanout_nodes(store: Tx, fanout: str) -> list[str]:
     """The nodes that a fan-out meant."""
     rows: list[Any] = store.execute(NODES, (fanout,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=list[str]) if rows else []
 
 
-def fanout_calls(store: apsw.Connection, fanout: str) -> set[str]:
+def fanout_calls(store: Tx, fanout: str) -> set[str]:
     """The ids of the calls of a fan-out; not all of them need have been made."""
     return {str(row[0]) for row in store.execute(CALLS, (fanout,))}

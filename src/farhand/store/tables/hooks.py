@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 
 
 class HookPost(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class HookPost(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = HookPost.__struct_fields__
 
 
-def save_hook(connection: apsw.Connection, hook_id: str, settings: bytes, made_by: str, now: int) -> None:
+def save_hook(connection: Tx, hook_id: str, settings: bytes, made_by: str, now: int) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO hooks (id, settings, made_by, created_at) VALUES (?, ?, ?, ?)",
         (hook_id, settings, made_by, now),
@@ -35,7 +35,7 @@ def save_hook(connection: apsw.Connection, hook_id: str, settings: bytes, made_b
     append_event(connection, now, "hook.saved", hook_id, {"made_by": made_by})
 
 
-def remove_hook(connection: apsw.Connection, hook_id: str, now: int) -> bool:
+def remove_hook(connection: Tx, hook_id: str, now: int) -> bool:
     connection.execute("DELETE FROM hooks WHERE id = ?", (hook_id,))
     if not connection.changes():
         return False
@@ -43,13 +43,13 @@ def remove_hook(connection: apsw.Connection, hook_id: str, now: int) -> bool:
     return True
 
 
-def all_hooks(connection: apsw.Connection) -> dict[str, tuple[bytes, str]]:
+def all_hooks(connection: Tx) -> dict[str, tuple[bytes, str]]:
     """The settings of each hook, and the credential that made it."""
     rows = connection.execute("SELECT id, settings, made_by FROM hooks")
     return {str(name): (_bytes(settings), str(made_by)) for name, settings, made_by in rows}
 
 
-def add_post(connection: apsw.Connection, post: HookPost) -> HookPost | None:
+def add_post(connection: Tx, post: HookPost) -> HookPost | None:
     """The post as it is kept; None when the sender has posted it before."""
     rows = connection.execute(
         "INSERT INTO hook_posts (hook, delivery, body, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq",
@@ -62,7 +62,7 @@ def add_post(connection: apsw.Connection, post: HookPost) -> HookPost | None:
     return msgspec.structs.replace(post, seq=_number(seq))
 
 
-def open_posts(connection: apsw.Connection) -> list[HookPost]:
+def open_posts(connection: Tx) -> list[HookPost]:
     """In the order in which they came."""
     rows = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM hook_posts WHERE ended_at IS NULL ORDER BY seq"  # noqa: S608
@@ -70,7 +70,7 @@ def open_posts(connection: apsw.Connection) -> list[HookPost]:
     return [HookPost(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
 
-def end_post(connection: apsw.Connection, seq: int, now: int, *, run_id: str | None, error: str | None = None) -> None:
+def end_post(connection: Tx, seq: int, now: int, *, run_id: str | None, error: str | None = None) -> None:
     """The post was given to a session, or cannot be. What it said is in the transcript from now on."""
     connection.execute(
         "UPDATE hook_posts SET run_id = ?, error = ?, ended_at = ?, body = x'' WHERE seq = ? AND ended_at IS NULL",
@@ -78,7 +78,7 @@ def end_post(connection: apsw.Connection, seq: int, now: int, *, run_id: str | N
     )
 
 
-def forget_posts(connection: apsw.Connection, before: int, most: int) -> int:
+def forget_posts(connection: Tx, before: int, most: int) -> int:
     """Drop what is left of posts that were given to their sessions before a moment.
 
     The newest stays: runs are named after a post's number, which must never be another's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import apsw
+from farhand.store.ports import Tx
 
 IDEMPOTENCY_MS = 24 * 60 * 60 * 1000
 
@@ -22,33 +22,29 @@ FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 RELEASE: Final = "DELETE FROM idempotency WHERE credential = ? AND key = ? AND call_id = ?"
 
 
-def claim(
-    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
-) -> tuple[str, bytes]:
+def claim(connection: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
     """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
     won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
     return (call_id, body_hash) if won else claimed(connection, credential, key, body_hash, call_id, now)
 
 
-def claimed(
-    connection: apsw.Connection, credential: str, key: str, body_hash: bytes, call_id: str, now: int
-) -> tuple[str, bytes]:
+def claimed(connection: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
     """As `claim`, without claiming."""
     held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
     return held[0] if held else (call_id, body_hash)
 
 
-def claimed_below(connection: apsw.Connection, credential: str, beginning: str) -> dict[str, str]:
+def claimed_below(connection: Tx, credential: str, beginning: str) -> dict[str, str]:
     """The calls that a credential made under keys with this beginning: their ids, and the tool of each."""
     rows: list[Any] = connection.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
     return dict(rows)
 
 
-def release(connection: apsw.Connection, credential: str, key: str, request_id: str) -> None:
+def release(connection: Tx, credential: str, key: str, request_id: str) -> None:
     """A request that was refused does not use its key up."""
     connection.execute(RELEASE, (credential, key, request_id))
 
 
-def forget_keys(connection: apsw.Connection, now: int) -> None:
+def forget_keys(connection: Tx, now: int) -> None:
     """Remove the idempotency keys that are older than a day."""
     connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import apsw
+from farhand.store.ports import Tx
 
 BUCKETS: Final = 40
 
@@ -34,7 +34,7 @@ class Durations:
         self.total += units
 
 
-def count_rows(store: apsw.Connection) -> dict[str, dict[str, int]]:
+def count_rows(store: Tx) -> dict[str, dict[str, int]]:
     """Rows by state, for each kind of thing that waits, runs or is on record."""
     rows: dict[str, list[Any]] = {name: store.execute(text).fetchall() for name, text in _ROWS.items()}
     found = {name: {str(state): int(count) for state, count in counted} for name, counted in rows.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.protocol.calls import ToolSpec
+from farhand.store.ports import Tx
 
 SAVE: Final = """
     INSERT INTO nodes (node_id, info, connected_at, last_seen) VALUES (?, ?, ?, ?)
@@ -37,20 +37,20 @@ class NodeCard(msgspec.Struct, frozen=True):
     learned: list[str] = []
 
 
-def save_node(connection: apsw.Connection, card: NodeCard, connected_at: int, last_seen: int) -> None:
+def save_node(connection: Tx, card: NodeCard, connected_at: int, last_seen: int) -> None:
     connection.execute(SAVE, (card.node_id, msgspec.json.encode(card), connected_at, last_seen))
 
 
-def node_seen(connection: apsw.Connection, node_id: str, last_seen: int) -> None:
+def node_seen(connection: Tx, node_id: str, last_seen: int) -> None:
     connection.execute(SEEN, (last_seen, node_id))
 
 
-def forget_node(connection: apsw.Connection, node_id: str) -> None:
+def forget_node(connection: Tx, node_id: str) -> None:
     connection.execute(FORGET, (node_id,))
     connection.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
 
 
-def all_nodes(connection: apsw.Connection) -> list[tuple[NodeCard, int, int]]:
+def all_nodes(connection: Tx) -> list[tuple[NodeCard, int, int]]:
     return [
         (msgspec.json.decode(info, type=NodeCard), connected_at, last_seen)
         for info, connected_at, last_seen in connection.execute(ALL)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 
 
 class MessageState(StrEnum):
@@ -126,7 +126,7 @@ FORGET_ANSWERED: Final = """
     DELETE FROM awaited_replies WHERE run_id IN (SELECT run_id FROM awaited_replies WHERE ended_at < ? LIMIT ?)"""
 
 
-def add_message(connection: apsw.Connection, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
+def add_message(connection: Tx, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
     """The message as it is kept, and whether it is new: the same id to the same peer is the same message."""
     rows = connection.execute(ADD, [_value(getattr(record, name)) for name in _OUTBOX[1:]]).fetchall()
     if rows:
@@ -138,9 +138,7 @@ def add_message(connection: apsw.Connection, record: OutboxRecord) -> tuple[Outb
     return _record(found[0]), False
 
 
-def claim_next(
-    connection: apsw.Connection, lane: tuple[str, str, str], holder: str, now: int
-) -> tuple[OutboxRecord | None, bool]:
+def claim_next(connection: Tx, lane: tuple[str, str, str], holder: str, now: int) -> tuple[OutboxRecord | None, bool]:
     """The first open message of a lane, and whether it is the caller's to send now: of any number of gateways, one's.
 
     It is nobody's while its time has not come or somebody has it, and those behind it wait.
@@ -160,7 +158,7 @@ def claim_next(
     return claimed, True
 
 
-def save_message(connection: apsw.Connection, record: OutboxRecord, now: int) -> bool:
+def save_message(connection: Tx, record: OutboxRecord, now: int) -> bool:
     """Write down how far a message has come; False when it is not its holder's any more.
 
     An end that is written stays, except for one that others only supposed while the holder was silent.
@@ -185,12 +183,12 @@ def save_message(connection: apsw.Connection, record: OutboxRecord, now: int) ->
     return True
 
 
-def beat(connection: apsw.Connection, holder: str) -> None:
+def beat(connection: Tx, holder: str) -> None:
     """Show that a gateway lives."""
     connection.execute(BEAT, (holder,))
 
 
-def take_from(connection: apsw.Connection, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:
+def take_from(connection: Tx, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:
     """End what a vanished holder was sending as unknown, or have it sent again; False when the holder lives."""
     state, ended_at = (MessageState.WAITING, None) if repeat else (MessageState.UNKNOWN, now)
     connection.execute(GIVE_UP, (str(state), reason, ended_at, record.seq, record.holder, record.beat))
@@ -201,39 +199,39 @@ def take_from(connection: apsw.Connection, record: OutboxRecord, repeat: bool, r
     return True
 
 
-def forget_ended(connection: apsw.Connection, before: int, most: int) -> int:
+def forget_ended(connection: Tx, before: int, most: int) -> int:
     """Drop messages that ended before a moment, never one on its way; the newest stays: no number is given twice."""
     connection.execute(FORGET, (before, most))
     return connection.changes()
 
 
-def forget_answered(connection: apsw.Connection, before: int, most: int) -> int:
+def forget_answered(connection: Tx, before: int, most: int) -> int:
     """Drop what is left of answers that were owed and given before a moment."""
     connection.execute(FORGET_ANSWERED, (before, most))
     return connection.changes()
 
 
-def reopen_message(connection: apsw.Connection, seq: int, now: int) -> bool:
+def reopen_message(connection: Tx, seq: int, now: int) -> bool:
     """Have a message that failed tried again; False when it did not fail."""
     connection.execute(REOPEN, (now, seq))
     return bool(connection.changes())
 
 
-def open_messages(connection: apsw.Connection) -> list[OutboxRecord]:
+def open_messages(connection: Tx) -> list[OutboxRecord]:
     """In the order in which they were accepted."""
     return [_record(row) for row in connection.execute(OPEN)]
 
 
-def find_messages(connection: apsw.Connection, message_id: str) -> list[OutboxRecord]:
+def find_messages(connection: Tx, message_id: str) -> list[OutboxRecord]:
     return [_record(row) for row in connection.execute(BY_ID, (message_id,))]
 
 
-def find_message(connection: apsw.Connection, seq: int) -> OutboxRecord | None:
+def find_message(connection: Tx, seq: int) -> OutboxRecord | None:
     return next((_record(row) for row in connection.execute(f"{_SELECT} WHERE seq = ?", (seq,))), None)
 
 
 def list_messages(
-    connection: apsw.Connection,
+    connection: Tx,
     *,
     limit: int,
     channel: str | None = None,
@@ -248,7 +246,7 @@ def list_messages(
     return [_record(row) for row in rows]
 
 
-def count_open(connection: apsw.Connection) -> dict[tuple[str, str], int]:
+def count_open(connection: Tx) -> dict[tuple[str, str], int]:
     """How many messages wait, by channel and account."""
     rows = connection.execute("SELECT channel, account, count(*) FROM outbox WHERE ended_at IS NULL GROUP BY 1, 2")
     return {(str(channel), str(account)): _number(count) for channel, account, count in rows}
@@ -257,22 +255,22 @@ def count_open(connection: apsw.Connection) -> dict[tuple[str, str], int]:
 # -- who is answered ----------------------------------------------------------------------------------------
 
 
-def await_reply(connection: apsw.Connection, awaited: AwaitedReply) -> None:
+def await_reply(connection: Tx, awaited: AwaitedReply) -> None:
     connection.execute(
         f"INSERT OR REPLACE INTO awaited_replies ({', '.join(_AWAITED)}) VALUES ({', '.join('?' * len(_AWAITED))})",  # noqa: S608
         [getattr(awaited, name) for name in _AWAITED],
     )
 
 
-def end_awaited(connection: apsw.Connection, run_id: str, now: int) -> None:
+def end_awaited(connection: Tx, run_id: str, now: int) -> None:
     connection.execute("UPDATE awaited_replies SET ended_at = ? WHERE run_id = ? AND ended_at IS NULL", (now, run_id))
 
 
-def forget_awaited(connection: apsw.Connection, run_id: str) -> None:
+def forget_awaited(connection: Tx, run_id: str) -> None:
     connection.execute("DELETE FROM awaited_replies WHERE run_id = ?", (run_id,))
 
 
-def find_awaited(connection: apsw.Connection, run_id: str) -> AwaitedReply | None:
+def find_awaited(connection: Tx, run_id: str) -> AwaitedReply | None:
     rows = connection.execute(
         f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE run_id = ?",  # noqa: S608
         (run_id,),
@@ -280,14 +278,14 @@ def find_awaited(connection: apsw.Connection, run_id: str) -> AwaitedReply | Non
     return _awaited(rows[0]) if rows else None
 
 
-def open_awaited(connection: apsw.Connection) -> list[AwaitedReply]:
+def open_awaited(connection: Tx) -> list[AwaitedReply]:
     rows = connection.execute(
         f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE ended_at IS NULL ORDER BY created_at"  # noqa: S608
     )
     return [_awaited(row) for row in rows]
 
 
-def note_active(connection: apsw.Connection, agent_id: str, place: Place, now: int) -> None:
+def note_active(connection: Tx, agent_id: str, place: Place, now: int) -> None:
     """Remember who talked to an agent last."""
     connection.execute(
         """INSERT OR REPLACE INTO last_active (agent_id, channel, account, peer, peer_kind, at)
@@ -296,14 +294,14 @@ def note_active(connection: apsw.Connection, agent_id: str, place: Place, now: i
     )
 
 
-def last_active(connection: apsw.Connection, agent_id: str) -> Place | None:
+def last_active(connection: Tx, agent_id: str) -> Place | None:
     rows = connection.execute(
         "SELECT channel, account, peer, peer_kind FROM last_active WHERE agent_id = ?", (agent_id,)
     ).fetchall()
     return Place(*(str(value) for value in rows[0])) if rows else None
 
 
-def _tell(connection: apsw.Connection, now: int, kind: str, record: OutboxRecord) -> None:
+def _tell(connection: Tx, now: int, kind: str, record: OutboxRecord) -> None:
     data: dict[str, Any] = {"channel": record.channel, "account": record.account, "to": record.peer}
     if record.error is not None:
         data["error"] = record.error

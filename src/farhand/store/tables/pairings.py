@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 
 
 class PairingState(StrEnum):
@@ -35,7 +35,7 @@ _COLUMNS: Final = Pairing.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM pairings"  # noqa: S608
 
 
-def save_pairing(connection: apsw.Connection, pairing: Pairing) -> None:
+def save_pairing(connection: Tx, pairing: Pairing) -> None:
     connection.execute(
         f"INSERT OR REPLACE INTO pairings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",  # noqa: S608
         [str(value) if isinstance(value, StrEnum) else value for value in msgspec.structs.astuple(pairing)],
@@ -45,19 +45,19 @@ def save_pairing(connection: apsw.Connection, pairing: Pairing) -> None:
     append_event(connection, pairing.decided_at or pairing.requested_at, kind, pairing.sender, data)
 
 
-def find_pairing(connection: apsw.Connection, channel: str, account: str, sender: str) -> Pairing | None:
+def find_pairing(connection: Tx, channel: str, account: str, sender: str) -> Pairing | None:
     rows = connection.execute(
         f"{_SELECT} WHERE channel = ? AND account = ? AND sender = ?", (channel, account, sender)
     ).fetchall()
     return _pairing(rows[0]) if rows else None
 
 
-def list_pairings(connection: apsw.Connection) -> list[Pairing]:
+def list_pairings(connection: Tx) -> list[Pairing]:
     """Newest first."""
     return [_pairing(row) for row in connection.execute(f"{_SELECT} ORDER BY requested_at DESC")]
 
 
-def forget_pairing(connection: apsw.Connection, pairing: Pairing) -> None:
+def forget_pairing(connection: Tx, pairing: Pairing) -> None:
     connection.execute(
         "DELETE FROM pairings WHERE channel = ? AND account = ? AND sender = ?",
         (pairing.channel, pairing.account, pairing.sender),

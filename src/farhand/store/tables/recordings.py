@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-import apsw
 import msgspec
 from blake3 import blake3
+
+from farhand.store.ports import Tx
 
 DIGEST_BYTES: Final = 16
 
@@ -54,13 +55,13 @@ def digest(data: bytes) -> bytes:
     return blake3(data).digest(length=DIGEST_BYTES)
 
 
-def keep_contents(connection: apsw.Connection, contents: Iterable[bytes]) -> None:
+def keep_contents(connection: Tx, contents: Iterable[bytes]) -> None:
     connection.executemany(
         "INSERT OR IGNORE INTO contents (digest, data) VALUES (?, ?)", ((digest(data), data) for data in contents)
     )
 
 
-def content(connection: apsw.Connection, digest: bytes) -> bytes:
+def content(connection: Tx, digest: bytes) -> bytes:
     """Raises KeyError for one that was not kept."""
     rows: list[Any] = connection.execute("SELECT data FROM contents WHERE digest = ?", (digest,)).fetchall()
     if not rows:
@@ -69,7 +70,7 @@ def content(connection: apsw.Connection, digest: bytes) -> bytes:
     return data
 
 
-def add_attempt(connection: apsw.Connection, run_id: str, at: int, last_entry: int, settings: bytes) -> None:
+def add_attempt(connection: Tx, run_id: str, at: int, last_entry: int, settings: bytes) -> None:
     connection.execute(
         """INSERT INTO run_attempts (run_id, attempt, at, last_entry, settings)
            SELECT ?1, count(*) + 1, ?2, ?3, ?4 FROM run_attempts WHERE run_id = ?1""",
@@ -77,7 +78,7 @@ def add_attempt(connection: apsw.Connection, run_id: str, at: int, last_entry: i
     )
 
 
-def add_asked(connection: apsw.Connection, asked: Asked) -> None:
+def add_asked(connection: Tx, asked: Asked) -> None:
     """The next request of a run; its number and attempt are found here."""
     connection.execute(
         """INSERT INTO asked (run_id, number, attempt, prompt, count, messages, tools, specs, reply)
@@ -95,7 +96,7 @@ def add_asked(connection: apsw.Connection, asked: Asked) -> None:
     )
 
 
-def attempts(connection: apsw.Connection, run_id: str) -> list[Attempt]:
+def attempts(connection: Tx, run_id: str) -> list[Attempt]:
     rows: list[Any] = connection.execute(
         f"SELECT {', '.join(_ATTEMPT)} FROM run_attempts WHERE run_id = ? ORDER BY attempt",  # noqa: S608
         (run_id,),
@@ -103,7 +104,7 @@ def attempts(connection: apsw.Connection, run_id: str) -> list[Attempt]:
     return [Attempt(row[0], row[1], row[2], row[3], msgspec.Raw(row[4])) for row in rows]
 
 
-def asked(connection: apsw.Connection, run_id: str) -> list[Asked]:
+def asked(connection: Tx, run_id: str) -> list[Asked]:
     rows: list[Any] = connection.execute(
         f"SELECT {', '.join(_ASKED)} FROM asked WHERE run_id = ? ORDER BY number",  # noqa: S608
         (run_id,),

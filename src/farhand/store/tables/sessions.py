@@ -9,11 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import packed
+from farhand.store.ports import Tx
 
 
 class RunState(StrEnum):
@@ -151,7 +151,7 @@ OWN: Final = """EXISTS (SELECT 1 FROM runs WHERE credential = ? AND session_key 
     AND NOT EXISTS (SELECT 1 FROM runs WHERE session_key = key AND credential <> ?)"""
 
 
-def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRecord:
+def add_session(connection: Tx, record: SessionRecord) -> SessionRecord:
     """The session of that key: this one if there was none."""
     values = [_value(getattr(record, name)) for name in _SESSION]
     connection.execute(ADD_SESSION, values)
@@ -169,13 +169,13 @@ def add_session(connection: apsw.Connection, record: SessionRecord) -> SessionRe
     return found
 
 
-def find_session(connection: apsw.Connection, key: str) -> SessionRecord | None:
+def find_session(connection: Tx, key: str) -> SessionRecord | None:
     rows = connection.execute(ONE_SESSION, (key,)).fetchall()
     return _session(rows[0]) if rows else None
 
 
 def list_sessions(
-    connection: apsw.Connection,
+    connection: Tx,
     *,
     limit: int,
     offset: int = 0,
@@ -204,7 +204,7 @@ def list_sessions(
     return [_session(row) for row in rows], _number(count)
 
 
-def change_session(connection: apsw.Connection, key: str, **values: Any) -> None:
+def change_session(connection: Tx, key: str, **values: Any) -> None:
     columns = ", ".join(f"{name} = ?" for name in values)
     connection.execute(
         f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608
@@ -212,7 +212,7 @@ def change_session(connection: apsw.Connection, key: str, **values: Any) -> None
     )
 
 
-def begin_anew(connection: apsw.Connection, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
+def begin_anew(connection: Tx, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
     """A new conversation under the same key; the old one stays, under its own id."""
     fresh = msgspec.structs.replace(
         record,
@@ -232,7 +232,7 @@ def begin_anew(connection: apsw.Connection, record: SessionRecord, new_id: str, 
 # -- the transcript -----------------------------------------------------------------------------------------
 
 
-def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: int | None = None) -> int:
+def append_entry(connection: Tx, entry: Entry, *, context_tokens: int | None = None) -> int:
     """Add to a transcript and to its session's counts; the entry's number."""
     seq = _add_entry(connection, entry)
     count_usage(
@@ -250,7 +250,7 @@ def append_entry(connection: apsw.Connection, entry: Entry, *, context_tokens: i
     return seq
 
 
-def _add_entry(connection: apsw.Connection, entry: Entry) -> int:
+def _add_entry(connection: Tx, entry: Entry) -> int:
     values = [_value(getattr(entry, name)) for name in _ENTRY[1:]]
     ((seq,),) = connection.execute(ADD_ENTRY, values).fetchall()
     role = msgspec.json.decode(entry.message, type=_Role).role
@@ -261,7 +261,7 @@ def _add_entry(connection: apsw.Connection, entry: Entry) -> int:
     return _number(seq)
 
 
-def copy_entry(connection: apsw.Connection, entry: Entry, now: int) -> int:
+def copy_entry(connection: Tx, entry: Entry, now: int) -> int:
     """Add to a transcript what was said, and paid for, elsewhere; the entry's number."""
     seq = _add_entry(connection, entry)
     if entry.keeps_from is None:
@@ -272,7 +272,7 @@ def copy_entry(connection: apsw.Connection, entry: Entry, now: int) -> int:
 
 
 def count_usage(
-    connection: apsw.Connection,
+    connection: Tx,
     key: str,
     now: int,
     *,
@@ -285,11 +285,11 @@ def count_usage(
     connection.execute(COUNTED, (messages, prompt_tokens, completion_tokens, cached_tokens, cost, now, key))
 
 
-def count_compaction(connection: apsw.Connection, key: str) -> None:
+def count_compaction(connection: Tx, key: str) -> None:
     connection.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
 
 
-def conversation(connection: apsw.Connection, key: str, session_id: str, last: int | None = None) -> list[Entry]:
+def conversation(connection: Tx, key: str, session_id: str, last: int | None = None) -> list[Entry]:
     """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first.
 
     `last`: as it was when that was the newest entry.
@@ -309,7 +309,7 @@ def conversation(connection: apsw.Connection, key: str, session_id: str, last: i
 
 
 def history(
-    connection: apsw.Connection,
+    connection: Tx,
     key: str,
     *,
     limit: int,
@@ -340,12 +340,12 @@ def history(
     return found[::-1]
 
 
-def find_entry(connection: apsw.Connection, seq: int) -> Entry | None:
+def find_entry(connection: Tx, seq: int) -> Entry | None:
     rows = connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
     return _entry(rows[0]) if rows else None
 
 
-def entry_by(connection: apsw.Connection, key: str, event: int, at: int) -> Entry | None:
+def entry_by(connection: Tx, key: str, event: int, at: int) -> Entry | None:
     """The newest entry of a session when an event was written, which was at that time."""
     rows: list[Any] = connection.execute(
         "SELECT data FROM events WHERE id <= ? AND kind = 'message.added' AND subject = ? ORDER BY id DESC LIMIT 1",
@@ -359,7 +359,7 @@ def entry_by(connection: apsw.Connection, key: str, event: int, at: int) -> Entr
     return _entry(rows[0]) if rows else None
 
 
-def entries_after(connection: apsw.Connection, key: str, seq: int) -> list[Entry]:
+def entries_after(connection: Tx, key: str, seq: int) -> list[Entry]:
     """Every entry of a session behind one, whichever conversation it is of."""
     rows = connection.execute(
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq)
@@ -367,7 +367,7 @@ def entries_after(connection: apsw.Connection, key: str, seq: int) -> list[Entry
     return [_entry(row) for row in rows]
 
 
-def transcript(connection: apsw.Connection, key: str, session_id: str, last: int) -> list[Entry]:
+def transcript(connection: Tx, key: str, session_id: str, last: int) -> list[Entry]:
     """Every entry of a conversation up to one, summaries included; oldest first."""
     rows = connection.execute(
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq",
@@ -379,19 +379,19 @@ def transcript(connection: apsw.Connection, key: str, session_id: str, last: int
 # -- runs ---------------------------------------------------------------------------------------------------
 
 
-def is_own(connection: apsw.Connection, key: str, credential: str) -> bool:
+def is_own(connection: Tx, key: str, credential: str) -> bool:
     """Whether a session has runs, and all of them act on behalf of a credential."""
     rows = connection.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
     return bool(rows.fetchall())
 
 
-def is_unused(connection: apsw.Connection, key: str) -> bool:
+def is_unused(connection: Tx, key: str) -> bool:
     """Whether nothing was ever said in a session."""
     used = "SELECT 1 FROM runs WHERE session_key = ? UNION ALL SELECT 1 FROM entries WHERE session_key = ? LIMIT 1"
     return not connection.execute(used, (key, key)).fetchall()
 
 
-def first_credential(connection: apsw.Connection, key: str) -> str | None:
+def first_credential(connection: Tx, key: str) -> str | None:
     """Whose message began a session."""
     row = connection.execute(
         "SELECT credential FROM runs WHERE session_key = ? ORDER BY seq LIMIT 1", (key,)
@@ -399,22 +399,22 @@ def first_credential(connection: apsw.Connection, key: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def add_run(connection: apsw.Connection, run: RunRecord) -> None:
+def add_run(connection: Tx, run: RunRecord) -> None:
     connection.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
     append_event(connection, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
 
 
-def find_run(connection: apsw.Connection, run_id: str) -> RunRecord | None:
+def find_run(connection: Tx, run_id: str) -> RunRecord | None:
     rows = connection.execute(ONE_RUN, (run_id,)).fetchall()
     return _run(rows[0]) if rows else None
 
 
-def open_runs(connection: apsw.Connection) -> list[RunRecord]:
+def open_runs(connection: Tx) -> list[RunRecord]:
     """In the order in which their messages came."""
     return [_run(row) for row in connection.execute(OPEN_RUNS)]
 
 
-def list_runs(connection: apsw.Connection, key: str, limit: int) -> list[RunRecord]:
+def list_runs(connection: Tx, key: str, limit: int) -> list[RunRecord]:
     """Newest first."""
     rows = connection.execute(
         f"{_select(_RUN, 'runs')} WHERE session_key = ? ORDER BY seq DESC LIMIT ?", (key, limit)
@@ -422,13 +422,13 @@ def list_runs(connection: apsw.Connection, key: str, limit: int) -> list[RunReco
     return [_run(row) for row in rows]
 
 
-def hands_over(connection: apsw.Connection, key: str) -> bool:
+def hands_over(connection: Tx, key: str) -> bool:
     """Whether a run of this session has ever left calls to its client."""
     rows = connection.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
     return bool(rows.fetchall())
 
 
-def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
+def start_run(connection: Tx, run_id: str, now: int) -> None:
     connection.execute(
         "UPDATE runs SET state = 'running', started_at = coalesce(started_at, ?), attempts = attempts + 1 WHERE id = ?",
         (now, run_id),
@@ -436,29 +436,29 @@ def start_run(connection: apsw.Connection, run_id: str, now: int) -> None:
     append_event(connection, now, "run.started", run_id, {})
 
 
-def got_on(connection: apsw.Connection, run_id: str) -> None:
+def got_on(connection: Tx, run_id: str) -> None:
     """A run that gets on is not one that ends the gateway each time it is taken up."""
     connection.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
 
 
-def forgive_attempts(connection: apsw.Connection) -> None:
+def forgive_attempts(connection: Tx) -> None:
     """The gateway is stopped on purpose: that is not held against the runs under way."""
     connection.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
 
 
-def joined_to(connection: apsw.Connection, run_id: str) -> list[str]:
+def joined_to(connection: Tx, run_id: str) -> list[str]:
     """The runs whose messages this one took up."""
     return [str(row[0]) for row in connection.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
 
 
-def join_run(connection: apsw.Connection, run_id: str, to: str, now: int) -> None:
+def join_run(connection: Tx, run_id: str, to: str, now: int) -> None:
     connection.execute(
         "UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id)
     )
     append_event(connection, now, "run.joined", run_id, {"to": to})
 
 
-def end_run(connection: apsw.Connection, run: RunRecord) -> None:
+def end_run(connection: Tx, run: RunRecord) -> None:
     """Write down how a run ended, for itself and for those that joined it. An end that is written stays."""
     connection.execute(
         """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import apsw
 import msgspec
+
+from farhand.store.ports import Tx
 
 ADD: Final = """
     INSERT INTO tokens
@@ -58,29 +59,29 @@ def token_hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def add_token(connection: apsw.Connection, token: Token) -> None:
+def add_token(connection: Tx, token: Token) -> None:
     connection.execute(ADD, msgspec.structs.astuple(token))
 
 
-def revoke_tokens(connection: apsw.Connection, token_ids: Iterable[str], at: int = 0) -> None:
+def revoke_tokens(connection: Tx, token_ids: Iterable[str], at: int = 0) -> None:
     """Revoke these tokens and those that a revoked token made. Without `at`, the time of the revocation is unknown."""
     connection.executemany(REVOKE, [(at, token_id) for token_id in token_ids])
     connection.execute(REVOKE_DESCENDANTS)
 
 
-def tokens_used(connection: apsw.Connection, used: Mapping[str, int]) -> None:
+def tokens_used(connection: Tx, used: Mapping[str, int]) -> None:
     """When tokens were used, by their ids."""
     connection.executemany(USED, [(at, token_id) for token_id, at in used.items()])
 
 
-def all_tokens(connection: apsw.Connection) -> list[Token]:
+def all_tokens(connection: Tx) -> list[Token]:
     return [Token(*row) for row in connection.execute(ALL)]
 
 
-def get_meta(connection: apsw.Connection, key: str) -> str | None:
+def get_meta(connection: Tx, key: str) -> str | None:
     rows = connection.execute(META, (key,)).fetchall()
     return str(rows[0][0]) if rows else None
 
 
-def set_meta(connection: apsw.Connection, key: str, value: str) -> None:
+def set_meta(connection: Tx, key: str, value: str) -> None:
     connection.execute(SET_META, (key, value))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 
 
 class TransferState(StrEnum):
@@ -50,13 +50,13 @@ OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 NEWEST: Final = f"{_SELECT} ORDER BY seq DESC LIMIT ?"
 
 
-def begin_transfer(connection: apsw.Connection, record: TransferRecord) -> None:
+def begin_transfer(connection: Tx, record: TransferRecord) -> None:
     connection.execute(INSERT, _values(record))
     data = {"source": record.source, "destination": record.destination}
     append_event(connection, record.created_at, "transfer.started", record.id, data)
 
 
-def save_transfer(connection: apsw.Connection, record: TransferRecord, now: int) -> bool:
+def save_transfer(connection: Tx, record: TransferRecord, now: int) -> bool:
     """Write down how far a transfer has come, or how it ended; False when its end is already written."""
     connection.execute(
         UPDATE,
@@ -91,16 +91,16 @@ def save_transfer(connection: apsw.Connection, record: TransferRecord, now: int)
     return True
 
 
-def find_transfer(connection: apsw.Connection, transfer_id: str) -> TransferRecord | None:
+def find_transfer(connection: Tx, transfer_id: str) -> TransferRecord | None:
     rows = connection.execute(ONE, (transfer_id,)).fetchall()
     return _record(rows[0]) if rows else None
 
 
-def open_transfers(connection: apsw.Connection) -> list[TransferRecord]:
+def open_transfers(connection: Tx) -> list[TransferRecord]:
     return [_record(row) for row in connection.execute(OPEN)]
 
 
-def newest_transfers(connection: apsw.Connection, limit: int) -> list[TransferRecord]:
+def newest_transfers(connection: Tx, limit: int) -> list[TransferRecord]:
     return [_record(row) for row in connection.execute(NEWEST, (limit,))]
 
 

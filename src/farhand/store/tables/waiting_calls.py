@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-import apsw
 import msgspec
 
 from farhand.store.journal.events import append_event
+from farhand.store.ports import Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 
@@ -82,13 +82,13 @@ LIST_PENDING: Final = (
 ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
-def begin_parked(connection: apsw.Connection, record: CallRecord, row: ParkedRow) -> None:
+def begin_parked(connection: Tx, record: CallRecord, row: ParkedRow) -> None:
     """Write a call down that waits."""
     calls.begin(connection, record)
     _park(connection, row)
 
 
-def start_parked(connection: apsw.Connection, record: CallRecord, now: int) -> bool:
+def start_parked(connection: Tx, record: CallRecord, now: int) -> bool:
     """The call waits no longer, and may be sent; False when it waits no longer for another reason. Once only."""
     if not calls.start(connection, record, now):
         return False
@@ -96,14 +96,14 @@ def start_parked(connection: apsw.Connection, record: CallRecord, now: int) -> b
     return True
 
 
-def hold_parked(connection: apsw.Connection, record: CallRecord, row: ParkedRow, now: int) -> None:
+def hold_parked(connection: Tx, record: CallRecord, row: ParkedRow, now: int) -> None:
     """The call waits for something else now."""
     calls.hold(connection, record)
     _park(connection, row)
     append_event(connection, now, "call.waiting", record.id, {"tool": record.tool, "why": row.why})
 
 
-def finish_parked(connection: apsw.Connection, record: CallRecord) -> bool:
+def finish_parked(connection: Tx, record: CallRecord) -> bool:
     """As `calls.finish`, of a call that waited: whoever was asked need not answer any more."""
     if not calls.finish_unbegun(connection, record):
         return False
@@ -115,12 +115,12 @@ def finish_parked(connection: apsw.Connection, record: CallRecord) -> bool:
     return True
 
 
-def all_parked(connection: apsw.Connection) -> dict[str, ParkedRow]:
+def all_parked(connection: Tx) -> dict[str, ParkedRow]:
     rows = [dict(zip(_PARKED, row, strict=True)) for row in connection.execute(ALL_PARKED)]
     return {row["call_id"]: ParkedRow(**{**row, "credential": msgspec.Raw(row["credential"])}) for row in rows}
 
 
-def ask(connection: apsw.Connection, approval: Approval, who: dict[str, Any]) -> bool:
+def ask(connection: Tx, approval: Approval, who: dict[str, Any]) -> bool:
     """Keep a question; False when its call has ended, or was asked about before. `who` is for the journal."""
     record = calls.find(connection, approval.call_id)
     if record is None or record.state is not CallState.WAITING or find_approval(connection, approval.call_id):
@@ -133,9 +133,7 @@ def ask(connection: apsw.Connection, approval: Approval, who: dict[str, Any]) ->
     return True
 
 
-def decide(
-    connection: apsw.Connection, approval: Approval, state: ApprovalState, *, by: str, now: int, remark: str | None
-) -> bool:
+def decide(connection: Tx, approval: Approval, state: ApprovalState, *, by: str, now: int, remark: str | None) -> bool:
     """Write an answer down; False, and nothing done, when there is one already: the first counts."""
     connection.execute(DECIDE, (str(state), by, now, remark, approval.id))
     if not connection.changes():
@@ -147,13 +145,13 @@ def decide(
     return True
 
 
-def find_approval(connection: apsw.Connection, name: str) -> Approval | None:
+def find_approval(connection: Tx, name: str) -> Approval | None:
     """By its own id, or that of its call."""
     rows = connection.execute(ONE, (name, name)).fetchall()
     return _approval(rows[0]) if rows else None
 
 
-def list_approvals(connection: apsw.Connection, state: ApprovalState | None, limit: int) -> list[Approval]:
+def list_approvals(connection: Tx, state: ApprovalState | None, limit: int) -> list[Approval]:
     """Newest first. A question whose call is over, as in a store that was restored, does not wait any more."""
     if state is None:
         return [_approval(row) for row in connection.execute(LIST, (limit,))]
@@ -162,7 +160,7 @@ def list_approvals(connection: apsw.Connection, state: ApprovalState | None, lim
     return [_approval(row) for row in connection.execute(LIST_IN, (str(state), limit))]
 
 
-def origin_of(connection: apsw.Connection, record: CallRecord) -> str | None:
+def origin_of(connection: Tx, record: CallRecord) -> str | None:
     """Where the run came from that made a call; None for one that no run made."""
     key = record.idempotency_key or ""
     if not record.credential.startswith("agent:") or not key.startswith("run:"):
@@ -171,7 +169,7 @@ def origin_of(connection: apsw.Connection, record: CallRecord) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-def _park(connection: apsw.Connection, row: ParkedRow) -> None:
+def _park(connection: Tx, row: ParkedRow) -> None:
     values = {**msgspec.structs.asdict(row), "credential": bytes(row.credential)}
     connection.execute(PARK, tuple(values[name] for name in _PARKED))
 

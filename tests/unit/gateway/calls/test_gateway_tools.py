@@ -17,7 +17,7 @@ from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import NotFound
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallState
 from farhand.tools.tool import CallContext, tool
@@ -51,7 +51,7 @@ class Acting:
 class House:
     def __init__(self, path: Path, *, continues: bool = False) -> None:
         self.acting = Acting()
-        self.database = Database.open(path / "x.db")
+        self.database = SqliteStore.open(path / "x.db")
         self.catalog = Catalog(NodeRegistry())
         act = tool(self.acting.act, name="gsv__Act", continues=continues)
         self.catalog.serve([tool(look, read_only=True), act])
@@ -193,7 +193,6 @@ def test_a_call_open_at_the_gateways_end_is_otherwise_unknown(tmp_path: Path) ->
 
     async def unknown(house: House) -> None:
         await house.gate.recover()
-        await house.database.flush()
         (record,) = house.database.query(lambda store: calls.search(store, {}, limit=9))
         assert record.state is CallState.UNKNOWN and "'gsv__Act'" in (record.error_message or "")
         assert house.acting.contexts == []

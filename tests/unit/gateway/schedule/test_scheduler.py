@@ -14,7 +14,7 @@ import time_machine
 from farhand.gateway.schedule.scheduler import Ended, Scheduler, ScheduleSettings
 from farhand.gateway.schedule.time_parsing import next_slot, zone_named
 from farhand.store.journal.events import events_after
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import cron
 from farhand.store.tables.cron import At, Cron, Every, Job, Schedule, Slot, SlotStatus, SystemEvent, Task
 
@@ -29,7 +29,7 @@ class House:
 
     def __init__(self, path: Path, clock: time_machine.Coordinates, **settings: Any) -> None:
         self.clock = clock
-        self.database = Database.open(path / "x.db")
+        self.database = SqliteStore.open(path / "x.db")
         self.settings = ScheduleSettings(UTC, **settings)
         self.ran: list[tuple[str, int]] = []
         self.reported: list[str] = []

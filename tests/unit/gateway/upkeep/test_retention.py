@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 from farhand.gateway.upkeep.retention import AT_ONCE, DAY_MS, Retention
-from farhand.store.sqlite.database import Database
+from farhand.store.ports import Tx
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import cron, hooks, outbox
 from farhand.store.tables.cron import Slot, SlotStatus
 from farhand.store.tables.hooks import HookPost
@@ -37,11 +36,9 @@ def message(name: str, at: int, ended_at: int | None, state: MessageState = Mess
     )
 
 
-def forget(
-    path: Path, fill: Callable[[apsw.Connection], None], look: Callable[[apsw.Connection], Any], days: float
-) -> Any:
+def forget(path: Path, fill: Callable[[Tx], None], look: Callable[[Tx], Any], days: float) -> Any:
     async def work() -> Any:
-        database = Database.open(path / "farhand.db")
+        database = SqliteStore.open(path / "farhand.db")
         try:
             await database.write(fill)
             dropped = await Retention(database, lambda: days, clock=lambda: NOW).forget()
@@ -53,13 +50,13 @@ def forget(
 
 
 def test_messages_that_ended_long_ago_are_forgotten_and_no_others(tmp_path: Path) -> None:
-    def fill(store: apsw.Connection) -> None:
+    def fill(store: Tx) -> None:
         for name, ended_at in (("sent", OLD), ("waiting", None), ("recent", NEW)):
             outbox.add_message(store, message(name, OLD, ended_at))
         outbox.add_message(store, message("failed", OLD, OLD, MessageState.FAILED))
         outbox.add_message(store, message("newest", OLD, OLD))
 
-    def look(store: apsw.Connection) -> list[str]:
+    def look(store: Tx) -> list[str]:
         return [one.id for one in outbox.list_messages(store, limit=100)]
 
     dropped, left = forget(tmp_path, fill, look, 30)
@@ -67,21 +64,21 @@ def test_messages_that_ended_long_ago_are_forgotten_and_no_others(tmp_path: Path
 
 
 def test_posts_are_forgotten_but_no_number_is_given_twice(tmp_path: Path) -> None:
-    def fill(store: apsw.Connection) -> None:
+    def fill(store: Tx) -> None:
         for number in range(3):
             post = hooks.add_post(store, HookPost(hook="h", delivery=str(number), body=b"x", at=OLD))
             assert post is not None
             if number != 1:
                 hooks.end_post(store, post.seq, OLD, run_id="r")
 
-    def look(store: apsw.Connection) -> Any:
+    def look(store: Tx) -> Any:
         return list(store.execute("SELECT seq, delivery FROM hook_posts"))
 
     assert forget(tmp_path, fill, look, 30) == (1, [(2, "1"), (3, "2")])
 
 
 def test_answers_that_were_given_and_runs_of_jobs_that_are_gone(tmp_path: Path) -> None:
-    def fill(store: apsw.Connection) -> None:
+    def fill(store: Tx) -> None:
         for name, ended_at in (("given", OLD), ("owed", None)):
             place = {"channel": "crm", "account": "default", "peer": "ann", "peer_kind": "dm"}
             outbox.await_reply(
@@ -99,7 +96,7 @@ def test_answers_that_were_given_and_runs_of_jobs_that_are_gone(tmp_path: Path) 
             )
             cron.add_slot(store, row)
 
-    def look(store: apsw.Connection) -> Any:
+    def look(store: Tx) -> Any:
         return [one.run_id for one in outbox.open_awaited(store)], [
             one.slot for one in cron.list_runs(store, None, 9, 0)
         ]
@@ -110,11 +107,11 @@ def test_answers_that_were_given_and_runs_of_jobs_that_are_gone(tmp_path: Path) 
 def test_for_ever_is_for_ever_and_many_go_in_portions(tmp_path: Path) -> None:
     count = 2 * AT_ONCE + 7
 
-    def fill(store: apsw.Connection) -> None:
+    def fill(store: Tx) -> None:
         for number in range(count):
             outbox.add_message(store, message(str(number), OLD, OLD))
 
-    def look(store: apsw.Connection) -> int:
+    def look(store: Tx) -> int:
         return len(outbox.list_messages(store, limit=10_000))
 
     assert forget(tmp_path, fill, look, 0) == (0, count)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.upkeep.token_uses import TokenUses
-from farhand.store.sqlite.database import Database
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.tokens import Token, add_token, all_tokens, token_hash
 from tests.support.harness import GatewayProcess
 
@@ -34,7 +34,7 @@ def test_they_are_written_down_once_in_a_while_and_at_the_end(tmp_path: Path) ->
     token = Token("one", token_hash("secret"), "read", None, "", 1)
 
     async def work() -> list[int | None]:
-        database = Database.open(tmp_path / "store.db")
+        database = SqliteStore.open(tmp_path / "store.db")
         await database.write(lambda store: add_token(store, token))
         known = credentials(now, token)
         seen = []

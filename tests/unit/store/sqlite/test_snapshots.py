@@ -15,14 +15,14 @@ import apsw
 import pytest
 
 from farhand.store.sqlite.archive import MANIFEST, ArchiveError, pack, restore
-from farhand.store.sqlite.database import Database, damage_in
 from farhand.store.sqlite.snapshots import Snapshots, copy_store
+from farhand.store.sqlite.store import SqliteStore, damage_in
 from farhand.store.tables.tokens import set_meta
 
 
 def make_store(path: Path, rows: int = 500) -> None:
     async def fill() -> None:
-        database = Database.open(path)
+        database = SqliteStore.open(path)
         await database.write(lambda store: [set_meta(store, f"key{number}", "x" * 200) for number in range(rows)])
         await database.close()
 
@@ -48,7 +48,7 @@ def test_a_copy_taken_under_writers_is_whole_and_has_all_that_was_acknowledged(t
     path = tmp_path / "farhand.db"
 
     async def scenario() -> list[tuple[int, Path]]:
-        database = Database.open(path)
+        database = SqliteStore.open(path)
         taken = []
         done = 0
         stop = asyncio.Event()

@@ -1,0 +1,1 @@
+"""Bus implementations: live messages between gateways."""
