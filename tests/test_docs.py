@@ -1,0 +1,84 @@
+"""The documentation: links lead somewhere, files that it names exist, commands and options are real."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from farhand.cli.main import COMMANDS
+from tests.support.harness import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def names_of(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    wrong = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    seen: set[Path] = set()
+    found = [ROOT / "docs" / "index.md"]
+    while found:
+        page = found.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\((?!https?:)([^)\s#]+)", prose(page))
+        found += [(page.parent / link).resolve() for link in links]
+    assert sorted(str(page) for page in {*(ROOT / "docs").rglob("*.md")} - seen) == []
+
+
+def commands_of(page: Path) -> list[str]:
+    """The `farhand` commands in the console blocks of a page, without what follows a pipe or a comment."""
+    blocks = "\n".join(text for kind, text in FENCED.findall(page.read_text()) if kind in {"console", "sh"})
+    lines = re.sub(r"\\\n\s*", " ", blocks).splitlines()
+    found = []
+    for line in lines:
+        match = re.search(r"(?:^|\$ |\| |&& |bin/)(?:\w+=\S+ )*farhand ((?!ready)\S.*)", line)
+        if match:
+            found.append(re.split(r"\s#\s| \| | && ", match[1])[0])
+    return found
+
+
+CALLS = [(page, command) for page in PAGES for command in commands_of(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), CALLS, ids=[f"{page.stem}: {command}" for page, command in CALLS])
+def test_commands_and_their_options_exist(page: Path, command: str) -> None:
+    words = shlex.split(command.replace("…", "x"))
+    module, _, name = COMMANDS[words[0]][0].partition(":")
+    found: click.Command = getattr(importlib.import_module(module), name)
+    rest = words[1:]
+    while isinstance(found, click.Group) and rest and rest[0] in found.commands:
+        found, rest = found.commands[rest[0]], rest[1:]
+    known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options = {word.partition("=")[0] for word in rest if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)}
+    assert options <= known | {"-h", "--help"}
