@@ -85,5 +85,5 @@ def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restar
             key for key in keys if f"`{named}.{key}`" not in page and not (named == "gateway" and f"`{key}`" in page)
         ]
         assert not missing, named
-    live = page.partition(" hold without a restart")[0].rpartition("\n\n")[2]
+    live = page.partition(" apply without a restart")[0].rpartition("\n\n")[2]
     assert {f"`[{name}]`" for name in LIVE_SECTIONS} == set(live.replace(" and ", ", ").split(", "))
