@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from farhand.machine.files.allowed_paths import AllowedPaths
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
@@ -77,6 +78,8 @@ class NodeShellTools:
         """
         self._jobs = jobs
         self._workspace = Path(workspace).absolute()
+        # Reads paths as the file tools do: what is previewed is what runs, and what the policy judges.
+        self._paths = AllowedPaths(self._workspace)
         self._call_id = call_id
         self._confinement = confinement
         self._foreground = Foreground(jobs)
@@ -234,7 +237,10 @@ class NodeShellTools:
         _check("workdir", workdir, str)
         if not workdir or "\0" in workdir:
             raise InvalidArgs(f"workdir {workdir!r} is not a path: leave it out for the workspace {self._workspace}")
-        return str(self._workspace / workdir)
+        try:
+            return self._paths.check(workdir).real
+        except OSError as error:
+            raise InvalidArgs(f"cannot use workdir {workdir!r}: {error.strerror}; nothing was started") from None
 
     def _completed(self, job: Job) -> dict[str, Any]:
         assert job.exit is not None

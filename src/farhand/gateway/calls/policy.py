@@ -9,8 +9,6 @@ rule does not spell out. What a caller merely says of itself (the session it nam
 from __future__ import annotations
 
 import difflib
-import os
-import posixpath
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +21,20 @@ import msgspec
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Target, read_arguments
 from farhand.gateway.calls.pinning import LOGS, TRANSFER
+from farhand.gateway.calls.policy_paths import (
+    Reached,
+    Reading,
+    leads_out,
+    machine_path,
+    native_path,
+    paths_of_end,
+    search_reaches,
+)
 from farhand.gateway.nodes.endpoints import longest_id
 from farhand.gateway.nodes.registry import Node
-from farhand.gateway.workspace.workspace import clean
-from farhand.machine.files.allowed_paths import LONGEST
 from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import NATIVE, join_tool, source_name
-from farhand.protocol.version import MAX_NODE_ID_LENGTH
-from farhand.store.objects.base import AGENTS
+from farhand.protocol.names import join_tool, source_name
 
 Decision = Literal["allow", "ask", "deny"]
 Patterns = str | list[str]
@@ -49,16 +52,13 @@ TAG: Final = "tag:"
 ANYWHERE: Final = "*"
 PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", "source", "destination"})
 COMMANDS: Final = frozenset({"command"})
+# Tools that find files by a pattern, which may be absolute.
+SEARCHES: Final = frozenset({"glob"})
 # What may stand beside a command without changing what it does.
 HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seconds", "background", "yieldMs"})
 ROUTES: Final = ("node", "native", "local")
 # Values of one call that a rule is compared with.
 MOST_TEXTS: Final = 10_000
-# In the id of a node, which may be followed by a path.
-MOST_COLONS: Final = 16
-# What begins a path through a process, as far as its root or its folder.
-_PROCESS: Final = re.compile(r"proc/(?:self|thread-self|\d+)(?:/task/\d+)?")
-MOST_OF_A_PROCESS: Final = 6
 _OPERATORS: Final = re.compile(r"[;&|<>`$(){}\n\r\\!#~]")
 
 
@@ -100,15 +100,6 @@ class PolicySettings(msgspec.Struct, forbid_unknown_fields=True):
     approval_seconds: float = 600.0
     # Who is asked, and may answer, on channels: `telegram:4711`, `email:me@example.org`.
     approvers: list[str] = []
-
-
-class Reached(msgspec.Struct, frozen=True):
-    """A node that a call of the gateway's own tools names in its arguments."""
-
-    node_id: str
-    tags: tuple[str, ...] = ()
-    # Where relative paths begin on it.
-    workspace: str | None = None
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,82 +264,6 @@ def _with_paths(tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**arguments, "path": paths}
 
 
-def meanings(text: str, subject: Subject) -> tuple[tuple[str, ...], ...]:
-    """Return what a path stands for, each meaning with its usual spellings: without `//`, `/./` and `..`, and from the
-    folder where relative paths begin.
-
-    On this machine it is also where its links lead; links on a node are known to the node alone. The path of a
-    transfer's end stands behind the name of a machine, which may contain colons.
-    """
-    if not text:
-        return ((text,),)
-    if subject.route == "native":
-        colons = [at for at, character in enumerate(text[: MAX_NODE_ID_LENGTH + 1]) if character == ":"]
-        if not colons:
-            return (_in_workspace(text),)
-        return tuple(_end_of_transfer(text[:at], text[at + 1 :], subject) for at in colons[:MOST_COLONS])
-    meant = _spellings(text, subject.workspace)
-    real = _real(meant[0], subject.workspace) if subject.route == "local" else None
-    return (meant,) if real is None else (meant, _spellings(real, subject.workspace))
-
-
-def _end_of_transfer(machine: str, path: str, subject: Subject) -> tuple[str, ...]:
-    if machine == NATIVE:
-        paths = _in_workspace(path)
-    else:
-        workspace = next((one.workspace for one in subject.reached if one.node_id == machine), None)
-        paths = _spellings(path, workspace)
-    return tuple(f"{machine}:{one}" for one in paths)
-
-
-def _spellings(text: str, workspace: str | None) -> tuple[str, ...]:
-    """A path of a machine in full, and as it is called from the workspace if it is there."""
-    whole = _tidy(posixpath.join(workspace or "", text), workspace)
-    top = _tidy(workspace, None) if workspace else ""
-    if not top or not whole.startswith(f"{top.rstrip('/')}/"):
-        return (whole,)
-    return (whole, whole[len(top.rstrip("/")) + 1 :])
-
-
-def _tidy(text: str, workspace: str | None) -> str:
-    """A path without needless parts. `/proc/self/root` is the root, and `/proc/self/cwd` taken for the workspace."""
-    if not text.startswith("/"):
-        return posixpath.normpath(text) if text else text
-    parts: list[str] = []
-    for part in text.split("/"):
-        if part == "..":
-            del parts[-1:]
-        elif part not in ("", "."):
-            parts.append(part)
-        if part in ("root", "cwd") and len(parts) < MOST_OF_A_PROCESS and _PROCESS.fullmatch("/".join(parts[:-1])):
-            parts = [] if part == "root" else [one for one in (workspace or "").split("/") if one]
-    return f"/{'/'.join(parts)}"
-
-
-def _in_workspace(text: str) -> tuple[str, ...]:
-    """A path of the agent's workspace, which begins at its root with or without a slash."""
-    try:
-        parts = clean(text).split("/")
-    except ToolError:
-        return (text,)  # it is refused anyway
-    path = "/".join(parts[2:] if parts[0] == AGENTS and len(parts) > 2 else parts)
-    return (path, f"/{path}")
-
-
-def _real(path: str, workspace: str | None) -> str | None:
-    """Where the links of a path on this machine lead, in the spelling of the workspace if that is where."""
-    if len(path) > LONGEST:
-        return None
-    try:
-        real = os.path.realpath(path)
-        top = None if workspace is None else os.path.realpath(workspace)
-    except (OSError, ValueError):
-        return None  # no tool may use it
-    if workspace is None or top is None or (real != top and not real.startswith(f"{top}/")):
-        return real
-    return f"{workspace}{real[len(top) :]}"
-
-
 class _Rule:
     def __init__(self, rule: PolicyRule, number: int) -> None:
         self._rule = rule
@@ -369,7 +284,10 @@ class _Rule:
         self._credentials = _listed(rule.credential)
         self._askers = _listed(rule.on_behalf_of)
         self._sessions = _listed(rule.session)
-        self._args = {name: [_Pattern(one, where) for one in _listed(given)] for name, given in rule.args.items()}
+        self._args = {
+            name: [_Pattern(one, where, whole=not self._lenient) for one in _listed(given)]
+            for name, given in rule.args.items()
+        }
 
     def fits(self, subject: Subject) -> bool:
         if self._tools and not _any(subject.names, self._tools):
@@ -419,7 +337,11 @@ class _Rule:
         name = subject.aliases.get(name, name)
         if name == ANYWHERE:
             return self._anything_fits(subject, patterns)
-        values = list(_texts(subject.args.get(name, [])))
+        if name == "path" and self._lenient and self._reaches_elsewhere(subject, patterns):
+            return True
+        if name == "path" and not self._lenient and "pattern" not in self._args and _searches_elsewhere(subject):
+            return False
+        values = list(_texts(subject.args.get(name, []), keys=self._lenient))
         if not any(values) and self._lenient and name in subject.left_out:
             values = ["."]
         if not values:
@@ -455,39 +377,74 @@ class _Rule:
         return self._each(
             any(pattern.fits(spelling, folds=folds) for spelling in reading for pattern in patterns)
             for text in values
-            for reading in (self._paths(name, text, subject) if is_path else ((text,),))
+            for reading in (self._paths(name, text, subject) if is_path else [(text,)])
         )
 
-    def _paths(self, name: str, text: str, subject: Subject) -> tuple[tuple[str, ...], ...]:
-        """A path as it is meant; to be stopped, how it is spelled is enough.
+    def _paths(self, name: str, text: str, subject: Subject) -> list[Reading]:
+        """Return the readings of a path; for a rule that stops, also its spelling."""
+        texts = _transfer_ends(subject).get(name, [text]) if self._lenient else [text]
+        if not text:
+            return [(text,)]
+        if subject.route == "native":
+            found = [one for end in texts for one in native_path(end, subject.reached, stops=self._lenient)]
+        else:
+            found = machine_path(text, subject.workspace, local=subject.route == "local")
+        return [(text,), *found] if self._lenient else found
 
-        A transfer into a folder writes a file in it, named after the source. Whether the destination is a folder is not
-        known here, so a rule that stops either path stops the call.
-        """
-        meant = meanings(text, subject)
-        if not self._lenient:
-            return meant
-        source = subject.args.get("source")
-        if name == "destination" and subject.names[-1] == TRANSFER.casefold() and isinstance(source, str):
-            node_id = longest_id(source, (one.node_id for one in subject.reached))
-            if inside := source_name(source[len(node_id) + 1 :] if node_id else source):
-                meant += meanings(f"{text.rstrip('/')}/{inside}", subject)
-        return ((text,), *meant)
+    def _reaches_elsewhere(self, subject: Subject, patterns: list[_Pattern]) -> bool:
+        """Return whether a rule that stops a `path` fits a path that the call has under another name: an end of a
+        transfer, or the pattern of a search that leads out of its folder."""
+        for texts in _transfer_ends(subject).values():
+            readings = [one for end in texts for one in paths_of_end(end, subject.reached)]
+            if any(one.fits(path, folds=subject.folds) for reading in readings for path in reading for one in patterns):
+                return True
+        if not _searches_elsewhere(subject):
+            return False
+        pattern, folder = subject.args["pattern"], subject.args.get("path")
+        base = folder if isinstance(folder, str) else ""
+        return any(one.fits_search(pattern, base, subject.workspace, folds=subject.folds) for one in patterns)
 
     def _each(self, fits: Iterable[bool]) -> bool:
         """One reading is enough to be stopped; it takes all to be let through."""
         return any(fits) if self._lenient else all(fits)
 
 
+def _transfer_ends(subject: Subject) -> dict[str, list[str]]:
+    """Return the ends of a transfer, by the names of its arguments.
+
+    A transfer into a folder writes a file in it, named after the source. Whether the destination is a folder is not
+    known here, so a rule that stops either path stops the call.
+    """
+    if TRANSFER.casefold() not in subject.names:
+        return {}
+    ends = {name: [text] for name in ("source", "destination") if isinstance(text := subject.args.get(name), str)}
+    if len(ends) == 2:
+        [source], [destination] = ends.values()
+        node_id = longest_id(source, (one.node_id for one in subject.reached))
+        if inside := source_name(source[len(node_id) + 1 :] if node_id else source):
+            ends["destination"].append(f"{destination.rstrip('/')}/{inside}")
+    return ends
+
+
+def _searches_elsewhere(subject: Subject) -> bool:
+    pattern = subject.args.get("pattern")
+    return not SEARCHES.isdisjoint(subject.names) and isinstance(pattern, str) and leads_out(pattern)
+
+
 class _Pattern:
-    def __init__(self, text: str, where: str) -> None:
+    """A glob, or a regular expression; with `whole`, one that has to fit the whole text, as a glob does."""
+
+    def __init__(self, text: str, where: str, *, whole: bool = False) -> None:
         self._text = text
         self._folded = _folded(text)
         self._regex: Any = None
         if text.startswith(REGEX):
             expression = text.removeprefix(REGEX)
             try:
-                self._regex, self._folded_regex = _compiled(expression), _compiled(f"(?i){expression}")
+                self._regex = _compiled(expression)
+                if whole:
+                    self._regex = _compiled(f"^(?:{expression})$")
+                self._folded_regex = _compiled(f"(?i){expression}")
             except ValueError as error:
                 raise ValueError(f"[policy] {where}: {text!r} is no regular expression: {error}") from None
 
@@ -496,6 +453,14 @@ class _Pattern:
         if self._regex is not None:
             return self._regex.is_valid(text) or (folds and self._folded_regex.is_valid(_folded(text)))
         return fnmatchcase(text, self._text) or (folds and fnmatchcase(_folded(text), self._folded))
+
+    def fits_search(self, pattern: str, folder: str, workspace: str | None, *, folds: bool) -> bool:
+        """Fits a file that a search may find outside its folder."""
+        if self._regex is not None:
+            return self.fits(pattern, folds=folds)
+        if search_reaches(pattern, folder, workspace, self._text):
+            return True
+        return folds and search_reaches(_folded(pattern), _folded(folder), workspace, self._folded)
 
     def spells(self, text: str) -> bool:
         """Fits, and what it leaves open holds nothing that a shell would act upon."""

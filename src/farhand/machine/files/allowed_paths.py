@@ -61,7 +61,7 @@ class AllowedPaths:
         exposed: Iterable[Spelling] = (),
         upward: bool = True,
     ) -> None:
-        self.workspace = _single_slash(os.path.abspath(workspace))  # noqa: PTH100 (a spelling, not a file)
+        self.workspace = absolute("", os.path.abspath(workspace))  # noqa: PTH100 (a spelling, not a file)
         fixed = () if callable(roots) else tuple(roots) or (ConfinedRoot("/"),)
         self._roots = roots if callable(roots) else lambda: fixed
         self.hidden = _outermost(os.path.realpath(path) for path in hidden)
@@ -82,7 +82,7 @@ class AllowedPaths:
         check_path_text("path", path)
         if not self._upward and _UPWARD.search(path):
             raise ForbiddenPath(f"'{display(path)}' {UPWARD}")
-        return _single_slash(os.path.normpath(os.path.join(self.workspace, path)))  # noqa: PTH118
+        return absolute(self.workspace, path)
 
     def check(self, path: str) -> CheckedPath:
         """Return the real place of a path, which need not exist.
@@ -199,9 +199,14 @@ def check_path_text(parameter: str, text: str) -> None:
         raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
 
 
-def _single_slash(path: str) -> str:
-    """POSIX lets `//` at the beginning mean something of its own, so `normpath` keeps it; here it means `/`."""
-    return path[1:] if path.startswith("//") else path
+def absolute(folder: str, path: str) -> str:
+    """Return a path from `folder` without `//`, `.` and `..`, as text: links are not followed.
+
+    This is how every file tool reads a path, and so how the policy must read it.
+    """
+    normal = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118
+    # POSIX lets `//` at the beginning mean something of its own, so `normpath` keeps it; here it means `/`.
+    return normal[1:] if normal.startswith("//") else normal
 
 
 def _parts(path: str) -> list[str]:
