@@ -30,7 +30,8 @@ from farhand.protocol.messages import (
     TransferReady,
     TransferStop,
 )
-from farhand.protocol.version import TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
+from farhand.protocol.transfer import ReceivePosition, SendWindow
+from farhand.protocol.version import TRANSFER_WINDOW_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,10 @@ class OwnSender(_OwnEnd):
 
     # What is sent is for its owner alone, and is to stay so.
     private = False
-    _begin: int | None = None
-    _written = 0
-    _until = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._window = SendWindow()
 
     async def describe(self) -> tuple[str, list[ManifestEntry], str | None]:
         """The name, the entries and the MIME type. Raises ToolError."""
@@ -102,13 +104,10 @@ class OwnSender(_OwnEnd):
     def tell(self, message: Message) -> None:
         match message:
             case TransferOpen():
-                self._begin, self._written, self._until = None, 0, 0
+                self._window = SendWindow()
                 self._start(self._send(message.stream))
             case TransferCredit():
-                if self._begin is None:
-                    self._begin = message.offset
-                self._written = max(self._written, message.offset)
-                self._until = max(self._until, message.until)
+                self._window.credit(message.offset, message.until)
                 self._wake.set()
             case TransferStop():
                 if self._task is not None:
@@ -131,9 +130,9 @@ class OwnSender(_OwnEnd):
             private=self.private,
         )
         self.stream.heard("send", TransferReady(number, offer=offer))
-        while self._begin is None:
+        while (begin := self._window.begin) is None:
             await self._woken()
-        begin, start = self._begin, 0
+        start = 0
         for part, end in enumerate(manifest.ends):
             if end >= begin:
                 await self._send_part(number, manifest, part, start, begin)
@@ -149,12 +148,8 @@ class OwnSender(_OwnEnd):
                 if offset < begin:  # the receiver has it; it only counts for the digest
                     size = min(len(view), begin - offset)
                 else:
-                    size = min(len(view), TRANSFER_FRAME_BYTES - (offset - start) % TRANSFER_FRAME_BYTES)
-                    while offset + size > self._until:
-                        if self._written >= offset and self._until > offset:
-                            size = self._until - offset  # the receiver has everything: its window is less than a frame
-                        else:
-                            await self._woken()
+                    while not (size := self._window.frame_bytes(offset, start, len(view))):
+                        await self._woken()
                     frame = encode_frame(BinaryFrame(FrameKind.DATA, number, offset, bytes(view[:size])))
                     self.stream.relay(FrameKind.DATA, offset, frame)
                 view = view[size:]
@@ -183,10 +178,7 @@ class OwnReceiver(_OwnEnd):
         self._offer: TransferOffer | None = None
         self._arriving = bytearray()
         self._manifest: Manifest | None = None
-        self._part = 0
-        self._left = 0
-        self._digest = blake3()
-        self._offset = 0
+        self._position = ReceivePosition(0)
         # What is not to be stopped half-way.
         self._keeping: asyncio.Future[None] | None = None
 
@@ -253,11 +245,10 @@ class OwnReceiver(_OwnEnd):
                 await self.discard()
             await self.accept(offer)
             self._offer, self._manifest = offer, None
-            self._part, self._left, self._offset = 0, offer.manifest_bytes, 0
-            self._digest = blake3()
+            self._position = ReceivePosition(offer.manifest_bytes)
             self._arriving.clear()
         stream = self.stream
-        stream.heard("receive", TransferReady(number, offset=self._offset, complete=self.complete))
+        stream.heard("receive", TransferReady(number, offset=self._position.offset, complete=self.complete))
         self._allow(stream, number)
         while not self.complete:
             await self._woken()
@@ -268,46 +259,37 @@ class OwnReceiver(_OwnEnd):
         stream.heard("receive", TransferDone(number))
 
     def _allow(self, stream: Stream, number: int) -> None:
-        stream.heard("receive", TransferCredit(number, self._offset, self._offset + TRANSFER_WINDOW_BYTES))
+        offset = self._position.offset
+        stream.heard("receive", TransferCredit(number, offset, offset + TRANSFER_WINDOW_BYTES))
 
     async def _feed(self, frame: bytes) -> None:
         kind, _, offset = read_header(frame)
         if kind is FrameKind.DATA:
             data = frame[HEADER_BYTES:]
-            if offset != self._offset or len(data) > self._left:
-                raise Failed(f"bytes came for {offset} of the transfer, and {self._offset} was next")
+            self._position.check(offset, len(data))
             await self._whole(self._keep(data))
-            return
-        part, digest = read_part_end(frame[HEADER_BYTES:])
-        if part < self._part:
-            return
-        if part != self._part or self._left:
-            raise Failed(f"part {part} of the transfer ended, and part {self._part} was not over")
-        if self._digest.digest() != digest:
-            raise Failed("the digest of what arrived is not the sender's; nothing of it is kept")
-        await self._whole(self._next_part())
+        elif self._position.end_part(*read_part_end(frame[HEADER_BYTES:])):
+            await self._whole(self._next_part())
 
     async def _keep(self, data: bytes) -> None:
-        if self._part == 0:
+        if self._position.part == 0:
             self._arriving += data
         else:
             await self.take(data)
-        self._digest.update(data)
-        self._left -= len(data)
-        self._offset += len(data)
+        self._position.digest.update(data)
+        self._position.advance(self._position.offset, len(data))
 
     async def _next_part(self) -> None:
-        if self._part == 0:
+        part = self._position.part
+        if part == 0:
             self._manifest = await asyncio.to_thread(Manifest.decode, bytes(self._arriving))
             self._arriving.clear()
         manifest = self._manifest
         assert manifest is not None
-        if self._part == len(manifest.entries):
+        if part == len(manifest.entries):
             await self.finish()
             self.complete = True
             return
-        self._part += 1
-        entry = manifest.entries[self._part - 1]
-        self._left = entry.size
-        self._digest = blake3()
+        entry = manifest.entries[part]
+        self._position.begin_part(part + 1, entry.size)
         await self.begin_entry(entry)

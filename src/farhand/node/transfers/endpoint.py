@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from farhand.machine.files.direct_writes import BLOCK
 from farhand.machine.files.files import Files
-from farhand.node.transfers.receiver import Arrival, Mismatch
+from farhand.node.transfers.receiver import Arrival
 from farhand.node.transfers.resume_notes import Notes
 from farhand.node.transfers.sender import Parcel
 from farhand.node.transfers.socket import FilesSocket
@@ -22,6 +22,7 @@ from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, ProtocolError, ToolError
 from farhand.protocol.frames import HEADER_BYTES
 from farhand.protocol.messages import Message, TransferCredit, TransferDone, TransferOpen, TransferReady, encode
+from farhand.protocol.transfer import CreditPacer, DigestMismatch, SendWindow
 from farhand.protocol.version import LONG_TRANSFER_BYTES, MIB, TRANSFER_FRAME_BYTES, TRANSFER_WINDOW_BYTES
 from farhand.sdk.connection import GatewayLink
 
@@ -31,8 +32,6 @@ T = TypeVar("T")
 MAX_WAITING_BYTES = TRANSFER_WINDOW_BYTES + MIB
 MAX_WAITING_FRAMES = 100_000
 FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
-CREDIT_BYTES = MIB
-CREDIT_SECONDS = 1.0
 
 
 class End:
@@ -69,7 +68,7 @@ class End:
         try:
             await self._work()
         except ToolError as error:
-            again = isinstance(error, Mismatch)
+            again = isinstance(error, DigestMismatch)
             self._tell(TransferDone(self._opened.stream, ToolFailure.of(error), again))
         except (OSError, ProtocolError) as error:
             self._tell(TransferDone(self._opened.stream, ToolFailure.of(Failed(str(error)))))
@@ -124,19 +123,16 @@ class End:
 
 
 class Sender(End):
-    _offset: int | None = None
-    _written = 0
-    _until = 0
+    """Sends a file or folder as fast as the receiver grants credit."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._window = SendWindow()
         self._allowed = threading.Event()
 
     def credit(self, credit: TransferCredit) -> None:
-        if self._offset is None:
-            self._offset = credit.offset
-        self._written = max(self._written, credit.offset)
-        self._until = max(self._until, credit.until)
+        """Handle a credit of the receiver."""
+        self._window.credit(credit.offset, credit.until)
         self._wake.set()
         self._allowed.set()
 
@@ -150,11 +146,11 @@ class Sender(End):
         try:
             await self._dial(parcel.offer.size)
             self._tell(TransferReady(self._opened.stream, offer=parcel.offer))
-            while self._offset is None and not self._stopped:
+            while self._window.begin is None and not self._stopped:
                 await self._woken()
             if self._stopped:
                 return
-            await self._in_thread(parcel.begin, self._offset)
+            await self._in_thread(parcel.begin, self._window.begin)
             if self._socket is None or not await self._use(self._pour, parcel, self._socket):
                 await self._send(parcel)
         finally:
@@ -166,7 +162,7 @@ class Sender(End):
             return False
         while not self._stopped and not parcel.over:
             self._allowed.clear()
-            frames = parcel.read(self._until, self._written)
+            frames = parcel.read(self._window)
             for frame in frames:
                 try:
                     files.send(frame)
@@ -181,18 +177,18 @@ class Sender(End):
 
     async def _send(self, parcel: Parcel) -> None:
         """Send everything on the node socket."""
-        allowed = self._until, self._written
-        following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+        self._wake.clear()
+        following = asyncio.ensure_future(self._in_thread(parcel.read, self._window))
         try:
             while not self._stopped:
                 frames = await following
                 if not frames and parcel.over:
                     return
-                if not frames and allowed == (self._until, self._written):
-                    await self._woken()
-                # The disk reads ahead while the socket sends.
-                allowed = self._until, self._written
-                following = asyncio.ensure_future(self._in_thread(parcel.read, *allowed))
+                if not frames:
+                    await self._woken()  # set by every credit that came since the last read began
+                # Read ahead from disk while the socket sends.
+                self._wake.clear()
+                following = asyncio.ensure_future(self._in_thread(parcel.read, self._window))
                 for frame in frames:
                     await self._link.writable()
                     if self._stopped:
@@ -218,8 +214,7 @@ class Receiver(End):
         # Bytes, counted by whoever brings frames and by whoever takes them: these may be two threads.
         self._came = self._taken = 0
         self._spare: list[memoryview] = []
-        self._allowed = 0
-        self._allowed_at = 0.0
+        self._pacer = CreditPacer()
         # For frames. Set before it looks whether there are any, as frames are added before this is looked at.
         self._waits = False
 
@@ -314,10 +309,8 @@ class Receiver(End):
             await self._in_thread(arrival.close)
 
     def _allow(self, offset: int) -> None:
-        """Tell the sender how far it may go, now and then: it has a whole window to send meanwhile."""
-        now = time.monotonic()
-        if offset - self._allowed >= CREDIT_BYTES or now - self._allowed_at >= CREDIT_SECONDS:
-            self._allowed, self._allowed_at = offset, now
+        """Grant credit, if it is due."""
+        if self._pacer.due(offset, time.monotonic()):
             self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
 
 

@@ -29,13 +29,10 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, P
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
 from farhand.protocol.manifest import MAX_MANIFEST_BYTES, EntryKind, Manifest, ManifestEntry
 from farhand.protocol.messages import TransferOffer
+from farhand.protocol.transfer import DigestMismatch, ReceivePosition
 
 _READ = 1024 * 1024
 _SYNC_EACH = 64
-
-
-class Mismatch(Failed):
-    """What arrived is not what was sent; nothing of it is kept."""
 
 
 class Arrival:
@@ -52,12 +49,9 @@ class Arrival:
         self._staging = -1
         self._file = -1
         self._out = DirectWriter(-1)
-        self._part = 0
-        self._left = offer.manifest_bytes
-        self._hash = blake3()
+        self._position = ReceivePosition(offer.manifest_bytes)
         self._arriving = bytearray()
         self._manifest: Manifest | None = None
-        self.offset = 0
         self.complete = False
         if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES:
             raise Failed(f"the sender's list of files has {offer.manifest_bytes} bytes; that is none")
@@ -74,6 +68,10 @@ class Arrival:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def offset(self) -> int:
+        return self._position.offset
 
     def _begin(self, note: Note | None) -> None:
         place, offer = self._place, self._offer
@@ -119,7 +117,7 @@ class Arrival:
     def feed(self, frames: Iterable[bytes | memoryview]) -> None:
         """Write frames; with the last one the transfer is in its place and `complete`.
 
-        Raises ToolError; Mismatch after everything was thrown away.
+        Raises ToolError; DigestMismatch after everything received was discarded.
         """
         pieces: list[memoryview] = []
         for frame in frames:
@@ -127,7 +125,8 @@ class Arrival:
             if self.complete:
                 return
             if kind is FrameKind.DATA:
-                payload = self._next(offset, memoryview(frame)[HEADER_BYTES:])
+                payload = memoryview(frame)[HEADER_BYTES:]
+                self._position.advance(offset, len(payload))
                 if payload:
                     pieces.append(payload)
             else:
@@ -136,32 +135,22 @@ class Arrival:
                 self._end_part(*read_part_end(frame[HEADER_BYTES:]))
         self._write(pieces)
 
-    def _next(self, offset: int, payload: memoryview) -> memoryview:
-        if offset != self.offset or len(payload) > self._left:
-            raise Failed(f"bytes came for {offset} of the transfer, and {self.offset} was next")
-        self._left -= len(payload)
-        self.offset += len(payload)
-        return payload
-
     def _write(self, pieces: Sequence[memoryview]) -> None:
-        if self._part == 0:
+        if self._position.part == 0:
             self._arriving += b"".join(pieces)
         elif pieces:
             with file_errors("write", self._place.path):
                 self._out.write(pieces)
         for piece in pieces:
-            self._hash.update(piece)
+            self._position.digest.update(piece)
 
     def _end_part(self, part: int, digest: bytes) -> None:
-        if part < self._part:
-            return  # said again after a break
-        if part != self._part or self._left:
-            raise Failed(f"part {part} of the transfer ended, and part {self._part} was not over")
-        if self._hash.digest() != digest:
+        try:
+            if not self._position.end_part(part, digest):
+                return
+        except DigestMismatch as error:
             self.discard()
-            raise Mismatch(
-                f"Failed to write '{display(self._place.path)}': the digest of what arrived is not the sender's"
-            )
+            raise DigestMismatch(f"Failed to write '{display(self._place.path)}': {error.message}") from None
         if part == 0:
             self._read_manifest()
         manifest = self._manifest
@@ -177,7 +166,7 @@ class Arrival:
         self._arriving.clear()
         if blake3(data).hexdigest() != self._offer.manifest_digest:
             self.discard()
-            raise Mismatch("the list of files that arrived is not the one that was offered")
+            raise DigestMismatch("the list of files that arrived is not the one that was offered")
         try:
             self._manifest = Manifest.decode(data)
         except ProtocolError as error:
@@ -197,9 +186,7 @@ class Arrival:
         """Make the entry of a part and be ready for its bytes."""
         self._close_file()
         entry = manifest.entries[part - 1]
-        self._part = part
-        self._left = entry.size
-        self._hash = blake3()
+        self._position.begin_part(part, entry.size)
         if manifest.single:
             old = replaceable_status(self._folder, self._name)
             mode = 0o600 if old else self._mode(entry)
@@ -248,24 +235,21 @@ class Arrival:
                             break
                     last = part
                 if last == 0:
-                    self._part, self._left, self.offset = 0, 0, manifest.ends[0]
-                    self._hash = blake3(manifest.encoded)
+                    self._position.advance(0, manifest.ends[0])
+                    self._position.digest.update(manifest.encoded)
                     return
                 with self._parent(manifest.entries[last - 1].path) as (folder, name):
                     self._reopen(manifest, last, folder, name)
         except (NotFound, Failed):
             # What was there has been taken away or is not as we left it.
-            self.offset, self._part, self._left = 0, 0, self._offer.manifest_bytes
-            self._hash, self._manifest = blake3(), None
+            self._position, self._manifest = ReceivePosition(self._offer.manifest_bytes), None
             self._close_file()
             self._remove_partial()
 
     def _reopen(self, manifest: Manifest, part: int, folder: int, name: str) -> None:
         entry = manifest.entries[part - 1]
-        self._part = part
-        self._left = entry.size
-        self._hash = blake3()
-        self.offset = manifest.ends[part - 1]
+        self._position.offset = manifest.ends[part - 1]
+        self._position.begin_part(part, entry.size)
         if entry.kind is not EntryKind.FILE:
             return
         self._file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -273,10 +257,9 @@ class Arrival:
         if not stat.S_ISREG(status.st_mode) or status.st_size > entry.size:
             raise OSError(errno.EIO, "what was written before is not as it was left")
         while data := os.read(self._file, _READ):
-            self._hash.update(data)
-            self._left -= len(data)
-            self.offset += len(data)
-        self._out = DirectWriter(self._file, entry.size - self._left, entry.size)
+            self._position.advance(self.offset, len(data))
+            self._position.digest.update(data)
+        self._out = DirectWriter(self._file, entry.size - self._position.left, entry.size)
 
     # -- the end ----------------------------------------------------------------------------------------
 

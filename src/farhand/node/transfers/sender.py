@@ -19,6 +19,7 @@ from farhand.protocol.errors import Failed, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, part_end, put_header
 from farhand.protocol.manifest import MAX_ENTRIES, MAX_MANIFEST_BYTES, EntryKind, Manifest, ManifestEntry, leads_out
 from farhand.protocol.messages import TransferOffer
+from farhand.protocol.transfer import SendWindow
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.connection import FRAME_RESERVE
 
@@ -96,23 +97,20 @@ class Parcel:
             self._left -= len(data)
             self.offset += len(data)
 
-    def read(self, until: int, written: int = 0) -> list[bytes | bytearray]:
-        """The next frames, not beyond `until`; a data frame has `RESERVE` bytes in front. Empty: not enough credit, or
-        over."""
+    def read(self, window: SendWindow) -> list[bytes | bytearray]:
+        """Return the next frames that `window` allows; a data frame has `RESERVE` bytes in front.
+
+        An empty list means that there is not enough credit, or that everything was sent (`over`).
+        """
         frames: list[bytes | bytearray] = []
         size = 0
         while size < MAX_PAYLOAD_BYTES and len(frames) < MOST_FRAMES and not self.over:
             if self._left == 0:
                 frames.append(self._end_part())
                 continue
-            # Whole frames that begin at multiples of their size: the receiver writes those to the disk as they are.
-            begun = (self.offset - self._start(self._part)) % TRANSFER_FRAME_BYTES
-            room = min(self._left, TRANSFER_FRAME_BYTES - begun)
-            if room > until - self.offset:
-                # A receiver that has written everything will not allow more: its window is less than a frame.
-                if written < self.offset or until <= self.offset:
-                    break
-                room = until - self.offset
+            room = window.frame_bytes(self.offset, self._start(self._part), self._left)
+            if not room:
+                break
             frames.append(self._data(room))
             size += room
         return frames

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from farhand.machine.files.files import Files
-from farhand.node.transfers.endpoint import CREDIT_BYTES, Receiver
+from farhand.node.transfers.endpoint import Receiver
 from farhand.node.transfers.resume_notes import Notes
 from farhand.protocol.messages import TransferCredit, TransferOpen, decode
+from farhand.protocol.transfer import CREDIT_BYTES
 from farhand.protocol.version import TRANSFER_WINDOW_BYTES
 
 

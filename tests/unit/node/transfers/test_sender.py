@@ -11,6 +11,7 @@ from farhand.machine.files.files import Files
 from farhand.node.transfers.sender import MOST_DEEP, RESERVE, Parcel
 from farhand.protocol.errors import Failed
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header
+from farhand.protocol.transfer import SendWindow
 from farhand.protocol.version import TRANSFER_FRAME_BYTES as FRAME
 
 CONTENT = os.urandom(5 * FRAME + 100)
@@ -25,7 +26,9 @@ def parcel(tmp_path: Path) -> Parcel:
 def data_frames(parcel: Parcel, until: int) -> list[tuple[int, bytes]]:
     """Place and bytes of the data frames that come next, as far as credit goes."""
     found = []
-    while frames := parcel.read(until):
+    window = SendWindow()
+    window.credit(0, until)
+    while frames := parcel.read(window):
         for frame in frames:
             whole = bytes(frame)[RESERVE:] if isinstance(frame, bytearray) else bytes(frame)
             kind, _, offset = read_header(whole)
@@ -68,7 +71,9 @@ def test_a_receiver_whose_window_is_less_than_a_frame_gets_everything(parcel: Pa
     received = b""
     while not parcel.over:
         # All that came is written, and the window begins behind it.
-        for frame in parcel.read(parcel.offset + window, parcel.offset):
+        granted = SendWindow()
+        granted.credit(parcel.offset, parcel.offset + window)
+        for frame in parcel.read(granted):
             if isinstance(frame, bytearray):
                 received += bytes(frame)[RESERVE + HEADER_BYTES :]
     assert received == CONTENT
