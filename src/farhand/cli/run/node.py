@@ -222,7 +222,7 @@ class _Connected(logging.Filter):
         self.told = False
 
     def listen(self) -> None:
-        lines = logging.getLogger(__name__)
+        lines = logging.getLogger("farhand.sdk.client")
         self._level = lines.getEffectiveLevel()
         lines.setLevel(min(self._level, logging.INFO))
         lines.addFilter(self)
