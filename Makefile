@@ -1,65 +1,81 @@
-# Two words do everything: `make run` starts Farhand, `make test` proves it.
-# Needs Python 3.11 or newer, make, and the package index.
+# `make run` starts Farhand, `make test` runs its tests. Both install what they need into .venv.
+# Requires Python 3.11 or newer, make and access to the Python package index.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
 WORKERS ?= auto
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test check format lint types rooms siege bench bench-peers clean help
+.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers lock clean help
 
-help:             ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+help:             ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 run: $(VENV)/.run-ready   ## install into an isolated environment and start the gateway with this machine as a node
 	$(BIN)/farhand up $(ARGS)
 
-test: $(VENV)/.dev-ready  ## all tests (the siege runs in their short form)
+test: $(VENV)/.dev-ready  ## run all tests (fault tests in their short form)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-check: format lint types rooms test   ## what CI runs: format, lint, strict types, room order, tests
+test-fast: $(VENV)/.dev-ready  ## run the unit and contract tests
+	$(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract $(ARGS)
 
-format: $(VENV)/.dev-ready
+check: format lint types layers test   ## run everything that CI runs: format, lint, types, import layers, tests
+
+format: $(VENV)/.dev-ready   ## check the formatting
 	$(BIN)/ruff format --check .
 
-lint: $(VENV)/.dev-ready
+lint: $(VENV)/.dev-ready     ## run the linter
 	$(BIN)/ruff check .
 
-types: $(VENV)/.dev-ready
+types: $(VENV)/.dev-ready    ## check types (strict)
 	$(BIN)/mypy
 
-rooms: $(VENV)/.dev-ready
+layers: $(VENV)/.dev-ready   ## check that packages import only from the layers below
 	$(BIN)/lint-imports
 
-siege: $(VENV)/.dev-ready ## the long runs of kills and faults, with how often each was tried and held
+coverage: $(VENV)/.dev-ready ## report which lines of src the unit and contract tests run
+	$(BIN)/coverage run -m pytest -n $(WORKERS) tests/unit tests/contract $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+siege: $(VENV)/.dev-ready ## run the long form of the fault tests and print their counts
 	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
 
 bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, into benchmarks/results (half an hour)
 	$(BIN)/python -m benchmarks.everything $(ARGS)
 
-bench-peers: benchmarks/peers/node_modules   ## what others offer, from the npm registry (850 MB)
+bench-peers: benchmarks/peers/node_modules   ## install the peers that benchmarks compare with, from npm (850 MB)
 
 benchmarks/peers/node_modules: benchmarks/peers/package.json
 	npm install --prefix benchmarks/peers --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
-clean:
+lock:             ## resolve the development dependencies again into requirements/dev.lock (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-annotate --no-header --extra dev pyproject.toml --output-file requirements/dev.lock
+
+clean:            ## remove the environment and build output
 	rm -rf $(VENV) build dist
 
 $(VENV)/bin/python:
 	sh scripts/make-venv $(PYTHON) $(VENV)
 
 $(VENV)/.run-ready: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "Installing Farhand into $(VENV) (about a minute the first time) ..."
+	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml requirements/dev.lock
+	@echo "Installing the development environment into $(VENV) (a few minutes the first time) ..."
+	$(PIP) --require-hashes --requirement requirements/dev.lock
+	$(PIP) --no-deps -e .
 	sh scripts/install-test-servers
 	@touch $@ $(VENV)/.run-ready
 
 $(VENV)/.bench-ready: $(VENV)/.dev-ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	$(PIP) -e '.[dev,bench]'
 	sh scripts/install-debian wrk openssh-server openssh-client
 	@touch $@
