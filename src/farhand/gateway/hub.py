@@ -150,12 +150,11 @@ class Hub:
             gateway_id=self.gateway_id,
             note=self.note,
         )
-        parking = self.gate.parking
-        self.approvals = Approvals(database, parking, Effects(self.queries), self.node_registry.clock)
-        parking.approvals = self.approvals
+        waiting_calls = self.gate.waiting_calls
+        self.approvals = Approvals(database, waiting_calls, Effects(self.queries), self.node_registry.clock)
+        waiting_calls.approvals = self.approvals
         self.approvals.lineage = self.credentials.lineage
-        parking.frozen = lambda: self.gate.frozen is not None
-        self.freeze.thawed.append(parking.look_again)
+        self.freeze.thawed.append(waiting_calls.resume)
         # In which times of day are read.
         self.zone: Callable[[], ZoneInfo] = lambda: machine_zone(os.environ)
         # Set when the gateway stops: whoever follows something live is let go.
@@ -241,12 +240,12 @@ class Hub:
         if replaced is not None:
             replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
             if replaced.resume is None:
-                self.gate.node_left(replaced)
+                self.gate.node_calls.left(replaced)
             self.transfers.node_left(replaced)
             self.freeze.left(replaced)
             self.end_orders.node_left(replaced)
         self.freeze.node_joined(connection)
-        self.gate.node_joined(connection)
+        self.gate.node_calls.joined(connection)
         self.end_orders.node_joined(connection)
         self.transfers.node_joined(connection)
         return connection
@@ -272,7 +271,7 @@ class Hub:
             {"generation": connection.generation},
         )
         log.info("node %s left (generation %d)", connection.node_id, connection.generation)
-        self.gate.node_left(connection)
+        self.gate.node_calls.left(connection)
         self.end_orders.node_left(connection)
 
     def update(self, connection: Connection, update: ToolsUpdate) -> None:
@@ -285,7 +284,7 @@ class Hub:
                 card.node_id,
                 {"tools": len(card.tools), "capabilities": card.capabilities},
             )
-            self.gate.parking.look_again()
+            self.gate.waiting_calls.resume()
 
     # -- questions to nodes -----------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from farhand.api.server.route_docs import EVENTS, JSON, About
 from farhand.api.server.router import Route
 from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.calls.output_redaction import covered
 from farhand.gateway.hub import Hub
 from farhand.protocol.calls import ToolCall
@@ -199,8 +199,6 @@ class McpDoor:
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
         begun = await self._hub.gate.begin(call, principal=request.principal, origins=MCP)
-        if isinstance(begun, Outcome):
-            return Reply(_ended(begun.record, request_id, modern=session is None))
         exchange = _Exchange(self._hub, begun, request_id, message.progress_token, session)
         asked = Asked(call.id)
         if session is not None:

@@ -9,7 +9,7 @@ import msgspec
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
 from farhand.gateway.calls.catalog import EMPTY
-from farhand.gateway.calls.open_call import Outcome
+from farhand.gateway.calls.open_call import result_of
 from farhand.gateway.hub import Hub
 from farhand.llm.tool_names import ToolNames
 from farhand.protocol.calls import ToolSpec
@@ -61,7 +61,7 @@ def outcome(record: CallRecord) -> dict[str, Any]:
     """How a call ended, as the result of `tools/call`."""
     meta = {CALL_KEY: record.id}
     if record.state is not CallState.OK:
-        failure = Outcome(record).result.error
+        failure = result_of(record).error
         assert failure is not None
         return {"content": [_text(f"{failure.kind}: {failure.message}")], "isError": True, "_meta": meta}
     raw = b"null" if record.result is None else bytes(record.result)

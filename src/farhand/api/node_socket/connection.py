@@ -261,11 +261,11 @@ class NodeConversation(picows.WSListener):
             if isinstance(error.__context__, UnicodeError):
                 self.close(1007, "a text frame is UTF-8")
             elif connection.resume is None and may_be_response(text):
-                self._hub.gate.answered_unreadably(connection, readable_request_id(text), str(error))
+                self._hub.gate.node_calls.answered_unreadably(connection, readable_request_id(text), str(error))
             return
         if isinstance(message, ToolResponse):
             self._hub.end_orders.answered(connection, message)
-            self._hub.gate.answered(connection, _bounded(message) if connection.plain else message)
+            self._hub.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
         elif isinstance(message, Ping):
             self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):

@@ -343,10 +343,10 @@ class Doors:
     def _view(self, record: CallRecord) -> dict[str, Any]:
         view = _call_view(record)
         if record.state is CallState.WAITING:
-            opened = self._hub.gate.parking.waiting.get(record.id)
-            parked = opened.parked if opened else None
-            view["waits_for"] = parked.why if parked else "approval"
-            view["approval_id"] = parked.approval.id if parked and parked.approval else None
+            opened = self._hub.gate.waiting_calls.calls.get(record.id)
+            waiting = opened.waiting if opened else None
+            view["waits_for"] = waiting.why if waiting else "approval"
+            view["approval_id"] = waiting.approval.id if waiting and waiting.approval else None
         return view
 
     # -- what commands print ----------------------------------------------------------------------------

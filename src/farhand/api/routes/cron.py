@@ -11,7 +11,7 @@ from farhand.api.server.route_docs import JSON, About, Query
 from farhand.api.server.router import Route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
-from farhand.gateway.calls.open_call import Outcome, new_call_id
+from farhand.gateway.calls.open_call import new_call_id, result_of
 from farhand.gateway.hub import Hub
 from farhand.gateway.schedule.jobs import MAX_PREVIEW, MAX_WAIT_SECONDS, CronBook
 from farhand.protocol.calls import ToolCall
@@ -229,9 +229,9 @@ class CronDoors:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except StoreError as error:
             raise Problem(503, "not_recorded", f"nothing was changed: {error}") from None
-        outcome = opened if isinstance(opened, Outcome) else await gate.wait(opened)
-        request.id = outcome.record.id
-        result = outcome.result
+        record = await gate.wait(opened)
+        request.id = record.id
+        result = result_of(record)
         if result.error is not None:
             raise problem(ToolError.of(result.error.kind, result.error.message))
         return Reply(bytes(result.result), status=status)

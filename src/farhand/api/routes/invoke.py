@@ -13,7 +13,7 @@ from farhand.api.server.http import Problem, Reply, Request, read_json
 from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, new_call_id, result_of
 from farhand.gateway.control.approvals import ApprovalRequested
 from farhand.gateway.hub import Hub
 from farhand.gateway.schedule.time_parsing import DAY_MS, read_deadline
@@ -90,23 +90,20 @@ class InvokeDoor:
             # A gateway that stops ends its calls first, so that the last event says how this one stands.
             events = until_gone(request, with_pulse(self._events(opened)), asyncio.Event())
             return Reply(content_type=EVENT_STREAM, pieces=events)
-        outcome = opened if isinstance(opened, Outcome) else await watched(self._hub, request, opened)
-        request.id = outcome.record.id
-        return Reply(answer_of(outcome.record))
+        record = await watched(self._hub, request, opened)
+        request.id = record.id
+        return Reply(answer_of(record))
 
-    async def _events(self, opened: Outcome | OpenCall) -> AsyncGenerator[bytes, None]:
-        if isinstance(opened, Outcome):
-            yield _event("done", answer_of(opened.record))
-            return
+    async def _events(self, opened: OpenCall) -> AsyncGenerator[bytes, None]:
         asked: asyncio.Future[Approval] = asyncio.get_running_loop().create_future()
-        opened.when_asked(lambda approval: None if asked.done() else asked.set_result(approval))
+        opened.on_approval(lambda approval: None if asked.done() else asked.set_result(approval))
         ended = asyncio.ensure_future(self._hub.gate.wait(opened))
         try:
             first: set[asyncio.Future[Any]] = {ended, asked}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 yield _event("approval_requested", _encode(ApprovalRequested.of(asked.result())))
-            yield _event("done", answer_of((await asyncio.shield(ended)).record))
+            yield _event("done", answer_of(await asyncio.shield(ended)))
         finally:
             asked.cancel()
             if not ended.done():  # the client left
@@ -131,7 +128,7 @@ class InvokeDoor:
         return before
 
 
-async def watched(hub: Hub, request: Request, opened: OpenCall) -> Outcome:
+async def watched(hub: Hub, request: Request, opened: OpenCall) -> CallRecord:
     """The end of a call; should its client leave before, nobody waits for it any more."""
     watch = ClientWatch(request, lambda: hub.gate.abandon(opened))
     try:
@@ -191,7 +188,7 @@ def answer_of(record: CallRecord) -> bytes:
     if state is CallState.OK:
         result = NULL if record.result is None else record.result
     elif record.error_kind is not None or state not in (CallState.RUNNING, CallState.WAITING):
-        failure = Outcome(record).result.error
+        failure = result_of(record).error
         assert failure is not None
         error = failure
     return _encode(

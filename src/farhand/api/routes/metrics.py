@@ -45,7 +45,7 @@ def metrics_routes(hub: Hub) -> list[Route]:
 
 
 def _calls(hub: Hub) -> Iterator[str]:
-    ended = hub.gate.ended
+    ended = hub.gate.durations
     yield from _about("farhand_info", "gauge", "The version of the gateway.")
     yield _line("farhand_info", 1, version=__version__)
     yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")

@@ -10,7 +10,6 @@ from farhand.api.server.route_docs import About
 from farhand.api.server.router import Route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import IdempotencyConflict
-from farhand.gateway.calls.open_call import Outcome
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.hub import Hub
 from farhand.protocol.errors import NotFound
@@ -42,9 +41,9 @@ def undo_routes(hub: Hub, undo: Undo) -> list[Route]:
             raise Problem(409, "idempotency_conflict", str(error)) from None
         except StoreError as error:
             raise not_recorded(error) from None
-        outcome = begun if isinstance(begun, Outcome) else await watched(hub, request, begun)
-        request.id = outcome.record.id
-        return Reply(answer_of(outcome.record))
+        record = await watched(hub, request, begun)
+        request.id = record.id
+        return Reply(answer_of(record))
 
     return [
         Route(

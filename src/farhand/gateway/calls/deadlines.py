@@ -42,7 +42,7 @@ class Deadlines:
         now = loop.time()
         far = False
         for opened in self._calls.values():
-            if opened.expires is None or opened.over or opened.stopping is not None:
+            if opened.expires is None or opened.over or opened.stopping:
                 continue
             if opened.expires - now < 2 * LOOK_SECONDS:
                 opened.deadline = loop.call_at(opened.expires, self._expire, opened)

@@ -1,4 +1,4 @@
-"""Running calls of the gateway's own tools."""
+"""Run calls of the gateway's own tools."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import msgspec
 
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import read_arguments
-from farhand.gateway.calls.open_call import UNKNOWN, OpenCall, bare, failed, stopped
+from farhand.gateway.calls.open_call import UNKNOWN, OpenCall, bare
+from farhand.gateway.calls.state import CallEvent
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.calls import ToolFailure, ToolResult
 from farhand.protocol.errors import InvalidArgs, ToolError
-from farhand.store.tables.calls import CallRecord, CallState
+from farhand.store.tables.calls import CallRecord
 from farhand.tools.tool import CallContext, Tool
 
 log = logging.getLogger(__name__)
 
 
 def context_of(record: CallRecord, principal: Principal | None, origins: tuple[str, ...] = ()) -> CallContext:
-    """What a tool is told about the call it serves."""
+    """Return what a tool may know about the call it serves."""
     return CallContext(
         record.id,
         record.session_key,
@@ -32,36 +33,33 @@ def context_of(record: CallRecord, principal: Principal | None, origins: tuple[s
     )
 
 
-async def run(opened: OpenCall, tool: Tool) -> tuple[CallState, ToolResult] | None:
-    """How a call ended; None when the gateway itself is stopping: it stays open in the record.
+async def run(opened: OpenCall, tool: Tool) -> tuple[CallEvent, ToolResult | str] | None:
+    """Run a tool and return what happened, with the result or the reason.
 
-    Once the call is stopping, what counts is that it has stopped.
+    Returns None when the task is cancelled because the gateway stops: the call stays open in the record.
     """
     record = opened.record
     context = context_of(record, opened.principal, opened.origins)
-    said = ""
     steering.allowed.set(opened.principal is not None and opened.principal.may_steer)
+    message = ""
     try:
         arguments = read_arguments(record.args)
         if not isinstance(arguments, dict | None):
             raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
         value = await tool.run(arguments or {}, context)
-        result = ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
+        return CallEvent.SUCCEEDED, ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
     except asyncio.CancelledError:
-        if opened.stopping is None:
+        if not opened.stopping:
             return None
-        result = failed("stopped")
+        return CallEvent.STOPPED, opened.stop_reason
     except ToolError as error:
         opened.raised = bare(error)
-        said = error.message
+        message = error.message
         result = ToolResult(ok=False, error=ToolFailure.of(error))
     except Exception as error:
         log.exception("tool %s failed on call %s", record.tool, record.id)
-        result = failed(f"{record.tool} failed: {type(error).__name__}: {error}")
-    if result.ok:
-        return CallState.OK, result
-    if opened.stopping is not None:
-        state, reason = opened.stopping
-        return state, stopped(state, f"{reason}; {said}" if said else reason)
+        result = ToolResult.failed("failed", f"{record.tool} failed: {type(error).__name__}: {error}")
+    if opened.stopping:
+        return CallEvent.STOPPED, f"{opened.stop_reason}; {message}" if message else opened.stop_reason
     unknown = result.error is not None and result.error.message.startswith(UNKNOWN)
-    return (CallState.UNKNOWN if unknown else CallState.ERROR), result
+    return (CallEvent.LOST if unknown else CallEvent.FAILED), result

@@ -1,4 +1,4 @@
-"""A call from the moment it is allowed until its one end, and how that end is told."""
+"""A call from its admission until its end, and the helpers that describe an end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.nodes.registry import Node
+from farhand.gateway.calls.state import OpenState
+from farhand.gateway.nodes.registry import Connection, Node
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.store.tables.calls import CallRecord, CallState
@@ -22,168 +23,187 @@ from farhand.tools.tool import Tool
 UNKNOWN = "outcome unknown:"
 NO_ERROR_GIVEN = "unknown node error"
 
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What the caller of a call is told."""
-
-    record: CallRecord
-    # True when an earlier request with the same idempotency key made this call.
-    repeated: bool = False
-    # What the gate or a tool of the gateway's own raised just now; it may tell more than its kind.
-    raised: ToolError | None = None
-
-    @property
-    def result(self) -> ToolResult:
-        record = self.record
-        if record.state is CallState.OK:
-            return ToolResult(ok=True, result=NULL if record.result is None else record.result)
-        return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
+_KINDS = {CallState.TIMEOUT: "timeout", CallState.CANCELLED: "cancelled"}
 
 
-class Parked(msgspec.Struct, kw_only=True):
-    """Why a call is held back, and what it takes to examine it again when it starts."""
+class Waiting(msgspec.Struct, kw_only=True):
+    """Why a call is held back, and what is needed to check it again when it starts."""
 
     why: Why
     principal: Principal
     origins: tuple[str, ...]
-    # How long it may run, once it does.
+    # How long the call may run once it has started.
     timeout_ms: int
-    # When the waiting is over.
+    # When the wait ends, in milliseconds since 1970.
     until: int
-    # How long its caller waits for it.
+    # How long the caller waits for an answer.
     patience_ms: int | None = None
-    # Of a call that may wait for its node: the moment until which it may start.
+    # For a call that may wait for its node: when it must have started.
     before: int | None = None
-    # Of a call that waits to be approved: the rule that wants that, and the rule's own words.
+    # For a call that needs an approval: the policy rule, and the reason that the rule gives.
     rule: str = ""
     reason: str = ""
-    # What was asked, once it was.
+    # The question to the owner, once it is asked.
     approval: Approval | None = None
-    # Its question is being put, or it is being started.
+    # A task is asking or starting; there is never more than one.
     busy: bool = False
 
 
 class OpenCall(msgspec.Struct, eq=False):
-    """A call that has not ended."""
+    """A call and its callers. `Gate.begin` returns one even for a call that has ended already."""
 
     record: CallRecord
-    node: Node | None
-    request: bytes
-    read_only: bool
-    # The gateway's own tool that runs it, where no node does.
+    # The node that the call counts for, until it ends.
+    node: Node | None = None
+    request: bytes = b""
+    # Recorded with its end only.
+    read_only: bool = False
+    # The gateway's own tool that runs it, if no node does.
     own: Tool | None = None
     principal: Principal | None = None
-    # Where it comes from, as the policy was told.
+    # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
-    # It is held back: nothing of it has left the gateway.
-    parked: Parked | None = None
-    # It was held back once, and its caller was told to come again.
-    promised: bool = False
+    state: OpenState = OpenState.RECORDING
+    # How the call is held back; kept after it has started.
+    waiting: Waiting | None = None
+    # The first reason to stop.
+    stop_reason: str = ""
+    # What the gate or a tool of the gateway raised; it can say more than the recorded kind.
     raised: ToolError | None = None
+    # An earlier request with the same idempotency key made this call.
+    repeated: bool = False
     task: asyncio.Task[None] | None = None
-    listeners: list[Callable[[CallRecord], None]] = []
-    # What whoever waits is told once the call is over.
-    told: CallRecord | None = None
-    # Called with the approval once the question is put.
-    asked: list[Callable[[Approval], None]] = []
-    deadline: asyncio.TimerHandle | None = None
-    # By the loop's clock, while that is too far away for a timer.
-    expires: float | None = None
-    sent: bool = False
-    # Its node left before it was sent, and is waited for.
-    stranded: bool = False
-    # It ended without having run, and nobody wanted that: its idempotency key may be used again.
-    unrun: bool = False
-    # It has ended; its record says so once that is written down.
-    over: bool = False
-    started: float = msgspec.field(default_factory=time.perf_counter)
-    stopping: tuple[CallState, str] | None = None
+    # How many callers wait for the end.
     waiters: int = 0
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    deadline: asyncio.TimerHandle | None = None
+    # The deadline by the loop's clock, while it is too far away for a timer.
+    expires: float | None = None
+    # What the callers were notified of.
+    end: CallRecord | None = None
+    _listeners: list[Callable[[CallRecord], None]] = []
+    _approval_listeners: list[Callable[[Approval], None]] = []
+
+    @classmethod
+    def settled(cls, record: CallRecord, *, raised: ToolError | None = None, repeated: bool = False) -> OpenCall:
+        """Return a call that needs no waiting: it was refused, or an earlier request made it."""
+        return cls(record, state=OpenState.ENDED, end=record, raised=raised, repeated=repeated)
 
     def __repr__(self) -> str:
-        return f"<open call {self.record.id}>"  # arguments and results are nothing for a log
+        return f"<open call {self.record.id} {self.state}>"  # arguments and results do not belong in a log
 
-    def ended(self) -> asyncio.Future[CallRecord]:
-        """A future of the caller's own: whoever cancels it takes it from nobody else."""
-        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
-        if self.told is not None:
-            future.set_result(self.told)
-        else:
-            self.listeners.append(lambda record: None if future.done() else future.set_result(record))
-        return future
-
-    def tell(self, record: CallRecord) -> None:
-        """Let everybody go who waits; the first word counts."""
-        if self.told is None:
-            self.told = record
-            for listener in self.listeners:
-                listener(record)
-
-    def when_asked(self, tell: Callable[[Approval], None]) -> None:
-        """Call `tell` once this call waits for an approval; at once if it does already."""
-        self.asked.append(tell)
-        if self.parked is not None and self.parked.approval is not None and not self.over:
-            tell(self.parked.approval)
-
-    def let_go(self, record: CallRecord) -> None:
-        """Tell those who wait how it stands, and let them go; the call stays open."""
-        listeners, self.listeners = self.listeners, []
-        for listener in listeners:
-            listener(record)
+    # -- state ------------------------------------------------------------------------------------------
 
     @property
-    def lasted(self) -> float:
-        """Milliseconds, so far."""
-        return (time.perf_counter() - self.started) * 1000
+    def over(self) -> bool:
+        return self.state in (OpenState.ENDING, OpenState.ENDED)
+
+    @property
+    def sent(self) -> bool:
+        """Whether it was sent, or a tool of the gateway started it, and it has not ended."""
+        return self.state is OpenState.RUNNING or self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        return self.state in (OpenState.CANCELLING, OpenState.TIMING_OUT)
+
+    @property
+    def held(self) -> bool:
+        """Whether its record says `waiting`, or is about to."""
+        return self.record.state is CallState.WAITING
+
+    @property
+    def connection(self) -> Connection | None:
+        return self.node.connection if self.node is not None else None
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for it, or was promised it."""
-        return self.waiters > 0 or self.record.background or self.record.idempotency_key is not None or self.promised
+        """Whether a caller waits for it or may ask for it later."""
+        record = self.record
+        return self.waiters > 0 or record.background or record.idempotency_key is not None or self.waiting is not None
+
+    @property
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1000
+
+    # -- callers ----------------------------------------------------------------------------------------
+
+    def ended(self) -> asyncio.Future[CallRecord]:
+        """Return a new future for the record of the ended call; cancelling it affects no other caller."""
+        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        if self.end is not None:
+            future.set_result(self.end)
+        else:
+            self._listeners.append(lambda record: None if future.done() else future.set_result(record))
+        return future
+
+    def notify(self, record: CallRecord) -> None:
+        """Notify the callers of the end, once."""
+        if self.end is None:
+            self.end = record
+            self.release(record)
+
+    def release(self, record: CallRecord) -> None:
+        """Answer those who wait now with `record`; the call stays open."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(record)
+
+    def on_approval(self, listener: Callable[[Approval], None]) -> None:
+        """Call `listener` when the owner is asked to approve this call; at once if that has happened."""
+        self._approval_listeners.append(listener)
+        if self.waiting is not None and self.waiting.approval is not None and self.state is OpenState.WAITING:
+            listener(self.waiting.approval)
+
+    def approval_asked(self, approval: Approval) -> None:
+        for listener in self._approval_listeners:
+            listener(approval)
 
 
-def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration: float) -> CallRecord:
+def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration_ms: float) -> CallRecord:
+    """Return the record with its end."""
     return msgspec.structs.replace(
         record,
         state=state,
         ended_at=now,
-        duration_ms=int(duration * 1000) / 1000,  # `round` takes eight times as long
+        duration_ms=int(duration_ms * 1000) / 1000,  # `round` takes eight times as long
         result=result.result if result.ok else None,
         error_kind=result.error.kind if result.error else None,
         error_message=result.error.message if result.error else None,
     )
 
 
+def result_of(record: CallRecord) -> ToolResult:
+    """Return the result of a call that has ended."""
+    if record.state is CallState.OK:
+        return ToolResult(ok=True, result=NULL if record.result is None else record.result)
+    return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)
+
+
+def failure(state: CallState, message: str) -> ToolResult:
+    """Return the result of a call that ended in `state` without an answer."""
+    if state is CallState.UNKNOWN:
+        message = f"{UNKNOWN} {message}"
+    return ToolResult.failed(_KINDS.get(state, "failed"), message)
+
+
 def refused_by_node(error: ToolFailure) -> bool:
-    """A node that has enough to do sends a call back before anything of it ran."""
+    """Whether a busy node sent a call back before it ran."""
     return error.message.startswith("busy:") and "did not run" in error.message
 
 
 def bare(error: ToolError) -> ToolError:
-    """An error to be kept, without the frames it came through: they hold the whole call, and the call holds it."""
+    """Return the error without its traceback, whose frames would keep the whole call alive."""
     return error.with_traceback(None)
 
 
-def failed(message: str) -> ToolResult:
-    return ToolResult.failed("failed", message)
-
-
-def unknown(message: str) -> ToolResult:
-    return ToolResult.failed("failed", f"{UNKNOWN} {message}")
-
-
-def stopped(state: CallState, message: str) -> ToolResult:
-    return ToolResult.failed("timeout" if state is CallState.TIMEOUT else "cancelled", message)
-
-
-# An id is a name, not a secret: a generator that need not ask the kernel each time will do.
+# Ids need not be secret, so they do not need the kernel's random numbers.
 _random_bits = random.Random(os.urandom(32)).getrandbits  # noqa: S311
 _halves = struct.Struct(">QQ").pack
 
 
 def new_call_id() -> str:
-    """A UUID that sorts by time (version 7), so that the record's index grows at one end and lists it in order: in
-    parts of a millisecond, since there is more than one call in it."""
+    """Return a UUID of version 7 with sub-millisecond time, so that ids sort by time and the index grows at one end."""
     now, rest = divmod(time.time_ns(), 1_000_000)
     moment = now << 16 | 0x7000 | (rest << 12) // 1_000_000
     digits = _halves(moment, 1 << 63 | _random_bits(62)).hex()

@@ -13,14 +13,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from farhand.gateway.calls.open_call import OpenCall, ended, unknown
+from farhand.gateway.calls.open_call import OpenCall
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.messages import ToolAck, ToolResponse, encode
 from farhand.store.ports import EngineError, Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
-from farhand.store.tables.calls import CallRecord, CallState
-from farhand.store.tables.waiting_calls import finish_parked
+from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.waiting_calls import finish_waiting
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ MAX_ACKS: Final = 256
 RETRY_SECONDS: Final = 5.0
 # Late answers that are remembered, so that a node that repeats one does not fill the journal.
 MAX_LATE: Final = 65_536
+
+
+Recorded = Callable[[OpenCall, CallRecord, Connection | None, BaseException | None], None]
 
 
 class CallEnd(msgspec.Struct, frozen=True, gc=False):
@@ -52,8 +55,9 @@ class _Ending(msgspec.Struct, frozen=True, gc=False):
 class Recorder:
     """Writes the calls of a gate to the store. Its owner calls `close`."""
 
-    def __init__(self, store: Store, recorded: Callable[[str], None]) -> None:
-        """`recorded` is called with the id of each call whose end is stored."""
+    def __init__(self, store: Store, recorded: Recorded) -> None:
+        """`recorded` is called when the end of a call is stored or could not be: with the call, its record, the
+        connection passed to `end` and the error."""
         self._store = store
         self._recorded = recorded
         self._begins: list[tuple[CallRecord, asyncio.Future[None]]] = []
@@ -71,17 +75,15 @@ class Recorder:
         self._schedule()
         return future
 
-    def end(self, opened: OpenCall, record: CallRecord, connection: Connection | None) -> None:
-        """Store the end of a call; then notify its waiters, and acknowledge the result to `connection`.
-
-        When the store fails, the waiters are notified of an unknown outcome, and the end is written again later.
-        """
+    def end(self, opened: OpenCall, record: CallRecord, connection: Connection | None, release_key: bool) -> None:
+        """Store the end of a call; when the store fails, try again later. `connection` is that of the node that
+        answered, `release_key` frees the idempotency key of a call that did not run."""
         stored_as: Literal["nothing", "running", "waiting"]
-        stored_as = "waiting" if opened.parked is not None else "nothing" if opened.read_only else "running"
+        stored_as = "waiting" if opened.held else "nothing" if opened.read_only else "running"
         # The node sends the result again until it is acknowledged, which happens after a durable commit; a call that
         # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
         kept_by_node = connection is not None and connection.resume is not None
-        ending = _Ending(opened, CallEnd(record, stored_as, opened.unrun), connection)
+        ending = _Ending(opened, CallEnd(record, stored_as, release_key), connection)
         self._ends[not opened.read_only and not kept_by_node].append(ending)
         self._schedule()
 
@@ -168,24 +170,14 @@ class Recorder:
             return
         for ending in endings:
             try:
-                self._notify(ending, durable, error)
+                self._recorded(ending.opened, ending.end.record, ending.connection, error)
             except Exception:  # a failing waiter must not stop the others
                 log.exception("failed to notify the waiters of call %s", ending.end.record.id)
-
-    def _notify(self, ending: _Ending, durable: bool, error: BaseException | None) -> None:
-        opened, record = ending.opened, ending.end.record
-        if error is None:
-            opened.record = record
-            self._recorded(record.id)
-            if ending.connection is not None:
-                self.acknowledge(ending.connection, record.id)
-            opened.tell(record)
-            return
-        log.error("failed to store the end of call %s, retrying in %g s: %s", record.id, RETRY_SECONDS, error)
-        if not self._closed:
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_ends, [ending], durable)
-        lost = unknown(f"the call ended, but its end could not be written down: {error}")
-        opened.tell(ended(record, CallState.UNKNOWN, lost, record.ended_at or 0, record.duration_ms or 0.0))
+            if error is not None:
+                call_id = ending.end.record.id
+                log.error("failed to store the end of call %s, retrying in %g s: %s", call_id, RETRY_SECONDS, error)
+                if not self._closed:
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_ends, [ending], durable)
 
     def _send_acks(self, connection: Connection) -> None:
         call_ids = self._acks.pop(connection, None)
@@ -207,7 +199,7 @@ def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
         if end.stored_as == "nothing":
             new.append((record, False))
         elif end.stored_as == "waiting":
-            finish_parked(tx, record)
+            finish_waiting(tx, record)
         else:
             calls.finish(tx, record)
         if end.release_key and record.idempotency_key is not None:

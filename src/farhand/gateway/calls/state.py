@@ -29,7 +29,7 @@ class OpenState(StrEnum):
     TIMING_OUT = auto()
     # Its end is being committed.
     ENDING = auto()
-    # Its end is recorded, or it was never recorded.
+    # Its end is recorded, or it was refused, or it could not be recorded.
     ENDED = auto()
 
 
@@ -75,6 +75,8 @@ class CallEvent(StrEnum):
     REFUSED = auto()
 
     # -- stopping; the variants are for a call that was sent
+    # The caller left while the call was being recorded.
+    HUNG_UP = auto()
     CANCEL = auto()
     CANCEL_OFFLINE = auto()
     CANCEL_UNSUPPORTED = auto()
@@ -127,7 +129,7 @@ class RecordEnd(NamedTuple):
 
     state: CallState
     note: str = ""
-    # The call did not run, and not by the caller's wish: its idempotency key can be used again.
+    # The call did not run, and its caller may try again: the idempotency key is free.
     release_key: bool = False
 
 
@@ -206,6 +208,7 @@ _STATES: Final[dict[OpenState, dict[CallEvent, Transition]]] = {
         _E.RECORDED: _go(_S.UNSENT, Effect.DISPATCH),
         _E.HELD: _go(_S.WAITING, Effect.HOLD),
         _E.NOT_RECORDED: _go(_S.ENDED, Effect.FORGET),
+        _E.HUNG_UP: _end(CallState.CANCELLED, _NOT_RUN, release_key=True),
         _E.CANCEL: _end(CallState.CANCELLED, _NOT_RUN),
         _E.DEADLINE: _end(CallState.TIMEOUT, _NOT_RUN, release_key=True),
         _E.DENIED: _end(CallState.DENIED),
@@ -263,7 +266,7 @@ _STATES: Final[dict[OpenState, dict[CallEvent, Transition]]] = {
         _E.END_FAILED: _go(_S.ENDING, Effect.NOTIFY_UNRECORDED),
         _E.NOT_RECORDED: _go(_S.ENDED, Effect.FORGET),
     },
-    _S.ENDED: _stay(_S.ENDED, _E.END_RECORDED, _E.END_FAILED),
+    _S.ENDED: _stay(_S.ENDED, _E.NOT_RECORDED, _E.END_RECORDED, _E.END_FAILED),
 }
 # Other tasks learn of an end only after it: what they report by then is too late.
 _LATE: Final = (
@@ -272,6 +275,7 @@ _LATE: Final = (
     _E.STARTED,
     _E.DENIED,
     _E.REFUSED,
+    _E.HUNG_UP,
     _E.UNCONFIRMED,
     _E.NODE_LEFT,
     *_NODE_BACK,

@@ -17,8 +17,8 @@ import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.calls.catalog import Target
-from farhand.gateway.calls.open_call import OpenCall, Parked
-from farhand.gateway.calls.waiting import Parking
+from farhand.gateway.calls.open_call import OpenCall, Waiting
+from farhand.gateway.calls.waiting import WaitingCalls
 from farhand.gateway.control.effects import Effects
 from farhand.gateway.nodes.registry import Node
 from farhand.protocol.errors import FarhandError
@@ -115,9 +115,11 @@ class AnswerConflict(FarhandError):
 class Approvals:
     """Puts questions and takes answers. `effects` tells what calls would do."""
 
-    def __init__(self, database: Store, parking: Parking, effects: Effects, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Store, waiting_calls: WaitingCalls, effects: Effects, clock: Callable[[], int]
+    ) -> None:
         self._database = database
-        self._parking = parking
+        self._waiting_calls = waiting_calls
         self._clock = clock
         self.effects = effects
         # A credential with those that made it, as `Credentials.lineage`.
@@ -136,22 +138,22 @@ class Approvals:
         """Newest first."""
         return await self._database.read(lambda connection: store.list_approvals(connection, state, limit))
 
-    async def ask(self, opened: OpenCall, parked: Parked, target: Target) -> Approval | None:
+    async def ask(self, opened: OpenCall, waiting: Waiting, target: Target) -> Approval | None:
         """Put the question of a call that waits; None when the call is over meanwhile. Raises StoreError."""
         record = opened.record
         bound = await self._bound(opened, target)
-        request = Request(bound, record.args, record.session_key, record.agent_id, parked.origins)
+        request = Request(bound, record.args, record.session_key, record.agent_id, waiting.origins)
         approval = Approval(
             id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
             call_id=record.id,
             hash=bound.hash,
-            rule=parked.rule,
-            reason=parked.reason,
+            rule=waiting.rule,
+            reason=waiting.reason,
             request=msgspec.Raw(msgspec.json.encode(request)),
             asked_at=self._clock(),
             deadline_at=record.deadline_at,
         )
-        who = {"tool": record.tool, "by": record.credential, "origin": list(parked.origins)}
+        who = {"tool": record.tool, "by": record.credential, "origin": list(waiting.origins)}
         if record.on_behalf_of is not None:
             who["on_behalf_of"] = record.on_behalf_of
         if not await self._database.write(lambda connection: store.ask(connection, approval, who)):
@@ -217,7 +219,7 @@ class Approvals:
         approval = await self.find(name)
         if approval is None:
             raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
-        opened = self._parking.waiting.get(approval.call_id)
+        opened = self._waiting_calls.calls.get(approval.call_id)
         if approval.state is not ApprovalState.PENDING:
             raise _answered(approval)
         if opened is None or opened.over or self._clock() >= approval.deadline_at:
@@ -239,9 +241,9 @@ class Approvals:
             raise _answered(await self.find(approval.id) or approval)
         decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
         if approve:
-            self._parking.approve(opened, decided)
+            self._waiting_calls.approve(opened, decided)
         else:
-            self._parking.deny(opened, decided)
+            self._waiting_calls.deny(opened, decided)
         return decided
 
 

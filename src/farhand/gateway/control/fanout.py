@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import new_call_id, result_of
 from farhand.gateway.control.approvals import ApprovalRequested
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
@@ -30,7 +30,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import fanouts
 from farhand.store.tables import idempotency as keys
-from farhand.store.tables.calls import CallState
+from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fanouts import FanOutRecord
 
 TAG = "tag:"
@@ -284,8 +284,8 @@ class FanOut:
         )
         key = f"fanout:{self.group_id}:{node_id}" if self._lasting else None
         try:
-            outcome = await self._ended(call, key)
-            row = _row(node_id, outcome, request.results, self._gate.secrets)
+            record = await self._ended(call, key)
+            row = _row(node_id, record, request.results, self._gate.secrets)
         except (StoreError, IdempotencyConflict) as error:
             failure = ToolFailure.of(Failed(f"the call was not run: {error}"))
             row = Row(node_id=node_id, state=CallState.ERROR.value, error=failure)
@@ -293,11 +293,9 @@ class FanOut:
             self._stopped = f"the call on {node_id} failed"
         self._end(row)
 
-    async def _ended(self, call: ToolCall, key: str | None) -> Outcome:
+    async def _ended(self, call: ToolCall, key: str | None) -> CallRecord:
         opened = await self._gate.begin(call, principal=self._principal, idempotency_key=key)
-        if not isinstance(opened, OpenCall):
-            return opened
-        opened.when_asked(lambda approval: self._tell(Progress("waiting", approval=ApprovalRequested.of(approval))))
+        opened.on_approval(lambda approval: self._tell(Progress("waiting", approval=ApprovalRequested.of(approval))))
         try:
             return await self._gate.wait(opened)
         except BaseException:
@@ -323,9 +321,8 @@ class _Said(msgspec.Struct):
     text: Any = None
 
 
-def _row(node_id: str, outcome: Outcome, whole: bool, secrets: KnownSecrets) -> Row:
-    record = outcome.record
-    ended = outcome.result
+def _row(node_id: str, record: CallRecord, whole: bool, secrets: KnownSecrets) -> Row:
+    ended = result_of(record)
     state, ok = record.state.value, ended.ok
     said = _said(ended.result) if ended.ok else _Said()
     exit_code = said.exitCode if isinstance(said.exitCode, int) else None

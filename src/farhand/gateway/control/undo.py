@@ -12,7 +12,7 @@ import msgspec
 
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import NATIVE_PREFIX, read_arguments
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.hub import Hub
 from farhand.gateway.nodes.endpoints import read_endpoint
 from farhand.machine.files.files import Files
@@ -48,7 +48,7 @@ class Undo:
 
     async def begin(
         self, call_id: str, principal: Principal, *, dry_run: bool = False, idempotency_key: str | None = None
-    ) -> Outcome | OpenCall:
+    ) -> OpenCall:
         """Undo a call: see `Gate.begin`. Raises NotFound when there is no such call."""
         record = await self._hub.gate.find(call_id)
         if record is None:

@@ -21,8 +21,7 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import SwitchedOff
 from farhand.gateway.calls.gate import IdempotencyConflict
-from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, new_call_id
-from farhand.gateway.calls.open_call import Outcome as CallOutcome
+from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, OpenCall, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
 from farhand.gateway.hub import Hub
 from farhand.llm.messages import ToolUse, Usage
@@ -158,21 +157,22 @@ class Direct:
             yield ToolCalled(1, use)
             key = turn.idempotency_key
             try:
-                outcome = await self._run(call, tool, turn.credential, key and f"{key}#{number}" if several else key)
+                key = key and f"{key}#{number}" if several else key
+                opened, record = await self._run(call, tool, turn.credential, key)
             except IdempotencyConflict:
                 self._take_back(said)
                 raise
-            if outcome.repeated:
-                use = msgspec.structs.replace(use, id=outcome.record.id)
+            if opened.repeated:
+                use = msgspec.structs.replace(use, id=record.id)
                 self._take_back(said)
                 said = None
-            ended = outcome.result
+            ended = result_of(record)
             if ended.error is not None:
-                error = outcome.raised or _kept_error(outcome.record)
+                error = opened.raised or _kept_error(record)
                 raise ItemFailed(number, error, results) if several else error
             results.append(ended.result)
             texts.append(self._told(ended.result))
-            seconds = (outcome.record.duration_ms or 0.0) / 1000
+            seconds = (record.duration_ms or 0.0) / 1000
             yield ToolEnded(1, use, Outcome(texts[-1], result=ended.result), seconds)
         reply = "\n\n".join(texts)
         self._say(said, reply)
@@ -273,14 +273,15 @@ class Direct:
             raise InvalidArgs(f"items must be 1 to {MOST_ITEMS} inputs, not {len(items)}")
         return tool, [_input(f"items[{number}]", item) for number, item in enumerate(items)], True
 
-    async def _run(self, call: ToolCall, tool: Tool, credential: Credential, key: str | None) -> CallOutcome:
+    async def _run(
+        self, call: ToolCall, tool: Tool, credential: Credential, key: str | None
+    ) -> tuple[OpenCall, CallRecord]:
+        """Run a tool; return its call and the record of it at the end."""
         opened = await self._gate.begin(
             call, principal=Principal(credential), own=tool, idempotency_key=key, origins=DIRECT
         )
-        if isinstance(opened, CallOutcome):
-            return opened
         try:
-            return await self._gate.wait(opened)
+            return opened, await self._gate.wait(opened)
         except BaseException:
             self._gate.abandon(opened)
             raise

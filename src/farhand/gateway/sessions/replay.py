@@ -22,7 +22,7 @@ from farhand.agent.tool_outcome import Outcome
 from farhand.agent.tool_search import CORE, ToolShelf
 from farhand.agent.tools import AgentTool, ToolList, Tools, WithClients
 from farhand.agent.transcript import mend
-from farhand.gateway.calls.open_call import Outcome as Ended
+from farhand.gateway.calls.open_call import result_of
 from farhand.gateway.sessions.recorder import ERRORS, Replied, RunSettings, plain_digest, spec_list
 from farhand.gateway.sessions.runs import RunOptions
 from farhand.llm import messages as model_events
@@ -302,7 +302,7 @@ class _Again:
             seq, place = places.popleft()
             call = self._record.calls.get(f"run:{self._record.run.id}:{seq}:{place}")
             if call is not None:
-                outcome = Outcome.of_result(Ended(call).result)
+                outcome = Outcome.of_result(result_of(call))
                 # Of the gateway's secrets the model was shown none, so the record of the call has more.
                 return shown if shown is not None and masked(shown.content, outcome.content) else outcome
         if shown is not None:

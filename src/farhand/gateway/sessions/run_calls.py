@@ -12,8 +12,7 @@ import msgspec
 from farhand.agent.tool_outcome import Outcome
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.gate import IdempotencyConflict
-from farhand.gateway.calls.open_call import OpenCall, new_call_id
-from farhand.gateway.calls.open_call import Outcome as Ended
+from farhand.gateway.calls.open_call import new_call_id, result_of
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
 from farhand.gateway.hub import Hub
 from farhand.llm.messages import ToolUse
@@ -96,10 +95,8 @@ class RunCalls:
         try:
             opened = await asyncio.shield(opening)
             self._made[opened.record.id] = name
-            if not isinstance(opened, OpenCall):
-                return self._outcome(opened.result)
-            opened.when_asked(self._asked)
-            return self._outcome((await gate.wait(opened)).result)
+            opened.on_approval(self._asked)
+            return self._outcome(result_of(await gate.wait(opened)))
         except (StoreError, IdempotencyConflict) as error:
             return Outcome.failed("failed", f"the call was not run: {error}")
         except asyncio.CancelledError:
@@ -109,7 +106,7 @@ class RunCalls:
             self._made[call.id] = use.name
             ended = await gate.cancel((await opening).record.id, reason)
             assert ended is not None
-            return self._outcome(Ended(ended).result)
+            return self._outcome(result_of(ended))
 
     def _outcome(self, result: ToolResult) -> Outcome:
         """What the model is told: nothing of the gateway's own secrets."""

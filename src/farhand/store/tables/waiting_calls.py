@@ -1,7 +1,7 @@
 """Calls that wait before anything of them leaves the gateway, and the approvals some of them wait for.
 
 A waiting call's row says `waiting`. It stops waiting in two ways only: by
-`start_parked`, or by its end.
+`start_waiting`, or by its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farhand.store.tables.calls import CallRecord, CallState
 Why = Literal["approval", "node"]
 
 
-class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the call's own row does not tell, and its start needs."""
 
     call_id: str
@@ -63,12 +63,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     remark: str | None = None
 
 
-_PARKED: Final = ParkedRow.__struct_fields__
+_WAITING: Final = WaitingRow.__struct_fields__
 _APPROVAL: Final = Approval.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_APPROVAL)} FROM approvals"  # noqa: S608
-PARK: Final = f"INSERT OR REPLACE INTO parked ({', '.join(_PARKED)}) VALUES ({', '.join('?' * len(_PARKED))})"  # noqa: S608
-UNPARK: Final = "DELETE FROM parked WHERE call_id = ?"
-ALL_PARKED: Final = f"SELECT {', '.join(_PARKED)} FROM parked"  # noqa: S608
+INSERT: Final = f"INSERT OR REPLACE INTO parked ({', '.join(_WAITING)}) VALUES ({', '.join('?' * len(_WAITING))})"  # noqa: S608
+REMOVE: Final = "DELETE FROM parked WHERE call_id = ?"
+ALL_WAITING: Final = f"SELECT {', '.join(_WAITING)} FROM parked"  # noqa: S608
 ASK: Final = f"INSERT INTO approvals ({', '.join(_APPROVAL)}) VALUES ({', '.join('?' * len(_APPROVAL))})"  # noqa: S608
 DECIDE: Final = """
     UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, remark = ? WHERE id = ? AND state = 'pending'"""
@@ -82,32 +82,32 @@ LIST_PENDING: Final = (
 ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
-def begin_parked(connection: Tx, record: CallRecord, row: ParkedRow) -> None:
+def begin_waiting(connection: Tx, record: CallRecord, row: WaitingRow) -> None:
     """Write a call down that waits."""
     calls.begin(connection, record)
-    _park(connection, row)
+    _insert(connection, row)
 
 
-def start_parked(connection: Tx, record: CallRecord, now: int) -> bool:
+def start_waiting(connection: Tx, record: CallRecord, now: int) -> bool:
     """The call waits no longer, and may be sent; False when it waits no longer for another reason. Once only."""
     if not calls.start(connection, record, now):
         return False
-    connection.execute(UNPARK, (record.id,))
+    connection.execute(REMOVE, (record.id,))
     return True
 
 
-def hold_parked(connection: Tx, record: CallRecord, row: ParkedRow, now: int) -> None:
+def hold_waiting(connection: Tx, record: CallRecord, row: WaitingRow, now: int) -> None:
     """The call waits for something else now."""
     calls.hold(connection, record)
-    _park(connection, row)
+    _insert(connection, row)
     append_event(connection, now, "call.waiting", record.id, {"tool": record.tool, "why": row.why})
 
 
-def finish_parked(connection: Tx, record: CallRecord) -> bool:
+def finish_waiting(connection: Tx, record: CallRecord) -> bool:
     """As `calls.finish`, of a call that waited: whoever was asked need not answer any more."""
     if not calls.finish_unbegun(connection, record):
         return False
-    connection.execute(UNPARK, (record.id,))
+    connection.execute(REMOVE, (record.id,))
     approval = find_approval(connection, record.id)
     if approval is not None and approval.state is ApprovalState.PENDING:
         state = ApprovalState.EXPIRED if record.state is CallState.DENIED else ApprovalState.CANCELLED
@@ -115,9 +115,9 @@ def finish_parked(connection: Tx, record: CallRecord) -> bool:
     return True
 
 
-def all_parked(connection: Tx) -> dict[str, ParkedRow]:
-    rows = [dict(zip(_PARKED, row, strict=True)) for row in connection.execute(ALL_PARKED)]
-    return {row["call_id"]: ParkedRow(**{**row, "credential": msgspec.Raw(row["credential"])}) for row in rows}
+def all_waiting(connection: Tx) -> dict[str, WaitingRow]:
+    rows = [dict(zip(_WAITING, row, strict=True)) for row in connection.execute(ALL_WAITING)]
+    return {row["call_id"]: WaitingRow(**{**row, "credential": msgspec.Raw(row["credential"])}) for row in rows}
 
 
 def ask(connection: Tx, approval: Approval, who: dict[str, Any]) -> bool:
@@ -169,9 +169,9 @@ def origin_of(connection: Tx, record: CallRecord) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-def _park(connection: Tx, row: ParkedRow) -> None:
+def _insert(connection: Tx, row: WaitingRow) -> None:
     values = {**msgspec.structs.asdict(row), "credential": bytes(row.credential)}
-    connection.execute(PARK, tuple(values[name] for name in _PARKED))
+    connection.execute(INSERT, tuple(values[name] for name in _WAITING))
 
 
 def _approval(row: tuple[Any, ...]) -> Approval:

@@ -14,7 +14,7 @@ from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolSpec
 from farhand.protocol.messages import (
@@ -71,7 +71,7 @@ class Bench:
         )
         hello = NodeHello(node=NodeInfo("far", "far", "test", "1"), capabilities=["x"], farhand=extras)
         end.connection, _ = self.node_registry.join(self.node_registry.examine(hello, None), hello, end)
-        self.gate.node_joined(end.connection)
+        self.gate.node_calls.joined(end.connection)
         return end
 
     async def begin(self, tool: str = "far__Act", credential: Credential = OWNER, **options: Any) -> Any:
@@ -100,7 +100,7 @@ def on_bench(test: Callable[[Bench], Awaitable[None]]) -> Callable[[Path], None]
 
 
 def answer(end: FarEnd, gate: Gate, call_id: str) -> None:
-    gate.answered(end.connection, ToolResponse(call_id, True, result=msgspec.Raw(b'"done"')))
+    gate.node_calls.answered(end.connection, ToolResponse(call_id, True, result=msgspec.Raw(b'"done"')))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -131,9 +131,9 @@ async def test_an_end_that_cannot_be_written_stays_with_its_node_until_it_is(ben
     end = bench.join()
     opened = await bench.begin()
     with FullStore(bench):
-        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
-        notified = (await bench.gate.wait(opened)).record
-        assert notified.state is CallState.UNKNOWN and "could not be written down" in (notified.error_message or "")
+        bench.gate.node_calls.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        notified = await bench.gate.wait(opened)
+        assert notified.state is CallState.UNKNOWN and "could not be recorded" in (notified.error_message or "")
         answer(end, bench.gate, opened.record.id)  # the node sends it again; it is not stored, so not acknowledged
         await asyncio.sleep(0.2)
         assert end.acknowledged() == [] and bench.recorded(opened.record.id).state is CallState.RUNNING
@@ -147,9 +147,9 @@ async def test_an_end_that_nobody_else_holds_and_cannot_be_written_is_unknown(be
     end = bench.join(boot=None)
     opened = await bench.begin()
     with FullStore(bench):
-        bench.gate.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
-        told = (await bench.gate.wait(opened)).record
-        assert told.state is CallState.UNKNOWN and "could not be written down" in (told.error_message or "")
+        bench.gate.node_calls.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
+        told = await bench.gate.wait(opened)
+        assert told.state is CallState.UNKNOWN and "could not be recorded" in (told.error_message or "")
     await until(lambda: bench.recorded(opened.record.id).state is CallState.OK)
 
 
@@ -160,7 +160,7 @@ async def test_the_end_of_a_plain_nodes_call_shows_only_once_it_is_written(bench
     answer(end, bench.gate, opened.record.id)
     found = await bench.gate.find(opened.record.id)
     assert found is not None and found.state is CallState.RUNNING
-    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert (await bench.gate.wait(opened)).state is CallState.OK
     found = await bench.gate.find(opened.record.id)
     assert found is not None and found.state is CallState.OK
 
@@ -185,14 +185,14 @@ async def test_a_caller_who_leaves_while_the_call_is_being_stored_leaves_no_open
 @on_bench
 async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> None:
     refused = await bench.begin(idempotency_key="k")
-    assert isinstance(refused, Outcome) and refused.record.error_kind == "not_found"
+    assert refused.over and refused.record.error_kind == "not_found"
     end = bench.join()
     opened = await bench.begin(idempotency_key="k")
     answer(end, bench.gate, opened.record.id)
-    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert (await bench.gate.wait(opened)).state is CallState.OK
     bench.node_registry.leave(end.connection)
     again = await bench.begin(idempotency_key="k")  # the node is gone, the first outcome stands
-    assert isinstance(again, Outcome) and again.repeated and again.record.id == opened.record.id
+    assert again.over and again.repeated and again.record.id == opened.record.id
     assert end.requests() == [opened.record.id]
 
 
@@ -201,12 +201,12 @@ async def test_scopes_decide_which_tools_a_credential_reaches(bench: Bench) -> N
     end = bench.join()
     reader = Credential("reader", frozenset({"tools.read"}))
     denied = await bench.begin("far__Act", reader)
-    assert isinstance(denied, Outcome) and denied.record.state is CallState.DENIED
+    assert denied.over and denied.record.state is CallState.DENIED
     assert denied.record.error_kind == "not_allowed" and "tools.exec" in (denied.record.error_message or "")
     opened = await bench.begin("far__Look", reader)
     assert isinstance(opened, OpenCall)
     answer(end, bench.gate, opened.record.id)
-    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert (await bench.gate.wait(opened)).state is CallState.OK
     assert end.requests() == [opened.record.id]
 
 
@@ -216,7 +216,7 @@ async def test_a_read_only_call_is_stored_before_it_is_answered(bench: Bench) ->
     opened = await bench.begin("far__Look")
     assert bench.recorded(opened.record.id) is None
     answer(end, bench.gate, opened.record.id)
-    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert (await bench.gate.wait(opened)).state is CallState.OK
     assert bench.recorded(opened.record.id).state is CallState.OK
     found = await bench.gate.find(opened.record.id)
     assert found is not None and found.state is CallState.OK
@@ -227,11 +227,11 @@ async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(benc
     first = bench.join()
     opened = await bench.begin()
     bench.node_registry.leave(first.connection)
-    bench.gate.node_left(first.connection)
+    bench.gate.node_calls.left(first.connection)
     second = bench.join()
     assert second.requests() == [opened.record.id]
     answer(second, bench.gate, opened.record.id)
-    assert (await bench.gate.wait(opened)).record.state is CallState.OK
+    assert (await bench.gate.wait(opened)).state is CallState.OK
 
 
 @on_bench
@@ -240,7 +240,7 @@ async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) 
     opened = await bench.begin()
     bench.node_registry.leave(first.connection)
     second = bench.join("two")
-    record = (await bench.gate.wait(opened)).record
+    record = await bench.gate.wait(opened)
     assert record.state is CallState.UNKNOWN and (record.error_message or "").startswith("outcome unknown:")
     assert second.requests() == []
 
@@ -279,7 +279,7 @@ async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any
     await asyncio.sleep(0)  # it is examined, and the disk is about to be asked
     assert bench.gate.open_count == 1 and first.requests() == []
     bench.node_registry.leave(first.connection)
-    bench.gate.node_left(first.connection)
+    bench.gate.node_calls.left(first.connection)
     return beginning
 
 
@@ -294,7 +294,7 @@ async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Be
         third = bench.join(boot)
         assert third.requests() == [opened.record.id], "it may not have arrived, and runs once by its id"
         answer(third, bench.gate, opened.record.id)
-        assert (await bench.gate.wait(opened)).record.state is CallState.OK
+        assert (await bench.gate.wait(opened)).state is CallState.OK
         await until(lambda call_id=opened.record.id: bench.recorded(call_id) is not None)
         bench.node_registry.leave(third.connection)
 
@@ -302,7 +302,7 @@ async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Be
 @on_bench
 async def test_a_plain_node_that_leaves_before_a_call_is_sent_is_not_waited_for(bench: Bench) -> None:
     beginning = await left_behind(bench, bench.join(None), "again")
-    record = (await bench.gate.wait(await beginning)).record
+    record = await bench.gate.wait(await beginning)
     assert record.state is CallState.ERROR and (record.error_message or "").endswith("it did not run")
     end = bench.join(None)
     again = await bench.begin(idempotency_key="again")
@@ -315,12 +315,12 @@ async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> 
     for boot, key in (("life", "a"), (None, "b")):
         end = bench.join(boot)
         opened = await bench.begin(idempotency_key=key)
-        bench.gate.answered(end.connection, ToolResponse(opened.record.id, False, error=busy))
-        assert (await bench.gate.wait(opened)).record.error_message == busy.message
+        bench.gate.node_calls.answered(end.connection, ToolResponse(opened.record.id, False, error=busy))
+        assert (await bench.gate.wait(opened)).error_message == busy.message
         again = await bench.begin(idempotency_key=key)
         assert end.requests() == [opened.record.id, again.record.id]
         answer(end, bench.gate, again.record.id)
-        done = (await bench.gate.wait(again)).record
+        done = await bench.gate.wait(again)
         assert done.state is CallState.OK
         assert (await bench.begin(idempotency_key=key)).record == done, "now it is used up"
         bench.node_registry.leave(end.connection)
@@ -335,8 +335,8 @@ async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None
     first = bench.join()
     opened = await bench.begin()
     bench.node_registry.leave(first.connection)
-    bench.gate._expire(opened)
-    assert (await bench.gate.wait(opened)).record.state is CallState.UNKNOWN
+    bench.gate._lifecycle.expire(opened)
+    assert (await bench.gate.wait(opened)).state is CallState.UNKNOWN
     end = bench.join(finished=[opened.record.id])
     answer(end, bench.gate, opened.record.id)
     await until(lambda: end.acknowledged() == [opened.record.id])

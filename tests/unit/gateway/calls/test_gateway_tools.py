@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.calls.open_call import OpenCall, Outcome, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, new_call_id, result_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import NotFound
@@ -59,7 +60,8 @@ class House:
 
     async def call(self, named: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
         opened = await self.open(named, credential, timeout_ms, **args)
-        return opened if isinstance(opened, Outcome) else await self.gate.wait(opened)
+        record = await self.gate.wait(opened)
+        return SimpleNamespace(record=record, result=result_of(record), raised=opened.raised)
 
     async def open(self, named: str, credential: Credential = OWNER, timeout_ms: int | None = None, **args: Any) -> Any:
         call = ToolCall(
@@ -132,10 +134,9 @@ def test_a_tool_that_is_not_offered_is_reached_only_by_who_holds_it(tmp_path: Pa
         assert (await house.call("kept", name="x")).result.error.kind == "not_found"
         call = ToolCall(new_call_id(), "kept", msgspec.Raw(b'{"name":"nothing"}'))
         opened = await house.gate.begin(call, principal=Principal(OWNER), own=kept)
-        assert isinstance(opened, OpenCall)
-        outcome = await house.gate.wait(opened)
-        assert (outcome.record.tool, outcome.record.route) == ("kept", "local")
-        assert isinstance(outcome.raised, NotFound)
+        record = await house.gate.wait(opened)
+        assert (record.tool, record.route) == ("kept", "local")
+        assert isinstance(opened.raised, NotFound)
 
     run(tmp_path, test)
 
@@ -179,7 +180,7 @@ def test_a_call_open_at_the_gateways_end_is_taken_up_by_a_tool_that_can(tmp_path
     async def taken_up(house: House) -> None:
         assert await house.gate.recover() == 1
         (record,) = house.gate.open_records()
-        ended = await house.gate._open[record.id].ended()
+        ended = await house.gate.end_of(record.id)
         assert ended is not None and ended.state is CallState.OK
         assert house.acting.contexts[0].call_id == record.id
 

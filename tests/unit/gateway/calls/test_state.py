@@ -46,14 +46,14 @@ NODE_BACK = {E.NODE_KNOWS, E.NODE_ACCEPTED, E.NODE_NEVER_SAW, E.NODE_NEVER_SAW_U
 NODE = NODE_BACK | {E.NODE_LEFT}
 
 POSSIBLE = {
-    S.RECORDING: {E.RECORDED, E.HELD, E.NOT_RECORDED, E.DENIED} | ANSWERS | PLAIN_STOPS | NODE,
+    S.RECORDING: {E.RECORDED, E.HELD, E.NOT_RECORDED, E.DENIED, E.HUNG_UP} | ANSWERS | PLAIN_STOPS | NODE,
     S.WAITING: {E.STARTED} | DECISIONS | ANSWERS | PLAIN_STOPS,
     S.UNSENT: DISPATCHED | ANSWERS | PLAIN_STOPS | NODE,
     S.RUNNING: DISPATCHED | ANSWERS | PLAIN_STOPS | SENT_STOPS | NODE,
     S.CANCELLING: {E.UNCONFIRMED} | ANSWERS | PLAIN_STOPS | SENT_STOPS | NODE,
     S.TIMING_OUT: {E.UNCONFIRMED} | ANSWERS | PLAIN_STOPS | SENT_STOPS | NODE,
     S.ENDING: set(E) - DISPATCHED,
-    S.ENDED: set(E) - DISPATCHED - {E.NOT_RECORDED},
+    S.ENDED: set(E) - DISPATCHED,
 }
 
 
@@ -156,10 +156,11 @@ def test_what_was_sent_is_said_not_to_have_run_only_on_the_word_of_its_node() ->
                 assert ("did not run" in end.note) == (event in never), (state, event)
 
 
-def test_a_key_is_released_only_for_what_did_not_run_against_the_callers_wish() -> None:
+def test_a_key_is_released_only_for_what_did_not_run_and_may_be_tried_again() -> None:
     released = {(state, event) for state, event, _, effects in rows() for end in ends(effects) if end.release_key}
     assert released == {
         (S.RECORDING, E.DEADLINE),
+        (S.RECORDING, E.HUNG_UP),
         (S.UNSENT, E.DEADLINE),
         (S.UNSENT, E.NODE_GONE),
         (S.UNSENT, E.REJECTED),
@@ -190,7 +191,7 @@ def test_callers_and_nodes_hear_of_an_end_only_from_the_store() -> None:
         if Effect.NOTIFY_UNRECORDED in effects:
             assert (state, event) == (S.ENDING, E.END_FAILED)
         if Effect.FORGET in effects:
-            assert event is E.NOT_RECORDED
+            assert event is E.NOT_RECORDED and state in (S.RECORDING, S.ENDING)
 
 
 def test_what_is_over_stays_so() -> None:

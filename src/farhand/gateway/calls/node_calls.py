@@ -1,0 +1,186 @@
+"""What nodes report about calls: answers, and what they know of open calls when they connect."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import UNSET
+
+from farhand.gateway.calls.excerpt_redaction import CUTTING, hide_cuts
+from farhand.gateway.calls.lifecycle import Lifecycle
+from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, refused_by_node
+from farhand.gateway.calls.state import CallEvent
+from farhand.gateway.nodes.registry import Connection
+from farhand.protocol.calls import NULL, ToolFailure, ToolResult
+from farhand.protocol.errors import ErrorKind
+from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolResponse, encode
+from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.version import CLOSE_UNREADABLE
+from farhand.store.ports import Store, StoreError
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord
+
+log = logging.getLogger(__name__)
+
+NOT_WAITED_FOR = "no caller waits for this call"
+
+
+class NodeCalls:
+    """Turns what nodes report into events of open calls. Its owner calls `close`."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        database: Store,
+        *,
+        clock: Callable[[], int],
+        find: Callable[[str], Awaitable[CallRecord | None]],
+        resume_waiting: Callable[[], None],
+        secrets: Callable[[], KnownSecrets],
+    ) -> None:
+        """`find` returns the record of a call. `resume_waiting` is called when a node connects. `secrets` are hidden
+        where an answer was cut in the middle of one."""
+        self._lifecycle = lifecycle
+        self._database = database
+        self._clock = clock
+        self._find = find
+        self._resume_waiting = resume_waiting
+        self._secrets = secrets
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Plain nodes whose answer to a call that is not open is being looked up: one lookup each.
+        self._lookups: dict[Connection, asyncio.Task[None]] = {}
+
+    def close(self) -> None:
+        for task in (*self._tasks, *self._lookups.values()):
+            task.cancel()
+
+    # -- answers ----------------------------------------------------------------------------------------
+
+    def answered(self, connection: Connection, response: ToolResponse) -> None:
+        """Handle the answer to a call. Only the current connection of the node that runs the call can end it."""
+        opened = self._lifecycle.calls.get(response.request_id)
+        if opened is None:
+            self._lifecycle.recorder.late(connection, response, self._clock())
+            if connection.resume is None:
+                self._check_known(connection, response.request_id)
+        elif opened.over:
+            return  # its end is being recorded; the node keeps the result until it is acknowledged
+        elif opened.record.node_id != connection.node_id or not connection.current:
+            log.warning("node %s answered call %s of another node", connection.node_id, response.request_id)
+        else:
+            self._lifecycle.apply(opened, *self._read(opened, response), connection)
+
+    def _read(self, opened: OpenCall, response: ToolResponse) -> tuple[CallEvent, ToolResult | str]:
+        if response.ok:
+            value = NULL if response.result is UNSET else response.result
+            if opened.record.tool.endswith(CUTTING):
+                value = hide_cuts(value, self._secrets())
+            return CallEvent.SUCCEEDED, ToolResult(ok=True, result=value)
+        error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)
+        result = ToolResult(ok=False, error=error)
+        if error.kind == ErrorKind.CANCELLED:
+            if not opened.stopping:
+                return CallEvent.STOPPED, result
+            reason = opened.stop_reason
+            return CallEvent.STOPPED, reason if error.message in ("", reason) else f"{reason}; node: {error.message}"
+        if error.message.startswith(UNKNOWN):
+            return CallEvent.LOST, result
+        return (CallEvent.BUSY if refused_by_node(error) else CallEvent.FAILED), result
+
+    def answered_unreadably(self, connection: Connection, request_id: str | None, reason: str) -> None:
+        """Handle a response of a plain node that cannot be read.
+
+        The node has done its work and will not answer again, so the call ends. If the response does not show which
+        call it belongs to, the connection is closed, which ends every call of a plain node.
+        """
+        opened = None if request_id is None else self._lifecycle.calls.get(request_id)
+        if opened is not None and opened.record.node_id == connection.node_id and connection.current:
+            lost = f"node {connection.node_id!r} answered with a response that cannot be read: {reason}"
+            self._lifecycle.apply(opened, CallEvent.LOST, lost)
+        elif request_id is None:
+            self._close_unattributed(connection, "a response cannot be read")
+        else:
+            self._check_known(connection, request_id)
+
+    def _check_known(self, connection: Connection, request_id: str) -> None:
+        """Close the connection of a plain node that answers a call it never got: one of its own stays unanswered."""
+        if connection in self._lookups or not self._has_open_calls(connection):
+            return
+
+        async def look_up() -> None:
+            try:
+                known = await self._find(request_id)
+            except StoreError:
+                return
+            finally:
+                del self._lookups[connection]
+            if known is None or known.node_id != connection.node_id:
+                self._close_unattributed(connection, f"there is no call {request_id[:40]!r} of this node")
+
+        self._lookups[connection] = asyncio.get_running_loop().create_task(look_up())
+
+    def _close_unattributed(self, connection: Connection, reason: str) -> None:
+        if connection.current and self._has_open_calls(connection):
+            log.warning("node %s: %s; closing its connection, which ends its calls", connection.node_id, reason)
+            connection.link.close(CLOSE_UNREADABLE, reason)
+
+    def _has_open_calls(self, connection: Connection) -> bool:
+        return any(opened.sent for opened in self._lifecycle.of_node(connection.node_id))
+
+    # -- connections ------------------------------------------------------------------------------------
+
+    def left(self, connection: Connection) -> None:
+        """Handle a lost connection: calls of a node that can resume wait for it, the others end."""
+        if connection.resume is None:
+            for opened in self._lifecycle.of_node(connection.node_id):
+                self._lifecycle.apply(opened, CallEvent.NODE_LEFT, f"node {connection.node_id!r} disconnected")
+
+    def joined(self, connection: Connection) -> None:
+        """Handle a new connection: send what never reached the node, and stop what no caller waits for."""
+        resume = connection.resume or Resume("")
+        known, earlier = {*resume.running, *resume.finished}, set(resume.earlier)
+        for opened in self._lifecycle.of_node(connection.node_id):
+            event, reason = CallEvent.NODE_NEVER_SAW, ""
+            if opened.record.id in known:
+                event = CallEvent.NODE_KNOWS
+            elif opened.record.node_boot is None or opened.record.node_boot != connection.boot:
+                event = CallEvent.NODE_RESTARTED
+                reason = f"node {connection.node_id!r} was restarted while the call was open"
+            elif opened.record.id in earlier:
+                event = CallEvent.NODE_ACCEPTED
+            elif not opened.wanted:
+                event = CallEvent.NODE_NEVER_SAW_UNWANTED
+                reason = opened.stop_reason or "the call never reached its node and no caller waits for it"
+            self._lifecycle.apply(opened, event, reason)
+        over = [call_id for call_id in resume.earlier if not self._is_open(call_id)]
+        if over:
+            task = asyncio.get_running_loop().create_task(self._settle(connection, over))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        for call_id in resume.running:
+            if not self._is_open(call_id):
+                connection.link.send(encode(ToolCancel(call_id, NOT_WAITED_FOR)))
+        self._resume_waiting()
+
+    def _is_open(self, call_id: str) -> bool:
+        return (opened := self._lifecycle.calls.get(call_id)) is not None and not opened.over
+
+    async def _settle(self, connection: Connection, call_ids: Sequence[str]) -> None:
+        """Tell a restarted node about calls of its earlier process that have ended.
+
+        It forgets those that ended by themselves. A command of a call that was cancelled or timed out may still run
+        there: the node ends it and reports that.
+        """
+        for opened in [opened for call_id in call_ids if (opened := self._lifecycle.calls.get(call_id)) is not None]:
+            await opened.ended()  # its end is being recorded
+        try:
+            stopped = await self._database.read(lambda store: calls.not_waited_for(store, connection.node_id, call_ids))
+        except StoreError as error:  # the node lists them again when it connects next
+            log.warning("failed to look up %d calls of node %s: %s", len(call_ids), connection.node_id, error)
+            return
+        for call_id, reason in stopped.items():
+            connection.link.send(encode(ToolCancel(call_id, reason)))
+        if settled := [call_id for call_id in call_ids if call_id not in stopped]:
+            connection.link.send(encode(ToolAck(settled)))

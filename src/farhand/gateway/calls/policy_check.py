@@ -1,0 +1,151 @@
+"""Decides whether a call may run now, has to wait, or is denied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import Denied
+from farhand.gateway.calls.catalog import Target
+from farhand.gateway.calls.open_call import OpenCall, Waiting
+from farhand.gateway.calls.policy import GATEWAY, Forbidden, Policy, Verdict, subject_of
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.protocol.calls import ToolCall
+from farhand.protocol.errors import Failed
+from farhand.store.journal.events import append_event
+from farhand.store.ports import Store, log_failure
+
+log = logging.getLogger(__name__)
+
+DID_NOT_RUN = "the call did not run"
+MAX_WAITING = 1000
+# Limits for the calls of one credential that wait at once: their arguments are kept until they end.
+MAX_WAITING_PER_CREDENTIAL = 250
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+
+
+class PolicyCheck:
+    """Applies the owner's policy and the validity of tokens to calls."""
+
+    def __init__(
+        self,
+        database: Store,
+        node_registry: NodeRegistry,
+        credentials: Credentials | None,
+        policy: Callable[[], Policy | None],
+    ) -> None:
+        """Without `credentials`, every caller is valid. `policy` returns the policy in force."""
+        self._database = database
+        self._node_registry = node_registry
+        self._credentials = credentials
+        self._policy = policy
+
+    def invalid(self, principal: Principal) -> str | None:
+        """Return why a credential involved was revoked or has expired; None while all are valid."""
+        return None if self._credentials is None else self._credentials.ended(principal.ids)
+
+    def check_valid(self, principal: Principal) -> None:
+        """Raise Denied if a credential involved was revoked or has expired."""
+        reason = self.invalid(principal)
+        if reason is not None:
+            raise Denied(f"{reason}; {DID_NOT_RUN}")
+
+    def check_new(
+        self,
+        call: ToolCall,
+        target: Target,
+        principal: Principal,
+        origins: Sequence[str],
+        before: int | None,
+        timeout_ms: int,
+        waiting: Iterable[OpenCall],
+    ) -> Waiting | None:
+        """Return how a call has to wait; None if it may run. `waiting`: the calls that wait already.
+
+        Raises Forbidden, and Failed when too many calls wait.
+        """
+        verdict = self._verdict(call, target, principal, origins)
+        approval = verdict if verdict is not None and verdict.decision == "ask" else None
+        offline = target.node is not None and target.node.connection is None
+        if not offline and approval is None:
+            if verdict is not None and verdict.rule != "default":
+                self._note("policy.allowed", call, principal, origins, verdict)
+            return None
+        _check_room(call, principal, waiting)
+        if offline:
+            approval = None  # the policy is applied again when the node is back
+        return Waiting(
+            why="node" if offline else "approval",
+            principal=principal,
+            origins=tuple(origins),
+            timeout_ms=timeout_ms,
+            until=self.until(approval, before),
+            patience_ms=call.timeout_ms,
+            before=before,
+            rule="" if approval is None else approval.rule,
+            reason="" if approval is None else approval.reason,
+        )
+
+    def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
+        """Apply the policy to a call that waited; return the verdict if it needs an approval. Raises Forbidden."""
+        verdict = self._verdict(call, target, waiting.principal, waiting.origins)
+        return verdict if verdict is not None and verdict.decision == "ask" else None
+
+    def until(self, approval: Verdict | None, before: int | None) -> int:
+        """Return when a wait ends: for an approval, when no answer counts as a denial."""
+        policy = self._policy()
+        if approval is None or policy is None:
+            assert before is not None, "a call waits for its node until a given moment"
+            return before
+        until = self._node_registry.clock() + round(policy.seconds(approval) * 1000)
+        return until if before is None else min(until, before)
+
+    def _verdict(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> Verdict | None:
+        """Return the verdict of the policy, if there is one. Raises Forbidden if it denies the call."""
+        policy = self._policy()
+        if policy is None or origins is GATEWAY:
+            return None
+        subject = subject_of(
+            target,
+            call.args,
+            credential=principal.id,
+            askers=principal.askers,
+            session_key=call.session_key,
+            origins=origins,
+            nodes=self._node_registry.nodes,
+        )
+        verdict = policy.judge(subject)
+        if verdict.decision == "deny":
+            self._note("policy.denied", call, principal, origins, verdict)
+            why = f": {verdict.reason}" if verdict.reason else ""
+            raise Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
+        return verdict
+
+    def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
+        """Add a decision to the journal."""
+        now = self._node_registry.clock()
+        behalf = principal.on_behalf_of
+        data: dict[str, Any] = {"tool": call.tool, "by": principal.id}
+        if behalf is not None:
+            data["on_behalf_of"] = behalf.id
+        data |= {"origin": list(origins), "rule": verdict.rule}
+        written = self._database.write(lambda store: append_event(store, now, kind, call.id, data), durable=False)
+        log_failure(written, log, f"add {kind} of call {call.id} to the journal")
+
+
+def _check_room(call: ToolCall, principal: Principal, waiting: Iterable[OpenCall]) -> None:
+    """Raise Failed when too many calls wait, in all or on behalf of one credential."""
+    waiting = list(waiting)
+    if len(waiting) >= MAX_WAITING:
+        raise Failed(f"busy: {len(waiting)} calls wait already; {DID_NOT_RUN}, try again later")
+    asker = principal.asker.id
+    own = [one.record for one in waiting if one.principal is not None and one.principal.asker.id == asker]
+    size = sum(len(bytes(record.args)) for record in own) + len(bytes(call.args))
+    if len(own) >= MAX_WAITING_PER_CREDENTIAL or size > MAX_WAITING_BYTES:
+        raise Failed(
+            f"busy: {len(own)} calls of {asker!r} wait already, {size} bytes with this one; at most "
+            f"{MAX_WAITING_PER_CREDENTIAL} calls and {MAX_WAITING_BYTES} bytes may wait. The call did not run"
+        )
