@@ -122,6 +122,7 @@ class ChatDoors:
                 options=chosen,
                 history=() if named else said.before,
                 kind="chat" if named else "once",
+                own_key=not named,
                 run_id=run_id,
                 idempotency_key=idempotency_key(request),
             )

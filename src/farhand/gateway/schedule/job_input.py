@@ -21,6 +21,7 @@ from farhand.gateway.schedule.time_parsing import (
     next_slot,
     read_duration,
     read_moment,
+    words_of,
     zone_named,
 )
 from farhand.gateway.sessions import keys as session_keys
@@ -179,7 +180,7 @@ def read_schedule(value: Any, now: int, zone: ZoneInfo) -> Schedule:
 def read_schedule_text(text: str, now: int, zone: ZoneInfo, tz: str | None = None) -> Schedule:
     """One line for all kinds: a cron expression, `every 30 minutes`, or the moment of a one-shot."""
     there: dict[str, Any] = {} if tz is None else {"tz": tz}
-    words = " ".join(text.lower().split())
+    words = words_of(text)
     if found := _EVERY_TEXT.fullmatch(words):
         length = read_duration(found[1] or f"1 {found[2]}")
         return _every(length, now)
@@ -247,6 +248,7 @@ def _read_cron(value: Mapping[str, Any], now: int, zone: ZoneInfo) -> Cron:
     expr = value.get("expr")
     if not isinstance(expr, str) or not expr.strip():
         raise InvalidArgs("schedule.expr is required for kind=cron")
+    words_of(expr)
     expr = " ".join(expr.split())
     check_expression(expr)
     _zone(value, zone)

@@ -90,6 +90,7 @@ class AgentTurns:
                     title=job.name if fresh else "",
                     run_id=run_id,
                     commands_too=False,
+                    own_key=True,
                 )
             outcome = await run.reply()
         except asyncio.CancelledError:

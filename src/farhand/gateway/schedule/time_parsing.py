@@ -69,9 +69,18 @@ def zone_named(name: str) -> ZoneInfo:
         raise InvalidArgs(f"unknown time zone {name!r}; use an IANA name such as Europe/Berlin") from None
 
 
+def words_of(text: str) -> str:
+    """A time in lower case with single blanks. Raises InvalidArgs for a text that is too long to be one."""
+    if len(text) > MAX_EXPRESSION:
+        raise InvalidArgs(
+            f"{text[:40]!r}… is not a time: it has {len(text)} characters, at most {MAX_EXPRESSION} are read"
+        )
+    return " ".join(text.lower().split())
+
+
 def read_moment(text: str, now: int, zone: ZoneInfo) -> int:
     """The moment a text means. Raises InvalidArgs, and never guesses."""
-    words = " ".join(text.lower().split())
+    words = words_of(text)
     if _NUMBER.fullmatch(words):
         return checked(int(words) * (SECOND_MS if len(words) == 10 else 1), text)
     if words.startswith("in "):
@@ -89,7 +98,7 @@ def read_deadline(value: str | int, now: int, zone: ZoneInfo) -> int:
     """The moment before which something is to happen; a time of day alone is the next one. Raises InvalidArgs."""
     if isinstance(value, int):
         return checked(value, value)
-    words = " ".join(value.lower().split())
+    words = words_of(value)
     if not _CLOCK.fullmatch(words) or words.isdecimal():
         return read_moment(value, now, zone)
     for day in ("today", "tomorrow"):
@@ -101,7 +110,7 @@ def read_deadline(value: str | int, now: int, zone: ZoneInfo) -> int:
 
 def read_duration(text: str) -> int:
     """Milliseconds of `in 2 hours`, `1h 30m`, `an hour and 5 minutes`. Raises InvalidArgs."""
-    words = " ".join(text.lower().split()).removeprefix("in ").replace("half an hour", "30 minutes")
+    words = words_of(text).removeprefix("in ").replace("half an hour", "30 minutes")
     place, total = 0, 0.0
     while found := _PART.match(words, place):
         total += float(found["amount"] or 1) * UNITS[found["unit"]]

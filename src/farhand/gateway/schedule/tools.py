@@ -278,7 +278,7 @@ def _prompted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         raise InvalidArgs("cron parameter schedule is required")
     if not prompt or not prompt.strip():
         raise InvalidArgs("cron parameter prompt is required")
-    name = " ".join(prompt.split())[:NAME_CHARACTERS]
+    name = " ".join(prompt[: 10 * NAME_CHARACTERS].split())[:NAME_CHARACTERS]
     return {"name": name, "schedule": schedule, "spec": {"mode": "systemEvent", "text": prompt}}
 
 

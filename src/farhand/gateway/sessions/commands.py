@@ -41,6 +41,8 @@ _NAMES: Final = {
     "/help": "help",
     "/?": "help",
 }
+# Characters of a command; in a longer message only its beginning is looked at.
+LONGEST: Final = 1024
 _WITH_ARGUMENT: Final = ("model", "think", "compact")
 FREEZE: Final = "freeze"
 # What changes a session for everybody in it.
@@ -62,11 +64,12 @@ class Command(msgspec.Struct, frozen=True):
 
 def read(text: str) -> Command | None:
     """The command a whole message is; None for an ordinary message, which may begin with a slash too."""
-    words = text.strip().split()
+    # A command is short. The reason of a freeze may be longer, and is cut.
+    words = text[:LONGEST].split()
     name = _NAMES.get(words[0].lower()) if words else None
     if name == FREEZE:
         return Command(name, " ".join(words[1:]))
-    if name is None or len(words) > 2 or (len(words) == 2 and name not in _WITH_ARGUMENT):
+    if name is None or len(text) > LONGEST or len(words) > 2 or (len(words) == 2 and name not in _WITH_ARGUMENT):
         return None
     return Command(name, words[1] if len(words) == 2 else "")
 

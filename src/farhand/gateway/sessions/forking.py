@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.access.credentials import Credential
+from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Message
-from farhand.protocol.errors import InvalidArgs, NotFound
+from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound
+from farhand.protocol.version import MIB
 from farhand.store.history.seal_coverage import checkpoint
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables import sessions
 from farhand.store.tables.sessions import Entry, SessionRecord
+
+# A longer conversation is not copied: it would hold up everything else that is written meanwhile.
+MOST_FORKED_BYTES: Final = 64 * MIB
 
 
 class Forked(msgspec.Struct, frozen=True):
@@ -54,33 +58,58 @@ class Forks:
     ) -> Forked:
         """A session with what was said up to an event of the journal, or up to a message; to the end without either.
 
-        A call and its result stay together: where the moment lies between them, both are left out. Raises NotFound,
-        InvalidArgs, IdempotencyConflict, StoreError.
+        A call and its result stay together: where the moment lies between them, both are left out. What is copied
+        counts as sent by `credential`. Raises NotFound, InvalidArgs, NotAllowed for a key that is not the credential's
+        to begin, OverBudget, IdempotencyConflict, StoreError.
         """
         if event is not None and message is not None:
             raise InvalidArgs("a session is forked at an event or at a message, not at both")
         source = await self._chats.find(key)
         target = self._target(source, to)
+        if (
+            to is not None
+            and credential.is_token
+            and not credential.may(Scope.ADMIN)
+            and session_keys.is_reserved(target)
+        ):
+            raise NotAllowed(f"{to!r} is not a name for a fork: it needs the scope 'admin', or a name without 'agent:'")
         now, new_id = self._clock(), self._chats.new_id()
         digest = hashlib.sha256(repr(("fork", source.key, event, message, to)).encode()).digest()
 
-        def write(store: Tx) -> Forked:
+        def plan(store: Tx) -> tuple[list[Entry], int]:
+            last = _last_entry(store, source.key, event, message)
+            size = sessions.transcript_bytes(store, source.key, last.session_id, last.seq)
+            if size > MOST_FORKED_BYTES:
+                raise InvalidArgs(
+                    f"{session_keys.short(source.key)!r} has {size} bytes up to there; a fork copies at most "
+                    f"{MOST_FORKED_BYTES}; choose an earlier message"
+                )
+            return whole(sessions.transcript(store, source.key, last.session_id, last.seq))
+
+        def repeated(store: Tx) -> Forked | None:
             if idempotency_key is not None:
                 held = keys.claimed(store, credential.id, idempotency_key, digest, "", now)
                 if held[1] != digest:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
                 if held[0]:
                     return _made(store, held[0])
+            return None
+
+        def write(store: Tx) -> Forked:
+            if (made := repeated(store)) is not None:
+                return made
             if sessions.find_session(store, target) is not None:
                 raise InvalidArgs(f"there is a session {session_keys.short(target)!r} already; name another")
-            last = _last_entry(store, source.key, event, message)
-            taken, left_out = whole(sessions.transcript(store, source.key, last.session_id, last.seq))
-            if not taken:
-                raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
             if idempotency_key is not None:
                 keys.claim(store, credential.id, idempotency_key, digest, target, now)
             return _write(store, source, target, new_id, taken, left_out, now)
 
+        if (made := await self._chats.read(repeated)) is not None:
+            return made
+        taken, left_out = await self._chats.read(plan)  # in a thread of its own; the copy is written in another
+        if not taken:
+            raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
+        self._chats.budget.take(credential, sum(len(bytes(entry.message)) for entry in taken), now)
         forked: Forked = await self._chats.write(write)
         return forked
 

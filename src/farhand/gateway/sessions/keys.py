@@ -128,6 +128,16 @@ def canonical(key: str, scope: DmScope = "main") -> str:
     return f"agent:{agent}:{':'.join(rest)}"
 
 
+def is_main(key: str) -> bool:
+    """Whether a canonical key is that of an agent's main session."""
+    return key == main_key(agent_of(key))
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a canonical key is one that the gateway makes: main, a channel, a job, a hook, a sub-agent, a chat."""
+    return key.startswith("agent:") and (is_main(key) or len(key.split(":")) > 3)
+
+
 def short(key: str) -> str:
     """As people write it: the main session is `main`."""
     return MAIN if key == main_key() else key

@@ -39,6 +39,7 @@ class SessionAgent:
                 origin="direct",
                 credential=turn.credential,
                 title=turn.text[:NAME_CHARACTERS],
+                own_key=True,
                 idempotency_key=turn.idempotency_key,
             )
         except NotAllowed as error:

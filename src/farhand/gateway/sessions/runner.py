@@ -50,6 +50,8 @@ from farhand.store.tables.sessions import Entry, RunState, SessionRecord
 from farhand.tools.tool import Tool
 
 TITLE_LENGTH = 60
+# Characters of a message that its title is taken from.
+TITLE_SOURCE = 4096
 MAX_ATTEMPTS = 10
 STOP_SECONDS = 0.9
 
@@ -293,7 +295,7 @@ class _Turn:
         again = run.record.state is RunState.RUNNING
         new_id, actor, keys, entry = self._sessions.new_id(), self._principal.id, self._key(""), self._entry
         options, message = run.options, run.message
-        title = self._house.hub.secrets.truncate(" ".join(message.text.split()), TITLE_LENGTH)
+        title = self._house.hub.secrets.truncate(" ".join(message.text[:TITLE_SOURCE].split()), TITLE_LENGTH)
 
         def write(store: Tx) -> tuple[SessionRecord, dict[str, str]]:
             record = current

@@ -51,6 +51,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     origins: tuple[str, ...] = ()
     # Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording.
     record: bool = False
+    # The message is a command of a person; what a model writes never is.
+    command: bool = False
 
     @property
     def plain(self) -> bool:

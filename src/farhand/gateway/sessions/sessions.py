@@ -45,6 +45,8 @@ MAX_QUEUED = 100
 MAX_MESSAGE_BYTES = 15 * 1024 * 1024
 # Runs that ended lately and can still be followed from their beginning.
 KEPT_RUNS = 64
+# Characters of a title.
+MAX_TITLE = 1000
 
 
 class _Lane:
@@ -111,14 +113,18 @@ class Sessions:
         run_id: str | None = None,
         idempotency_key: str | None = None,
         commands_too: bool = True,
+        own_key: bool = False,
     ) -> Run:
         """Give a session a message. Returns once it is on disk; the run's `reply()` tells what came of it.
 
         `origin` says where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`:
         it may do what that one may, and no more. `channel` is where answers to this session go from now on; `history`
-        is what a new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once. Raises
-        InvalidArgs for a key or message that is none, NotAllowed for a token without the scope `read` in a session that
-        is not its own, Failed when too many wait, IdempotencyConflict, StoreError.
+        is what a new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once.
+        `own_key`: the gateway made the key, not the caller.
+
+        Raises InvalidArgs for an invalid key or message; NotAllowed for a token without the scope `read` in a session
+        that is not its own, or that would begin one with a reserved key; Failed when too many messages wait;
+        IdempotencyConflict; StoreError.
         """
         key = self.canonical(key)
         said = Message("user", message) if isinstance(message, str) else message
@@ -127,12 +133,12 @@ class Sessions:
             raise InvalidArgs("message is required: it must not be blank")
         if self._paused:
             raise Failed("the gateway is stopping; the message was not taken")
-        command = commands.read(said.text) if commands_too and not said.images else None
         body = msgspec.json.encode(said)
         if len(body) > MAX_MESSAGE_BYTES:
             raise InvalidArgs(f"a message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(body)}")
+        command = commands.read(said.text) if commands_too and not said.images else None
         if command is not None and command.name in commands.OF_THE_OWNER:
-            await self.check_owner(key, credential)
+            await self.check_owner(key, credential)  # refused before it is stored; checked again when it is obeyed
         lane = self._lanes.get(key)
         if lane is not None and len(lane.waiting) >= MAX_QUEUED:
             raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
@@ -146,7 +152,7 @@ class Sessions:
             scopes=tuple(sorted(credential.scopes)),
             asker=msgspec.Raw(encode_credential(credential)),
             message=msgspec.Raw(body),
-            options=msgspec.Raw(msgspec.json.encode(options)),
+            options=msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(options, command=command is not None))),
             created_at=now,
         )
         session = SessionRecord(
@@ -155,22 +161,29 @@ class Sessions:
             agent_id=session_keys.agent_of(key),
             kind=kind,
             parent_key=parent_key,
-            title=" ".join(title.split()),
+            title=" ".join(title[:MAX_TITLE].split()),
             created_at=now,
             updated_at=now,
         )
 
         # The model answers from the whole conversation, so talking in a session amounts to reading it.
         own_only = credential.is_token and not credential.may(Scope.READ)
+        # And what is said first in a session that another will use stays in its conversation.
+        if own_only and session_keys.is_main(key):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} is the owner's; talking in it needs the scope 'read'"
+            )
+        may_begin = own_key or not session_keys.is_reserved(key)
 
         def write(store: Tx) -> str:
-            if own_only and not sessions.is_unused(store, key) and not sessions.is_own(store, key, credential.id):
+            usable = (may_begin and sessions.is_unused(store, key)) or sessions.is_own(store, key, credential.id)
+            if own_only and not usable:
                 raise NotAllowed(
                     f"session {session_keys.short(key)!r} is not this credential's own; talking in it needs the scope "
-                    "'read'"
+                    "'read', and new sessions have names without 'agent:'"
                 )
             if idempotency_key is not None:
-                asked = body if options.plain else body + sameness.canonical(record.options)
+                asked = body if options.plain else body + sameness.canonical(msgspec.json.encode(options))
                 digest = hashlib.sha256(b"message\0%b\0%b" % (key.encode(), asked)).digest()
                 first, first_digest = keys.claim(store, credential.id, idempotency_key, digest, record.id, now)
                 if first_digest != digest:
@@ -198,11 +211,20 @@ class Sessions:
         return run
 
     async def check_owner(self, key: str, credential: Credential) -> None:
-        """A token may end or renew what it began, and no other's; who comes by a channel is in a session of the
-        channel's. Raises NotAllowed."""
+        """Raise NotAllowed for a token that did not begin a session, or while the run of another credential is in it.
+
+        People on a channel are in a session of the channel.
+        """
         if credential.may(Scope.ADMIN) or not credential.is_token:
             return
         key = self.canonical(key)
+        lane = self._lanes.get(key)
+        runs = [] if lane is None else [*filter(None, [lane.current]), *lane.waiting]
+        if any(run.asker.id != credential.id for run in runs):
+            raise NotAllowed(
+                f"session {session_keys.short(key)!r} has a run of another credential; "
+                "stopping it or changing the session needs that one, or the scope 'admin'"
+            )
         first = await self._database.read(lambda store: sessions.first_credential(store, key))
         if first not in (None, credential.id):
             raise NotAllowed(
@@ -409,14 +431,21 @@ class Sessions:
         """Take up the runs that were open when the gateway stopped; how many there are."""
         found = await self._database.read(sessions.open_runs)
         runs = {record.id: Run(record) for record in found}
+        commanded: list[Run] = []
         for run in runs.values():
             self._live[run.id] = run
             if run.record.state is RunState.JOINED and run.record.joined_to in runs:
                 run.join(runs[run.record.joined_to])
-            elif run.record.state is RunState.QUEUED and (command := commands.read(run.message.text)) is not None:
-                await self._obey(run, command)
+            elif run.record.state is RunState.QUEUED and run.options.command:
+                commanded.append(run)
             else:
                 self._enqueue(run)
+        for run in commanded:
+            command = commands.read(run.message.text)
+            if command is None:
+                self._enqueue(run)
+            else:
+                await self._obey(run, command)
         self._started.set()
         return len(runs)
 
@@ -464,6 +493,8 @@ class Sessions:
 
     async def _obey(self, run: Run, command: commands.Command) -> None:
         try:
+            if command.name in commands.OF_THE_OWNER:
+                await self.check_owner(run.session_key, run.asker)
             _check_channel_rights(run, command)
             if command.name == commands.FREEZE:
                 reply = await self._stop_everything(run, command.argument)

@@ -27,6 +27,8 @@ GRACE_MS = 20_000
 DEFAULT_HISTORY = 50
 MAX_HISTORY = 1000
 MAX_LISTED = 1000
+# Of all messages that gsv__SessionsList shows together.
+MOST_LISTED_BYTES = 4 * 1024 * 1024
 
 SessionId = Annotated[str, Meta(description="Session key; `main` is the main session.")]
 
@@ -131,6 +133,7 @@ class SessionTools:
                 title=title,
                 run_id=run_id,
                 commands_too=False,
+                own_key=True,
             )
         return _answer(await self._until_ended(run))
 
@@ -192,10 +195,18 @@ class SessionTools:
         limit, offset = min(max(int(limit), 1), 100), max(int(offset), 0)
         messages = min(max(int(messageLimit), 0), 20)
         found, count = await self._sessions.listed(limit, offset, own_to=_only(context))
-        shown = [await self._shown(record, messages) for record in found]
-        return {"sessions": shown, "count": count, "offset": offset, "limit": limit}
+        shown, left = [], MOST_LISTED_BYTES
+        for record in found:
+            view, size = await self._shown(record, messages if left > 0 else 0, left)
+            shown.append(view)
+            left -= size
+        listed = {"sessions": shown, "count": count, "offset": offset, "limit": limit}
+        if left <= 0:
+            listed["note"] = f"messages are cut off after {MOST_LISTED_BYTES} bytes; ask for fewer sessions at once"
+        return listed
 
-    async def _shown(self, record: SessionRecord, messages: int) -> dict[str, Any]:
+    async def _shown(self, record: SessionRecord, messages: int, most_bytes: int) -> tuple[dict[str, Any], int]:
+        """Return a session with its newest messages, and their size; messages beyond `most_bytes` are left out."""
         shown: dict[str, Any] = {
             "sessionKey": record.key,
             "label": record.title,
@@ -203,14 +214,18 @@ class SessionTools:
             "createdAt": record.created_at,
             "messageCount": record.messages,
         }
+        size = 0
         if messages:
-            entries = await self._sessions.history(record.key, messages, session_id=record.id)
-            shown["messages"] = [
-                {"role": message.role, "content": message.text, "timestamp": entry.at}
-                for entry in entries
-                for message in [message_of(entry)]
-            ]
-        return shown
+            entries = await self._sessions.history(record.key, messages, session_id=record.id, most_bytes=most_bytes)
+            kept: list[dict[str, Any]] = []
+            for entry in reversed(entries):
+                size += len(bytes(entry.message))
+                if size > most_bytes:
+                    break
+                message = message_of(entry)
+                kept.append({"role": message.role, "content": message.text, "timestamp": entry.at})
+            shown["messages"] = kept[::-1]
+        return shown, size
 
     async def send_native(
         self,

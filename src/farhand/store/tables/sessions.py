@@ -316,10 +316,11 @@ def history(
     offset: int = 0,
     before: int | None = None,
     session_id: str | None = None,
+    most_bytes: int = MOST_HISTORY_BYTES,
 ) -> list[Entry]:
     """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all.
 
-    There are fewer once their messages have more than `MOST_HISTORY_BYTES`.
+    There are fewer once their messages have more than `most_bytes`.
     """
     where, values = "session_key = ?", [key]
     if session_id is not None:
@@ -335,7 +336,7 @@ def history(
     ):
         found.append(_entry(row))
         size += len(bytes(found[-1].message))
-        if size > MOST_HISTORY_BYTES:
+        if size > most_bytes:
             break
     return found[::-1]
 
@@ -365,6 +366,15 @@ def entries_after(connection: Tx, key: str, seq: int) -> list[Entry]:
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq)
     )
     return [_entry(row) for row in rows]
+
+
+def transcript_bytes(connection: Tx, key: str, session_id: str, last: int) -> int:
+    """The size of the messages of a conversation up to an entry."""
+    ((size,),) = connection.execute(
+        "SELECT coalesce(sum(length(message)), 0) FROM entries WHERE session_key = ? AND session_id = ? AND seq <= ?",
+        (key, session_id, last),
+    ).fetchall()
+    return _number(size)
 
 
 def transcript(connection: Tx, key: str, session_id: str, last: int) -> list[Entry]:
