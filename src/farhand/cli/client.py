@@ -1,40 +1,34 @@
-"""The HTTP client behind the commands: finds the running gateway, asks it, and says plainly what went wrong."""
+"""The HTTP client behind the commands: finds the running gateway, sends requests, and explains failures."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import ipaddress
 import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.parse import SplitResult, urlsplit
-
-import click
+from typing import Any, Final
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from farhand import __version__
-from farhand.cli.json_output import json_option
 from farhand.machine.home import home_folder
 from farhand.protocol.errors import FarhandError
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 30.0
-# Python refuses to read more than 4300 at once.
-MOST_DIGITS: Final = 4000
+# Python refuses to parse integers of more than 4300 digits.
+MAX_DIGITS: Final = 4000
 GATEWAY_FILE: Final = "gateway.json"
 TOKEN_FILE: Final = "token"  # noqa: S105
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 
 class ClientError(FarhandError):
-    """The gateway could not be asked, or did not do what it was asked. `code` says which, for programs."""
+    """A request failed or was refused. `code` identifies the reason for programs."""
 
     def __init__(self, code: str, message: str, details: Any = None) -> None:
         super().__init__(message)
@@ -43,14 +37,14 @@ class ClientError(FarhandError):
 
 
 class NoGateway(ClientError):
-    """Nothing answers where a gateway should be. Trying again later may help."""
+    """No gateway answers at the address. Trying again later may help."""
 
     def __init__(self, message: str, code: str = "no_gateway") -> None:
         super().__init__(code, message)
 
 
 class ConnectionLost(ClientError):
-    """The connection ended before the whole answer came."""
+    """The connection ended before the response was complete."""
 
     def __init__(self, message: str, code: str = "connection_lost") -> None:
         super().__init__(code, message)
@@ -58,17 +52,16 @@ class ConnectionLost(ClientError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where the gateway is, and the token for it."""
+    """The address of a gateway, the token for it, and the home folder it was found in (None if it was given)."""
 
     url: str
     token: str | None
-    # The home folder in which it was found; None when it was named.
     home: Path | None
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A body of raw bytes, as long as said."""
+    """A request body of `size` raw bytes."""
 
     size: int
     pieces: Iterator[bytes]
@@ -76,14 +69,21 @@ class Upload:
 
 @dataclass(frozen=True)
 class Answer:
-    """A JSON document the gateway sent: as text, and read."""
+    """A JSON document from the gateway: the text and the parsed value."""
 
     text: str
     value: Any
 
 
+def url_path(template: str, *parts: str, **query: Any) -> str:
+    """Return a path with each `{}` replaced by a quoted part, and a query without the values that are None."""
+    path = template.format(*(quote(part, safe="") for part in parts))
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
 class Client:
-    """Asks one gateway. It is looked for at the first request, so making a client cannot fail."""
+    """Sends requests to one gateway. The gateway is looked up per request, so creating a client cannot fail."""
 
     def __init__(self, home: str | None = None, url: str | None = None) -> None:
         self._home_option = home
@@ -94,14 +94,14 @@ class Client:
         return home_folder(self._home_option)
 
     @property
-    def named(self) -> bool:
-        """Whether an address was named, so that the home here need not be that gateway's."""
+    def url_given(self) -> bool:
+        """Whether the user gave an address, so that the local home may belong to another gateway."""
         return bool(self._url_option or (not self._home_option and os.environ.get("FARHAND_URL")))
 
     def find(self) -> Address:
-        """What was named wins over what is found: --url, --home, FARHAND_URL, FARHAND_HOME. Raises ClientError.
+        """Return the gateway named by --url, --home, FARHAND_URL or FARHAND_HOME, in this order. Raises ClientError.
 
-        The token of the home is sent to the gateway of that home only, never to another address.
+        The token of a home is sent only to the gateway of that home.
         """
         url = self._url_option or (None if self._home_option else os.environ.get("FARHAND_URL"))
         token = None if self._home_option and not url else os.environ.get("FARHAND_TOKEN")
@@ -114,18 +114,18 @@ class Client:
         found = self._announced_url()
         if found is None:
             raise NoGateway(
-                f"no gateway is running on {self.home}; start one with `farhand up`, or name one with --url"
+                f"no gateway is running on {self.home}; start one with `farhand up`, or give its address with --url"
             )
         return Address(found, token or self._home_token(), self.home)
 
     def _announced_url(self) -> str | None:
-        """What a gateway wrote into the home when it began to serve, unless it has ended since."""
+        """Return the address that a running gateway wrote into the home."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, ClientError):
-            known = json.loads((self.home / GATEWAY_FILE).read_bytes())
-            _split(str(known["url"]))
-            with contextlib.suppress(PermissionError):  # somebody else's, but alive
-                os.kill(int(known["pid"]), 0)
-            return str(known["url"])
+            announced = json.loads((self.home / GATEWAY_FILE).read_bytes())
+            _split(str(announced["url"]))
+            with contextlib.suppress(PermissionError):  # it runs as another user
+                os.kill(int(announced["pid"]), 0)
+            return str(announced["url"])
         return None
 
     def _home_token(self) -> str | None:
@@ -135,13 +135,25 @@ class Client:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ClientError("no_token", f"the token {path} cannot be read: {reason}") from None
+            raise ClientError("no_token", f"cannot read the token {path}: {reason_of(error)}") from None
 
-    # -- asking -----------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------
 
-    def get(self, path: str) -> Answer:
-        return self.request("GET", path)
+    def get(self, template: str, *parts: str, **query: Any) -> Answer:
+        return self.request("GET", url_path(template, *parts, **query))
+
+    def post(self, path: str, body: Any = None, **options: Any) -> Answer:
+        return self.request("POST", path, body, **options)
+
+    def delete(self, template: str, *parts: str, **query: Any) -> Answer:
+        return self.request("DELETE", url_path(template, *parts, **query))
+
+    def invoke(self, tool: str, args: dict[str, Any], *, headers: Mapping[str, str] | None = None, **body: Any) -> Any:
+        """Call a tool and return its result. Raises ClientError, also when the call fails."""
+        ended = self.post("/v1/tools/invoke", {"tool": tool, "args": args, **body}, headers=headers).value
+        if not ended["ok"]:
+            raise ClientError(ended["error"]["kind"], ended["error"]["message"])
+        return ended["result"]
 
     def request(
         self,
@@ -152,62 +164,52 @@ class Client:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = READ_SECONDS,
     ) -> Answer:
-        """One request, answered with JSON. The body is sent as JSON, bytes as they are. Raises ClientError.
+        """Send a request and return the JSON answer. The body is sent as JSON, bytes unchanged. Raises ClientError.
 
-        `seconds` is the longest silence to bear; None waits for as long as the connection lives. Leaving with an
-        exception, KeyboardInterrupt included, closes the connection.
+        `seconds` limits the time without data; None waits as long as the connection lives. An exception, including
+        KeyboardInterrupt, closes the connection.
         """
-        with self._asked(method, path, body, headers or {}, seconds) as (response, worded), worded:
+        with self.open(method, path, body, headers, seconds) as (response, explained), explained:
             data = response.read()
-        text = data.decode("utf-8", "replace")
         try:
-            return Answer(text, read_json(text))
+            return _answer(data)
         except ValueError:
-            raise ClientError("not_a_gateway", f"{path} was answered with something that is not JSON") from None
+            raise ClientError("not_a_gateway", f"the answer to {path} is not JSON; is this a gateway?") from None
 
     @contextlib.contextmanager
     def download(self, path: str) -> Iterator[Iterator[bytes]]:
-        """The bytes of an answer, piece by piece. Raises ClientError, also while they are read."""
-        with self._asked("GET", path, None, {}, None) as (response, worded):
-            yield _read_pieces(response, worded)
-
-    @contextlib.contextmanager
-    def events(self, after: int, *, follow: bool, seconds: float = READ_SECONDS) -> Iterator[Iterator[Any]]:
-        """Entries of the journal after an id. Raises ClientError, also while they are read."""
-        headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
-        with self._asked("GET", f"/v1/events?follow={int(follow)}", None, headers, seconds) as (response, worded):
-            yield _read_events(response, worded)
+        """Open a body of raw bytes and yield its pieces. Raises ClientError, also while they are read."""
+        with self.open("GET", path, seconds=None) as (response, explained):
+            yield _read_pieces(response, explained)
 
     @contextlib.contextmanager
     def stream(
-        self, path: str, seconds: float, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Iterator[Iterator[Any]]:
-        """The data of the events at `path`; `seconds` is the longest silence to bear. Raises ClientError, as above.
-
-        With a body it is posted.
-        """
-        sent = {"Accept": "text/event-stream", **(headers or {})}
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = READ_SECONDS,
+    ) -> Iterator[Iterator[tuple[str, Answer]]]:
+        """Open server-sent events and yield their names and data; POST if there is a body. Raises ClientError."""
         method = "GET" if body is None else "POST"
-        with self._asked(method, path, body, sent, seconds) as (response, worded):
-            yield _read_events(response, worded)
-
-    @contextlib.contextmanager
-    def named_events(
-        self, path: str, body: Any, headers: Mapping[str, str] | None = None, seconds: float | None = None
-    ) -> Iterator[Iterator[tuple[str, str]]]:
-        """Post `body` and yield the name and data of each event of the answer. Raises ClientError, as above."""
         sent = {"Accept": "text/event-stream", **(headers or {})}
-        with self._asked("POST", path, body, sent, seconds) as (response, worded):
-            yield _read_named_events(response, worded)
+        with self.open(method, path, body, sent, seconds) as (response, explained):
+            yield _read_events(response, explained)
 
     @contextlib.contextmanager
-    def _asked(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float | None
-    ) -> Iterator[tuple[http.client.HTTPResponse, _Worded]]:
-        """A response that is good news, with what to read it under; its connection is closed in the end."""
+    def open(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = READ_SECONDS,
+    ) -> Iterator[tuple[http.client.HTTPResponse, ExplainedErrors]]:
+        """Send a request and yield the successful response, with the context in which to read it."""
         address = self.find()
         parts = _split(address.url)
-        sent = {"User-Agent": f"farhand/{__version__}", **headers}
+        sent = {"User-Agent": f"farhand/{__version__}", **(headers or {})}
         if address.token:
             sent["Authorization"] = f"Bearer {_header_value(address.token)}"
         data: bytes | Iterator[bytes] | None = body if isinstance(body, bytes) else None
@@ -215,45 +217,50 @@ class Client:
             data = body.pieces
             sent["Content-Length"] = str(body.size)
         elif body is not None and data is None:
-            data = _utf8(body)
+            data = _encode(body)
             sent["Content-Type"] = "application/json"
         connection = _connect(address, parts)
-        worded = _Worded(address, seconds)
+        explained = ExplainedErrors(address, seconds)
         try:
-            with worded:
+            with explained:
                 connection.sock.settimeout(seconds)
                 try:
                     connection.request(method, parts.path + path, data, sent)
                 except (BrokenPipeError, ConnectionResetError):
                     if not isinstance(body, Upload):
                         raise
-                    # It was refused before all of it was sent; the answer says why.
+                    # The gateway refused the upload before reading all of it; the answer says why.
                 response = connection.getresponse()
                 if response.status >= 300:
                     raise _refusal(address, response)
-            yield response, worded
+            yield response, explained
         finally:
             connection.close()
 
 
-def _utf8(body: Any) -> bytes:
-    """A body as JSON, in characters: escaped, most of the world's would be twice as long and more."""
+def reason_of(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _encode(body: Any) -> bytes:
+    """Return JSON in UTF-8: escaped, most non-Latin text would be more than twice as long."""
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
-        part = error.object[max(0, error.start - 20) : error.start]
-        raise ClientError("usage", f"what is sent has to be text, and after {part!r} comes something else") from None
+        before = error.object[max(0, error.start - 20) : error.start]
+        raise ClientError("usage", f"cannot send the request: the text after {before!r} is not valid UTF-8") from None
     except ValueError:
-        raise ClientError("usage", "a number that is sent has to be one of JSON's, which nan and inf are not") from None
+        raise ClientError("usage", "cannot send the request: nan and inf are not JSON numbers") from None
 
 
 def read_json(text: str | bytes) -> Any:
-    """A whole number of more digits than Python reads stays the text that it is. Raises ValueError."""
-    return json.loads(text, parse_int=_whole_number)
+    """Parse JSON, keeping integers that are too long for Python as text. Raises ValueError."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)
 
 
-def _whole_number(digits: str) -> int | str:
-    return int(digits) if len(digits) <= MOST_DIGITS else digits
+def _answer(data: bytes) -> Answer:
+    text = data.decode("utf-8", "replace")
+    return Answer(text, read_json(text))
 
 
 def _split(url: str) -> SplitResult:
@@ -263,7 +270,7 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         usable = False
     if not usable or not url.isprintable() or " " in url:
-        raise ClientError("usage", f"{url!r} is not the address of a gateway; it looks like http://127.0.0.1:3210")
+        raise ClientError("usage", f"{url!r} is not the address of a gateway; write it as http://127.0.0.1:3210")
     return parts
 
 
@@ -276,7 +283,7 @@ def is_loopback(host: str) -> bool:
 
 def _header_value(token: str) -> str:
     if not token.isascii() or not token.isprintable():
-        raise ClientError("unauthorized", "the token has characters that no token has; check FARHAND_TOKEN")
+        raise ClientError("unauthorized", "the token contains characters that no token has; check FARHAND_TOKEN")
     return token
 
 
@@ -284,7 +291,7 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=trust())
+        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=tls_context())
     else:
         connection = http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_SECONDS)
     try:
@@ -292,7 +299,7 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     except ssl.SSLCertVerificationError as error:
         raise NoGateway(
             f"the certificate of {address.url} is not trusted: {error.verify_message}; "
-            "FARHAND_CA_FILE names the authority to trust",
+            "set FARHAND_CA_FILE to the authority to trust",
             "untrusted",
         ) from None
     except ssl.SSLError as error:
@@ -300,13 +307,13 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     except TimeoutError:
         raise NoGateway(f"{address.url} did not answer within {CONNECT_SECONDS:g} s", "timeout") from None
     except socket.gaierror:
-        raise NoGateway(f"the name {host!r} is not known; check --url or FARHAND_URL") from None
+        raise NoGateway(f"unknown host {host!r}; check --url or FARHAND_URL") from None
     except ConnectionRefusedError:
-        hint = "it may be starting or stopping" if address.home else "is it running there? `farhand up` starts one"
+        hint = "the gateway may be starting or stopping" if address.home else "start the gateway there: `farhand up`"
         raise NoGateway(f"nothing answers at {address.url}; {hint}") from None
     except (OSError, UnicodeError) as error:
-        raise NoGateway(f"{address.url} cannot be reached: {getattr(error, 'strerror', None) or error}") from None
-    # A call may take hours in silence; this is how a peer that vanished is found out all the same.
+        raise NoGateway(f"cannot reach {address.url}: {reason_of(error)}") from None
+    # A call may run for hours without data; keepalives detect a peer that is gone.
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
@@ -314,17 +321,17 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     return connection
 
 
-def trust() -> ssl.SSLContext:
-    """Whom to believe that they are who they say. Raises ClientError."""
+def tls_context() -> ssl.SSLContext:
+    """Return the context that checks certificates. Raises ClientError if FARHAND_CA_FILE cannot be used."""
     file = os.environ.get("FARHAND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ClientError("usage", f"FARHAND_CA_FILE={file} cannot be used: {error.strerror or error}") from None
+    except OSError as error:  # includes ssl.SSLError
+        raise ClientError("usage", f"cannot use FARHAND_CA_FILE={file}: {reason_of(error)}") from None
 
 
-class _Worded:
-    """What goes wrong on a connection inside of this becomes a ClientError. Reusable."""
+class ExplainedErrors:
+    """A reusable context that turns connection errors into ClientError."""
 
     def __init__(self, address: Address, seconds: float | None) -> None:
         self._url = address.url
@@ -335,16 +342,16 @@ class _Worded:
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TimeoutError):
-            raise ConnectionLost(f"{self._url} was silent for {self._seconds:g} s", "timeout") from None
+            raise ConnectionLost(f"{self._url} sent nothing for {self._seconds:g} s", "timeout") from None
         if isinstance(error, http.client.RemoteDisconnected):
-            raise ConnectionLost(f"{self._url} closed the connection before it answered") from None
+            raise ConnectionLost(f"{self._url} closed the connection without an answer") from None
         if isinstance(error, http.client.BadStatusLine):
-            raise ClientError("not_a_gateway", f"{self._url} does not speak HTTP; is it https://?") from None
+            raise ClientError("not_a_gateway", f"{self._url} does not speak HTTP; try https://") from None
         if isinstance(error, http.client.IncompleteRead):
-            raise ConnectionLost(f"{self._url} closed the connection in the middle of its answer") from None
+            raise ConnectionLost(f"{self._url} closed the connection in the middle of the answer") from None
         if isinstance(error, (http.client.HTTPException, OSError)):
             reason = getattr(error, "strerror", None) or type(error).__name__
-            raise ConnectionLost(f"the connection to {self._url} broke: {reason}") from None
+            raise ConnectionLost(f"lost the connection to {self._url}: {reason}") from None
 
 
 def _refusal(address: Address, response: http.client.HTTPResponse) -> ClientError:
@@ -354,21 +361,21 @@ def _refusal(address: Address, response: http.client.HTTPResponse) -> ClientErro
         code, message, details = str(error["code"]), str(error["message"]), error.get("details")
     except (ValueError, KeyError, TypeError, AttributeError):
         code, details = f"http_{response.status}", None
-        message = f"{address.url} answered {response.status} {response.reason}, which is not how a gateway answers"
+        message = f"{address.url} answered {response.status} {response.reason}; this is not a gateway's answer"
     if response.status == 401:
         if not address.token:
-            message = f"{address.url} wants a token: set FARHAND_TOKEN (`farhand token show` prints the owner's there)"
+            message = f"{address.url} requires a token: set FARHAND_TOKEN (on the gateway: `farhand token show`)"
         elif address.home is not None and not os.environ.get("FARHAND_TOKEN"):
-            message = f"{address.url} does not know the token in {address.home / TOKEN_FILE}"
+            message = f"{address.url} rejected the token in {address.home / TOKEN_FILE}; restart the gateway"
         else:
-            message = f"{address.url} does not know this token; check FARHAND_TOKEN"
+            message = f"{address.url} rejected the token; check FARHAND_TOKEN"
     return ClientError(code, message, details)
 
 
-def _read_pieces(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[bytes]:
+def _read_pieces(response: http.client.HTTPResponse, explained: ExplainedErrors) -> Iterator[bytes]:
     left = int(response.headers.get("Content-Length", 0))
     while left:
-        with worded:
+        with explained:
             piece = response.read1(1 << 20)
             if not piece:
                 raise http.client.IncompleteRead(b"", left)
@@ -376,16 +383,11 @@ def _read_pieces(response: http.client.HTTPResponse, worded: _Worded) -> Iterato
         yield piece
 
 
-def _read_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[Any]:
-    """Yield the data of each server-sent event."""
-    return (read_json(data) for _, data in _read_named_events(response, worded))
-
-
-def _read_named_events(response: http.client.HTTPResponse, worded: _Worded) -> Iterator[tuple[str, str]]:
+def _read_events(response: http.client.HTTPResponse, explained: ExplainedErrors) -> Iterator[tuple[str, Answer]]:
     """Yield the name and data of each server-sent event."""
     name, data = "message", list[bytes]()
     while True:
-        with worded:
+        with explained:
             line = response.readline()
         if not line:
             return
@@ -396,34 +398,5 @@ def _read_named_events(response: http.client.HTTPResponse, worded: _Worded) -> I
             name = line[6:].strip().decode("utf-8", "replace")
         elif not line:
             if data:
-                yield name, b"\n".join(data).decode("utf-8", "replace")
+                yield name, _answer(b"\n".join(data))
             name, data = "message", []
-
-
-# -- the options of every client command ------------------------------------------------------------------
-
-
-def client_command(function: Function) -> Function:
-    """Give a command --json, --home and --url, and pass it `client` and `as_json`.
-
-    A subcommand takes over what was given to its group.
-    """
-
-    @functools.wraps(function)
-    def run(*args: Any, home: str | None, url: str | None, as_json: bool, **options: Any) -> Any:
-        parent = click.get_current_context().parent
-        outer = parent.params if parent is not None else {}
-        client = Client(home or outer.get("home"), url or outer.get("url"))
-        return function(*args, client=client, as_json=as_json, **options)
-
-    command: Any = run
-    for option in (
-        click.option("--url", metavar="URL", help="Address of the gateway.  [FARHAND_URL, with FARHAND_TOKEN]"),
-        click.option(
-            "--home", type=click.Path(file_okay=False), help="Home of the gateway.  [FARHAND_HOME, ~/.farhand]"
-        ),
-        json_option(),
-    ):
-        command = option(command)
-    result: Function = command
-    return result

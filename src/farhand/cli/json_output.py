@@ -1,4 +1,4 @@
-"""`--json`: exactly one JSON document on standard output. Light: nodes have it too."""
+"""The `--json` option: exactly one JSON document on standard output. Imports nothing that a node does not need."""
 
 from __future__ import annotations
 
@@ -10,35 +10,32 @@ from typing import Any, Final
 
 import click
 
-_ASKED: Final = "farhand.json"
+_META_KEY: Final = "farhand.json"
 
 
-def _asked(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
-    """A command takes over what was said to its group: `farhand calls --json show ID` means what it says."""
-    context.meta[_ASKED] = value or asked_for_json(context)
-    return asked_for_json(context)
+def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
+    """Store the flag for subcommands: `farhand calls --json show ID` is the same as `farhand calls show ID --json`."""
+    context.meta[_META_KEY] = value or wants_json(context)
+    return wants_json(context)
 
 
-def asked_for_json(context: click.Context) -> bool:
-    return bool(context.meta.get(_ASKED))
+def wants_json(context: click.Context | None = None) -> bool:
+    """Return whether --json was given to the running command or to a group above it."""
+    return bool((context or click.get_current_context()).meta.get(_META_KEY))
 
 
 def json_option(
-    text: str = "One JSON document on standard output.", **attributes: Any
+    text: str = "Print one JSON document on standard output.", **attributes: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option, passed on as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, callback=_asked, help=text, **attributes)
+    """Return the option as a decorator; it passes `as_json` unless `expose_value` is False."""
+    return click.option("--json", "as_json", is_flag=True, callback=_remember, help=text, **attributes)
 
 
 # For a group that does nothing by itself.
-group_json_option = json_option("As with each of its commands.", expose_value=False)
-# For a command whose standard output belongs to somebody else.
-without_effect = json_option(
-    "Taken, without effect: standard output is that of the command that runs.", expose_value=False
-)
+group_json_option = json_option("Applies to the subcommand.", expose_value=False)
 
 
-def show_only(document: dict[str, Any]) -> None:
-    """Print the one document of a program that stays; from now on what it prints goes to standard error."""
+def print_only(document: dict[str, Any]) -> None:
+    """Print the one document of a long-running program; everything it prints later goes to standard error."""
     print(json.dumps(document), flush=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -1,8 +1,9 @@
-"""The command `farhand`: thin clients of the HTTP interface, plus `up`, `gateway` and `node`."""
+"""The `farhand` command: finds the command's module, runs it, and reports errors."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import io
@@ -16,62 +17,59 @@ from typing import Any, Final, NoReturn
 import click
 
 from farhand import __version__
-from farhand.cli.json_output import asked_for_json, json_option
+from farhand.cli.json_output import json_option, wants_json
 from farhand.protocol.errors import FarhandError
 
-# Each command's module is imported only when the command is used: `farhand --help` must not pay for the gateway.
+# Modules are relative to farhand.cli and imported when used: `farhand --help` must not load the gateway.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "up": ("farhand.cli.run.serve:up", "Start the gateway, and lend this machine to it."),
-    "gateway": ("farhand.cli.run.serve:gateway", "Start the gateway alone."),
-    "node": ("farhand.cli.run.node:node", "Lend this machine to a gateway."),
-    "join": ("farhand.cli.run.join:join", "Lend this machine to the gateway that made a one-time code."),
-    "console": ("farhand.cli.admin.console:console", "Open the console in a browser; list and end its sessions."),
-    "chat": ("farhand.cli.agent.chat:chat", "Talk to the agent."),
-    "sessions": ("farhand.cli.agent.sessions:sessions", "List conversations; read, stop or renew one."),
-    "call": ("farhand.cli.calls.calls:call", "Call one tool."),
-    "tools": ("farhand.cli.admin.listing:tools", "List the tools that can be called."),
-    "nodes": ("farhand.cli.admin.listing:nodes", "List the machines that joined."),
-    "calls": ("farhand.cli.calls.calls:calls", "List what ran and what runs; show or cancel one call."),
-    "approvals": ("farhand.cli.calls.approvals:approvals", "Show the calls that wait to be approved."),
-    "approve": ("farhand.cli.calls.approvals:approve", "Let a call run that waits to be approved."),
-    "deny": ("farhand.cli.calls.approvals:deny", "Do not let it run."),
-    "policy": ("farhand.cli.admin.policy:policy", "Show the rules for calls; explain a decision; try other rules."),
-    "undo": ("farhand.cli.calls.undo:undo", "Give the files a call changed their old content back."),
-    "mcp": ("farhand.cli.admin.mcp:mcp", "Serve the gateway's tools to an MCP client that starts programs."),
-    "ps": ("farhand.cli.calls.jobs:ps", "List the commands that run on all nodes."),
-    "attach": ("farhand.cli.calls.jobs:attach", "Show what a command prints, and type to it."),
-    "logs": ("farhand.cli.admin.logs:logs", "Show the log of a node."),
-    "cp": ("farhand.cli.copy.command:cp", "Copy files between machines and the workspace."),
-    "events": ("farhand.cli.calls.events:events", "Show the journal, live with --follow."),
-    "log": ("farhand.cli.calls.log:log", "Show what happened in a session, on a node or on a day."),
-    "replay": ("farhand.cli.calls.replay:replay", "Repeat a run offline, and show the first difference."),
-    "audit": ("farhand.cli.admin.audit:audit", "Check that nobody changed what was written down."),
-    "skills": ("farhand.cli.agent.skills:skills", "List the agent's skills; add one."),
-    "config": ("farhand.cli.admin.settings:config", "Show the settings of the running gateway."),
-    "memory": ("farhand.cli.agent.memory:memory", "Search and read what the agents remember."),
-    "cron": ("farhand.cli.agent.cron:cron", "Schedule work for the agent, and see what became of it."),
-    "message": ("farhand.cli.agent.message:message", "Send a message to somebody; show what was sent."),
-    "channels": ("farhand.cli.agent.channels:channels", "List the channels; let people in; manage hooks."),
-    "freeze": ("farhand.cli.admin.freeze:freeze", "Stop everything now, on every machine."),
-    "thaw": ("farhand.cli.admin.freeze:thaw", "Lift a freeze."),
-    "token": ("farhand.cli.admin.token:token", "Make, list and revoke tokens."),
-    "backup": ("farhand.cli.admin.backup:backup", "Pack the home, its store included, into one file."),
-    "restore": ("farhand.cli.admin.backup:restore", "Bring a backup back."),
-    "host-wrapper": (
-        "farhand.cli.admin.host_wrapper:host_wrapper",
-        "Run one allowed command for a sandbox (forced by SSH).",
-    ),
-    "doctor": ("farhand.cli.admin.doctor:doctor", "Check this installation."),
-    "bench": ("farhand.cli.admin.bench:bench", "Measure calls, commands and a copy on this machine."),
+    "up": ("run.serve:up", "Start the gateway, with this machine as a node."),
+    "gateway": ("run.serve:gateway", "Start the gateway alone."),
+    "node": ("run.node:node", "Connect this machine to a gateway as a node."),
+    "join": ("run.join:join", "Register this machine with a one-time code, and connect it."),
+    "console": ("admin.console:console", "Open the console in a browser; list and end its sessions."),
+    "chat": ("agent.chat:chat", "Talk to the agent."),
+    "sessions": ("agent.sessions:sessions", "List sessions; read, stop, restart or fork one."),
+    "call": ("calls.call:call", "Call a tool."),
+    "tools": ("admin.listing:tools", "List the tools that can be called."),
+    "nodes": ("admin.listing:nodes", "List the registered nodes."),
+    "calls": ("calls.calls:calls", "List calls; show or cancel one."),
+    "approvals": ("calls.approvals:approvals", "Show the calls that wait for approval."),
+    "approve": ("calls.approvals:approve", "Approve a waiting call."),
+    "deny": ("calls.approvals:deny", "Deny a waiting call."),
+    "policy": ("admin.policy:policy", "Show the policy; explain a decision; test other rules."),
+    "undo": ("calls.undo:undo", "Restore the files that a call changed."),
+    "mcp": ("admin.mcp:mcp", "Serve the tools to an MCP client over standard input and output."),
+    "ps": ("calls.jobs:ps", "List the commands that run on the nodes."),
+    "attach": ("calls.jobs:attach", "Show the output of a running command, and send it input."),
+    "logs": ("admin.logs:logs", "Show the log of a node."),
+    "cp": ("copy.command:cp", "Copy files between machines and the workspace."),
+    "events": ("calls.events:events", "Show the journal; live with --follow."),
+    "log": ("calls.log:log", "Show the history of a session, a node or a day."),
+    "replay": ("calls.replay:replay", "Repeat an agent run offline, and show the first difference."),
+    "audit": ("admin.audit:audit", "Check that the journal was not changed."),
+    "skills": ("agent.skills:skills", "List, add and remove skills."),
+    "config": ("admin.settings:config", "Show the settings of the running gateway."),
+    "memory": ("agent.memory:memory", "Search and read the agents' memory."),
+    "cron": ("agent.cron:cron", "Schedule work for the agent, and see the results."),
+    "message": ("agent.message:message", "Send a message on a channel; list the messages sent."),
+    "channels": ("agent.channels:channels", "List channels; admit people; manage hooks."),
+    "freeze": ("admin.freeze:freeze", "Stop everything now, on every machine."),
+    "thaw": ("admin.freeze:thaw", "End a freeze."),
+    "token": ("admin.token:token", "Create, list and revoke tokens."),
+    "backup": ("admin.backup:backup", "Pack the home folder, including the store, into one file."),
+    "restore": ("admin.backup:restore", "Restore a backup."),
+    "host-wrapper": ("admin.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
+    "doctor": ("admin.doctor:doctor", "Check this installation."),
+    "bench": ("admin.bench:bench", "Measure calls, commands and a copy on this machine."),
 }
 
-
-# They run until SIGTERM or SIGINT, which end them with status 0 also while they are still loading.
+# These run until SIGTERM or SIGINT, and exit with status 0 even if the signal arrives while they load.
 SERVERS: Final = frozenset({"up", "gateway", "node"})
+EXIT_STATUS: Final = {"usage": 2, "interrupted": 130}
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT came before the command had an event loop to handle it."""
+    """SIGTERM or SIGINT arrived before the command had an event loop to handle it."""
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
@@ -79,22 +77,25 @@ def _stop(_number: int, _frame: object) -> NoReturn:
 
 
 class Commands(click.Group):
-    """Commands found by name and imported when needed."""
+    """The commands of COMMANDS, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            close = difflib.get_close_matches(cmd_name, COMMANDS)
+            if close and not ctx.resilient_parsing:
+                raise click.UsageError(f"No such command {cmd_name!r}; did you mean {' or '.join(close)}?", ctx)
             return None
         if cmd_name in SERVERS:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, _stop)
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        # Modules are there to stay: looking for garbage among them would be a tenth of what loading them takes.
+        # Modules stay in memory: collecting garbage while they load would only add a tenth to the time.
         gc.disable()
         try:
-            command: click.Command = getattr(importlib.import_module(module), name)
+            command: click.Command = getattr(importlib.import_module(f"farhand.cli.{module}"), name)
         finally:
             gc.freeze()
             gc.enable()
@@ -107,27 +108,27 @@ class Commands(click.Group):
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        print(json.dumps({"version": __version__}) if asked_for_json(context) else f"farhand {__version__}")
+        print(json.dumps({"version": __version__}) if wants_json(context) else f"farhand {__version__}")
         context.exit()
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
-@json_option("As with each command.", is_eager=True, expose_value=False)
+@json_option("Applies to the command.", is_eager=True, expose_value=False)
 def farhand() -> None:
-    """Hands for an AI agent on every machine you own.
+    """Give AI agents tools on every machine you own.
 
     Start with `farhand up`, then try `farhand tools` and `farhand call`.
     """
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a command. Mistakes end with one line, or one JSON document with --json, and never a stack trace."""
-    _open_what_is_closed()
+    """Run a command and exit. Errors are one line, or one JSON document with --json, never a traceback."""
+    _replace_closed_streams()
     arguments = sys.argv[1:] if args is None else args
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is shown escaped, not as a crash
+        if isinstance(stream, io.TextIOWrapper):  # escape what the terminal cannot encode instead of failing
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
@@ -137,88 +138,81 @@ def main(args: list[str] | None = None) -> None:
             status = 0
             if as_json:
                 print(json.dumps({"ready": False}), flush=True)
-        except click.exceptions.Abort:
-            _fail("interrupted", "interrupted", as_json, 130)
+        except (click.exceptions.Abort, KeyboardInterrupt):
+            _fail("interrupted", "interrupted", as_json)
         except click.exceptions.NoArgsIsHelpError as error:
             if as_json:
-                _fail("usage", "a command is missing", as_json, 2)
+                _fail("usage", "the command is missing", as_json)
             print(error.format_message(), file=sys.stderr)
             raise SystemExit(2) from None
-        except click.UsageError as error:
-            hint = f"\nTry `{error.ctx.command_path} --help`." if error.ctx and not as_json else ""
-            _fail("usage", error.format_message() + hint, as_json, 2)
         except click.ClickException as error:
-            _fail("usage", error.format_message(), as_json, error.exit_code)
+            context = getattr(error, "ctx", None)
+            hint = f"\nTry `{context.command_path} --help`." if context and not as_json else ""
+            _fail("usage", error.format_message() + hint, as_json, error.exit_code)
         except FarhandError as error:
-            code = getattr(error, "code", "failed")
-            _fail(code, str(error), as_json, _STATUS.get(code, 1), getattr(error, "details", None))
-        except UnicodeEncodeError as error:  # of a command line that was not text
-            _fail("usage", f"{error.object!r} is not UTF-8 text", as_json, 2)
-        except KeyboardInterrupt:
-            _fail("interrupted", "interrupted", as_json, 130)
+            _fail(getattr(error, "code", "failed"), str(error), as_json, details=getattr(error, "details", None))
+        except UnicodeEncodeError as error:  # an argument with undecodable bytes
+            _fail("usage", f"{error.object!r} is not UTF-8 text", as_json)
         except OSError as error:
             if not as_json or isinstance(error, BrokenPipeError):
                 raise
-            _fail("failed", _told(error), as_json, 1)
+            _fail("failed", _os_error(error), as_json)
         except Exception as error:
-            _fail("internal", _mistake(error), as_json, 1)
-    except BrokenPipeError:  # whoever read our output has left
-        _write_no_more()
+            _fail("internal", _bug(error), as_json)
+    except BrokenPipeError:  # the reader of our output is gone
+        _discard_output()
         raise SystemExit(141) from None
-    except OSError as error:  # a full disk, most likely, and our output on it
-        _write_no_more()
-        print(f"farhand: {_told(error)}", file=sys.stderr)
+    except OSError as error:  # most likely our output is on a full disk
+        _discard_output()
+        print(f"farhand: {_os_error(error)}", file=sys.stderr)
         raise SystemExit(1) from None
     raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def _open_what_is_closed() -> None:
-    """Of the standard streams, as with `>&-`: else whatever is opened next would be taken for one of them."""
+def _replace_closed_streams() -> None:
+    """Open /dev/null for standard streams closed with `>&-`; otherwise the next file opened would take their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
 
 
-def _told(error: OSError) -> str:
+def _os_error(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"
 
 
-def _mistake(error: Exception) -> str:
-    """An error that nobody thought of, in one line that whoever mends it can use."""
+def _bug(error: Exception) -> str:
+    """Describe an unexpected exception in one line for a bug report."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(str(error).split())
-    return f"{type(error).__name__}: {what} (at {place.filename}:{place.lineno}); this is a mistake in Farhand"
+    return f"{type(error).__name__}: {what} (at {place.filename}:{place.lineno}); this is a bug in Farhand"
 
 
-def _write_no_more() -> None:
-    """To standard output, not even by the interpreter's last flush."""
+def _discard_output() -> None:
+    """Send standard output to /dev/null, so that the interpreter's last flush cannot fail."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> Any:
-    """What the command returned. `click.main` would do, but for its own mind about pipes that were closed."""
-    if "_FARHAND_COMPLETE" in os.environ:  # the shell asks for completions
+    """Run the command and return its result. Unlike `click.main`, leaves closed pipes to the caller."""
+    if "_FARHAND_COMPLETE" in os.environ:  # shell completion
         return farhand.main(args=arguments, prog_name="farhand", standalone_mode=False)
     try:
         with farhand.make_context("farhand", list(arguments)) as context:
             return farhand.invoke(context)
-    except click.exceptions.Exit as left:  # --help and --version
-        return left.exit_code
+    except click.exceptions.Exit as exit_:  # --help and --version
+        return exit_.exit_code
 
 
-_STATUS: Final = {"usage": 2, "interrupted": 130}
-
-
-def _fail(code: Any, message: str, as_json: bool, status: int, details: Any = None) -> NoReturn:
+def _fail(code: Any, message: str, as_json: bool, status: int | None = None, *, details: Any = None) -> NoReturn:
     if as_json:
         error = {"code": str(code), "message": message}
         print(json.dumps({"error": error if details is None else {**error, "details": details}}), flush=True)
     else:
         from farhand.cli.output import plain_lines  # noqa: PLC0415
 
-        # Part of it may be what a node or a server says.
+        # Part of the message may come from a node or a server.
         print(f"farhand: {plain_lines(message)}", file=sys.stderr)
-    raise SystemExit(status)
+    raise SystemExit(EXIT_STATUS.get(code, 1) if status is None else status)

@@ -1,4 +1,4 @@
-"""What people see: tables, times, colours. Programs get JSON, and whoever pipes gets every id in full."""
+"""Output for people: tables, times, colours. Programs use --json, and pipes get every id in full."""
 
 from __future__ import annotations
 
@@ -8,43 +8,25 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
 from farhand.cli.client import Answer
+from farhand.cli.json_output import wants_json
 
 STATE_COLOURS: Final = {
-    "ok": "green",
+    **dict.fromkeys(("ok", "approved", "online", "valid"), "green"),
+    **dict.fromkeys(("error", "timeout", "failed", "denied"), "red"),
+    **dict.fromkeys(("waiting", "pending", "skipped", "unknown", "cancelled"), "yellow"),
     "running": "cyan",
-    "waiting": "yellow",
-    "pending": "yellow",
-    "approved": "green",
-    "online": "green",
-    "valid": "green",
-    "error": "red",
-    "timeout": "red",
-    "failed": "red",
-    "skipped": "yellow",
-    "denied": "red",
-    "unknown": "yellow",
-    "cancelled": "yellow",
 }
-SHORT_ID: Final = 12
 GAP: Final = 2
 MIN_FLEXIBLE: Final = 12
 MIN_WIDTH: Final = 7
 CUT: Final = "…"
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    right: bool = False
-    # Gives way, with an ellipsis, when the terminal is too narrow.
-    flexible: bool = False
 
 
 def on_terminal() -> bool:
@@ -56,7 +38,7 @@ def terminal_width() -> int:
 
 
 def colours() -> bool:
-    """Only on a terminal that can, and not where the user said no (https://no-color.org)."""
+    """Return whether standard output is a terminal with colours that NO_COLOR (https://no-color.org) allows."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -65,7 +47,7 @@ def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
 
 
 def plain(text: str) -> str:
-    """One line without control characters: names and messages come from other machines, escape codes too."""
+    """Return one line without control characters: text from other machines may contain escape sequences."""
     return "".join(character if character.isprintable() else " " if character.isspace() else "�" for character in text)
 
 
@@ -73,11 +55,37 @@ def plain_lines(text: str) -> str:
     return "\n".join(plain(line) for line in text.splitlines())
 
 
-# -- documents --------------------------------------------------------------------------------------------
+def printable(text: str) -> str:
+    """Return text without control characters, except line ends and tabs."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
+
+
+def one_line(text: str, limit: int | None = None) -> str:
+    """Return text with white space collapsed, cut with an ellipsis after `limit` characters."""
+    text = plain(" ".join(text.split()))
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + CUT
+
+
+# -- answers ----------------------------------------------------------------------------------------------
+
+
+def show(answer: Answer, render: str | Callable[[Any], object]) -> None:
+    """Print an answer: the document with --json, otherwise the text `render` or whatever `render(value)` prints."""
+    if wants_json():
+        show_answer(answer)
+    elif isinstance(render, str):
+        print(plain(render))
+    else:
+        render(answer.value)
+
+
+def show_list(answer: Answer, key: str, columns: Sequence[Column], empty: str) -> None:
+    """Print the records at `key` as a table, or the remark `empty` if there are none; the document with --json."""
+    show(answer, lambda value: show_table(columns, value[key]) if value[key] else remark(empty))
 
 
 def show_answer(answer: Answer) -> None:
-    """The gateway's own document: untouched for a program, indented for a person."""
+    """Print the gateway's own document: unchanged in a pipe, indented on a terminal."""
     if on_terminal():
         show_json(answer.value)
     else:
@@ -89,7 +97,7 @@ def show_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Indented and readable; escaped where standard output could not carry the characters, or would obey them."""
+    """Return indented JSON; escaped if it has characters that the output cannot encode or a terminal would obey."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -98,41 +106,109 @@ def json_text(value: Any) -> str:
     return text if plain_lines(text) == text else json.dumps(value, indent=2)
 
 
+def json_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def show_text(text: str) -> None:
-    """Print text from another machine: as it is for a program, without control characters for a person."""
+    """Print text from another machine: unchanged in a pipe, without control characters on a terminal."""
     if on_terminal():
-        text = "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
+        text = printable(text)
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def remark(text: str) -> None:
-    """Said beside the output, so that it is never taken for it."""
+    """Print a message to standard error, apart from the output."""
     print(text, file=sys.stderr)
+
+
+def show_failure(error: dict[str, str]) -> None:
+    remark(f"{error['kind']}: {plain_lines(error['message'])}")
+
+
+def show_fields(fields: Mapping[str, Any]) -> None:
+    """Print `name  value` lines, leaving out empty values."""
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        if value not in (None, ""):
+            text = plain(str(value))
+            colour = STATE_COLOURS.get(text.partition(" ")[0]) if name == "state" else None
+            print(f"{paint(name.ljust(width), bold=True)}  {paint(text, colour)}")
+
+
+def show_section(title: str, text: str) -> None:
+    print(f"\n{paint(title, bold=True)}\n{text}")
+
+
+def wrap(text: str, indent: str = "", hanging: str = "") -> str:
+    """Return text broken between words to fit a terminal, later lines indented by `hanging`; unbroken in a pipe."""
+    if not on_terminal():
+        return "\n".join(indent + line for line in text.splitlines())
+    width = max(20, terminal_width())
+    lines: list[str] = []
+    for line in text.splitlines():
+        own = indent + hanging + line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, width, initial_indent=indent, subsequent_indent=own) or [""]
+    return "\n".join(lines)
 
 
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    return not on_terminal() or _total(_widths(columns, rows)) <= terminal_width()
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, and the key or function that returns a record's cell (None is empty).
+
+    right     aligned to the right
+    flexible  cut with an ellipsis when the terminal is too narrow
+    optional  left out when all cells are empty
+    narrow    shortens the cells of a table that does not fit the terminal; left out if that empties all
+    """
+
+    name: str
+    value: str | Callable[[Any], Any]
+    right: bool = False
+    flexible: bool = False
+    optional: bool = False
+    narrow: Callable[[str], str] | None = None
+
+    def cell(self, record: Any) -> str:
+        value = record[self.value] if isinstance(self.value, str) else self.value(record)
+        return "" if value is None else plain(str(value))
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """On a terminal as wide as that is; elsewhere as wide as the longest cells."""
+def id_column(name: str, value: str | Callable[[Any], Any]) -> Column:
+    """Return a column of ids; a narrow terminal gets their ends, which commands accept too."""
+    return Column(name, value, narrow=lambda text: text[-12:])
+
+
+def hide(_cell: str) -> str:
+    """Empty a cell; as `narrow` of a column it leaves the column out of a narrow terminal."""
+    return ""
+
+
+def show_table(columns: Sequence[Column], records: Sequence[Any]) -> None:
+    """Print a table that fits the terminal; in a pipe as wide as the longest cells."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    rows = [[plain(cell) for cell in row] for row in rows]
-    widths = _widths(columns, rows)
+    cells = {column: [column.cell(record) for record in records] for column in columns}
+    cells = {column: texts for column, texts in cells.items() if any(texts) or not column.optional}
+    if on_terminal() and _total(_widths(cells)) > terminal_width():
+        for column in [column for column in cells if column.narrow]:
+            cells[column] = [column.narrow(text) for text in cells[column]]  # type: ignore[misc]
+        cells = {column: texts for column, texts in cells.items() if any(texts) or not column.narrow}
+    widths = _widths(cells)
     if on_terminal():
-        widths = _squeezed(columns, widths, terminal_width())
-        if (shown := len(widths)) < len(columns):
-            columns, widths = [*columns[:shown], Column(CUT)], [*widths, len(CUT)]
-            rows = [[*row[:shown], CUT] for row in rows]
+        widths = _fit(list(cells), widths, terminal_width())
+        if len(widths) < len(cells):
+            cells = {column: cells[column] for column in list(cells)[: len(widths)]}
+            cells[Column(CUT, "")] = [CUT] * len(records)
+            widths = [*widths, len(CUT)]
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for column, width in zip(columns, widths, strict=True):
+    for column, width in zip(cells, widths, strict=True):
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
@@ -140,8 +216,8 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
             overflow="ellipsis" if column.flexible else "fold",
             width=width,
         )
-    for row in rows:
-        table.add_row(*(Text(cell, _style(column, cell)) for column, cell in zip(columns, row, strict=True)))
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*(Text(text, _style(column, text)) for column, text in zip(cells, row, strict=True)))
     console = Console(
         width=_total(widths),
         color_system="standard" if colours() else None,
@@ -155,19 +231,22 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
         print(line.rstrip())
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+def _widths(cells: Mapping[Column, Sequence[str]]) -> list[int]:
     from rich.cells import cell_len  # noqa: PLC0415
 
-    return [max([len(column.name), *(cell_len(row[place]) for row in rows)]) for place, column in enumerate(columns)]
+    return [max([len(column.name), *map(cell_len, texts)]) for column, texts in cells.items()]
 
 
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _squeezed(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
-    """Widths that fit. The first column, by which a row is named, keeps its own; what is flexible gives way
-    first, then the widest of all; where that is not enough, the last are missing, and there is room for `CUT`."""
+def _fit(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """Return widths that fit into `room`.
+
+    The first column, which identifies the row, keeps its width. Flexible columns shrink first, then the widest. If
+    that is not enough, the last columns are left out, with room for an ellipsis.
+    """
     narrow = list(widths)
     for place, column in reversed(list(enumerate(columns))):
         if column.flexible:
@@ -182,36 +261,15 @@ def _squeezed(columns: Sequence[Column], widths: Sequence[int], room: int) -> li
     return narrow[:fitting]
 
 
-def wrap(text: str, indent: str = "") -> str:
-    """Lines that break between words on a terminal; elsewhere each as long as it is."""
-    if not on_terminal():
-        return "\n".join(indent + line for line in text.splitlines())
-    width = max(20, terminal_width())
-    lines: list[str] = []
-    for line in text.splitlines():
-        own = indent + line[: len(line) - len(line.lstrip())]
-        lines += textwrap.wrap(line, width, initial_indent=indent, subsequent_indent=own, drop_whitespace=True) or [""]
-    return "\n".join(lines)
-
-
-def _style(column: Column, cell: str) -> str:
-    return STATE_COLOURS.get(cell.partition(":")[0], "") if column.name == "STATE" else ""
-
-
-def show_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """`name  value` lines; what is empty is left out."""
-    width = max(len(name) for name, _ in fields)
-    for name, value in fields:
-        if value:
-            colour = STATE_COLOURS.get(value.partition(" ")[0]) if name == "state" else None
-            print(f"{paint(name.ljust(width), bold=True)}  {paint(plain(value), colour)}")
+def _style(column: Column, text: str) -> str:
+    return STATE_COLOURS.get(text.partition(":")[0], "") if column.name == "STATE" else ""
 
 
 # -- times ------------------------------------------------------------------------------------------------
 
 
 def ago(at: int | None, now: float | None = None) -> str:
-    """`3 min ago`, from milliseconds since 1970."""
+    """Return `3 min ago`, from milliseconds since 1970."""
     if at is None:
         return "never"
     seconds = max(0.0, (time.time() if now is None else now) - at / 1000)
@@ -228,7 +286,7 @@ def ago(at: int | None, now: float | None = None) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at / 1000))
 
 
-def took(milliseconds: float | None) -> str:
+def duration(milliseconds: float | None) -> str:
     if milliseconds is None:
         return ""
     if milliseconds < 1:
@@ -243,12 +301,17 @@ def took(milliseconds: float | None) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
-def moment(at: int) -> str:
-    """Local date and time, to the second."""
+def local_time(at: int) -> str:
+    """Return local date and time, to the second, from milliseconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at / 1000))
 
 
-def moment_briefly(at: int) -> str:
-    """Without what a reader at a terminal knows: the year, and today's date."""
+def short_time(at: int) -> str:
+    """Return local time without the year, and without the date if it is today."""
     local = time.localtime(at / 1000)
     return time.strftime("%H:%M:%S" if local[:3] == time.localtime()[:3] else "%m-%d %H:%M:%S", local)
+
+
+def log_time(at: int) -> str:
+    """Return the time of a log line: short on a terminal, in full in a pipe."""
+    return short_time(at) if on_terminal() else local_time(at)

@@ -8,7 +8,7 @@ import signal
 import click
 import pytest
 
-from farhand.cli.calls.calls import read_arguments
+from farhand.cli.calls.arguments import read_arguments
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, PluginProcess, wait_until
 

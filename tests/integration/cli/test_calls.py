@@ -68,7 +68,7 @@ def test_a_call_that_is_none(command: Command, made: list[str]) -> None:
 
 def test_cancelling_what_is_over_says_so(command: Command, made: list[str]) -> None:
     done = command("calls", "cancel", made[0])
-    assert done.status == 1 and "over before: ok" in done.err
+    assert done.status == 1 and "already ended: ok" in done.err
 
 
 def test_a_narrow_terminal_gets_short_ids_and_a_wide_one_whole(command: Command, made: list[str]) -> None:

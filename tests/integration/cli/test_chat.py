@@ -130,7 +130,9 @@ def test_a_chat_goes_on_through_a_restart_of_the_gateway(tmp_path: Path) -> None
         wait_until(lambda: len(session.asked()) == 2)
         house.gateway.kill()
         assert process.stderr is not None
-        while "waiting for it" not in process.stderr.readline():  # else it may be back before anybody sees it gone
+        while (
+            "waiting for the gateway" not in process.stderr.readline()
+        ):  # else it may be back before anybody sees it gone
             assert process.poll() is None
         house.gateway.start()
         out, _ = process.communicate(timeout=60)

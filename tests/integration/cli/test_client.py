@@ -86,7 +86,7 @@ def test_the_token_of_a_home_goes_to_its_own_gateway_only(shared_gateway: Gatewa
 
 @pytest.mark.parametrize(
     ("token", "says"),
-    [("", "wants a token: set FARHAND_TOKEN"), ("wrong", "check FARHAND_TOKEN"), ("ünï", "check FARHAND_TOKEN")],
+    [("", "requires a token: set FARHAND_TOKEN"), ("wrong", "check FARHAND_TOKEN"), ("ünï", "check FARHAND_TOKEN")],
 )
 def test_a_token_that_is_missing_or_wrong(
     shared_gateway: GatewayProcess, tmp_path: Path, token: str, says: str

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from farhand.cli.client import Client, ClientError
-from farhand.cli.copy.watch import follow
+from farhand.cli.copy.transfers import follow
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess, Proxy, wait_until
 
@@ -85,9 +85,9 @@ def test_what_a_folder_holds_that_is_not_copied_is_said(node: NodeProcess, tmp_p
     finished = cp(node, "odd", "box:odd", cwd=tmp_path)
     assert finished.returncode == 0
     assert finished.stderr.splitlines()[:-1] == [
-        "left out: away is a link",
-        "left out: hollow is an empty folder",
-        "left out: pipe is not a file",
+        "skipped away: it is a link",
+        "skipped hollow: it is an empty folder",
+        "skipped pipe: it is not a file",
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_link_that_leads_out_of_a_folder_is_an_error_before_anything_is_sent(
     (tmp_path / "leaky" / "here").symlink_to(".")
     (tmp_path / "leaky" / "out").symlink_to(target)
     said = refused(node, "leaky", "box:leaky", cwd=tmp_path)
-    assert "'out', which leads out of it" in said and target in said
+    assert "'out', which points outside it" in said and target in said
     assert not (node.workspace / "leaky").exists()
 
 
@@ -279,7 +279,7 @@ def test_a_link_that_is_named_is_followed(node: NodeProcess, tmp_path: Path) -> 
     [
         ("pipe", "a named pipe, not a regular file"),
         ("/dev/zero", "a device, not a regular file"),
-        ("/proc/version", "does not say how long it is"),
+        ("/proc/version", "its size is unknown"),
     ],
 )
 def test_what_is_no_regular_file_here_is_refused(node: NodeProcess, tmp_path: Path, source: str, reason: str) -> None:
@@ -306,7 +306,7 @@ def test_a_name_that_is_not_utf_8_is_found_out_before_anything_is_sent(node: Nod
     (tmp_path / "bytes").mkdir()
     (tmp_path / "bytes" / "a").write_text("a")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/bytes/\xff")).write_text("b")
-    assert "must be UTF-8" in refused(node, "bytes", "box:bytes", cwd=tmp_path)
+    assert "only names in UTF-8" in refused(node, "bytes", "box:bytes", cwd=tmp_path)
     assert not (node.workspace / "bytes").exists()
 
 
@@ -314,7 +314,7 @@ def test_too_many_files_for_the_workspace_are_found_out_before_any_is_sent(node:
     (tmp_path / "many").mkdir()
     for number in range(257):
         (tmp_path / "many" / str(number)).touch()
-    assert "at most 256 files" in refused(node, "many", "gsv:many", cwd=tmp_path)
+    assert "the limit is 256" in refused(node, "many", "gsv:many", cwd=tmp_path)
     assert not in_workspace(node, "many")
 
 
@@ -338,7 +338,7 @@ def test_a_folder_that_fails_in_the_middle_tells_what_is_in_place(node: NodeProc
     (node.workspace / "torn").mkdir()
     os.mkfifo(node.workspace / "torn" / "b")  # no listing tells of it
     done_before = refused(node, "torn", "box:./", cwd=tmp_path)
-    assert "in place: a; not copied: b, c" in done_before
+    assert "copied: a; not copied: b, c" in done_before
     error = json.loads(cp(node, "torn", "box:./", "--json", cwd=tmp_path).stdout)["error"]
     assert error["details"] == {"in_place": ["a"], "perhaps": [], "not_copied": ["b", "c"]}
 
@@ -406,5 +406,5 @@ def test_who_gives_up_waiting_for_the_gateway_is_told_that_the_transfer_goes_on(
         body = {"source": "one:file", "destination": "one:again", "background": True}
         begun = gateway.request("POST", "/v1/transfers", body).json()["id"]
         gateway.kill()
-        with pytest.raises(ClientError, match=f"The transfer {begun} goes on when the gateway is back"):
+        with pytest.raises(ClientError, match=f"transfer {begun} continues when the gateway is back"):
             follow(Client(str(gateway.home)), begun, lambda _done, _total: None, patience=0)

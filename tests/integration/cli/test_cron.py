@@ -35,7 +35,7 @@ def test_a_job_is_added_shown_changed_and_removed(command: Command) -> None:
     assert "every 2 hours" in changed.out and "later" in changed.out and "Hey." in changed.out
     off = command("cron", "update", job["id"], "--disable", "--json").json()["job"]
     assert off["enabled"] is False and off["spec"]["text"] == "Hey."
-    assert "there are no jobs" in command("cron", "list").err and job["id"] in command("cron", "list", "--all").out
+    assert "no jobs; create one" in command("cron", "list").err and job["id"] in command("cron", "list", "--all").out
     patched = command("cron", "update", job["id"], "--patch", '{"missed": "skip"}', "--json").json()["job"]
     assert patched["missed"] == "skip"
     assert command("cron", "remove", job["id"]).out == f"removed: {job['id']}\n"

@@ -99,7 +99,7 @@ def test_ps_of_one_node(command: Command, shared_gateway: GatewayProcess, hands:
         assert {mine, theirs} <= {job["job_id"] for job in command("ps", "--json").json()["jobs"]}
         assert [job["job_id"] for job in command("ps", "--node", "other", "--json").json()["jobs"]] == [theirs]
     done = command("ps", "--node", "nobody")
-    assert (done.status, done.out, done.err) == (0, "", "no such commands\n")
+    assert (done.status, done.out, done.err) == (0, "", "no matching commands\n")
 
 
 def test_ps_as_json_is_one_document(command: Command, hands: NodeProcess) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from farhand.cli.run.program import MaskedFormatter
+from farhand.cli.run.runtime import MaskedFormatter
 
 
 def test_a_record_is_one_line_and_steers_no_terminal() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farhand.cli.output import Column, _squeezed, ago, plain, took
+from farhand.cli.output import Column, _fit, ago, duration, plain
 
 NOW = 1_800_000_000.0
 
@@ -22,7 +22,7 @@ def test_ago(seconds: int, words: str) -> None:
 
 def test_what_never_was() -> None:
     assert ago(None) == "never"
-    assert took(None) == ""
+    assert duration(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_what_never_was() -> None:
         (3_700_000, "1 h 1 min"),
     ],
 )
-def test_took(milliseconds: int, words: str) -> None:
-    assert took(milliseconds) == words
+def test_durations(milliseconds: int, words: str) -> None:
+    assert duration(milliseconds) == words
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
@@ -47,4 +47,4 @@ def test_control_characters_are_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize(("room", "widths"), [(50, [10, 30]), (30, [10, 18]), (19, [10, 7]), (18, [10]), (5, [10])])
 def test_columns_but_the_first_give_way_or_are_left_out(room: int, widths: list[int]) -> None:
-    assert _squeezed([Column("A"), Column("B")], [10, 30], room) == widths
+    assert _fit([Column("A", "a"), Column("B", "b")], [10, 30], room) == widths

@@ -33,7 +33,7 @@ def test_a_link_that_leads_out_of_a_skill_is_refused(
     (folder.parent / "beside").write_text("secret")
     (folder / "out").symlink_to(target)
     outcome = command("skills", "add", str(folder))
-    assert outcome.status == 1 and "'out', which leads out of it" in outcome.err, outcome
+    assert outcome.status == 1 and "'out', which points outside it" in outcome.err, outcome
     assert stored(shared_gateway, folder) == {}
 
 
@@ -71,7 +71,7 @@ def test_a_skill_file_that_is_no_text_is_refused(
 ) -> None:
     (folder / "SKILL.md").write_bytes(content)
     outcome = command("skills", "add", str(folder))
-    assert outcome.status == 1 and "SKILL.md is not a text in UTF-8" in outcome.err, outcome
+    assert outcome.status == 1 and "SKILL.md is not UTF-8 text" in outcome.err, outcome
     assert stored(shared_gateway, folder) == {}
 
 

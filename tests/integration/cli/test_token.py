@@ -29,7 +29,7 @@ def test_show_prints_the_owners_token(command: Command, shared_gateway: GatewayP
 
 def test_show_without_a_token_says_how_to_get_one(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    assert "the first `farhand up` makes it" in command("token", "show").err
+    assert "`farhand up` creates it" in command("token", "show").err
     (tmp_path / "token").write_text(" \n")
     done = command("token", "show", "--json")
     assert done.status == 1 and done.json()["error"]["code"] == "no_token"

@@ -1,36 +1,37 @@
-"""`audit`: is the journal what was written?"""
+"""`audit`: check the journal for changes."""
 
 from __future__ import annotations
 
 import click
 import msgspec
 
-from farhand.cli.client import Client, client_command
-from farhand.cli.json_output import group_json_option
-from farhand.cli.output import moment, paint, plain, remark, show_answer, show_json, wrap
+from farhand.cli.client import Client
+from farhand.cli.commands import command_group
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import local_time, paint, plain, remark, show, show_json, wrap
 from farhand.store.history.verify import Report
 from farhand.store.journal.seal import Head
 from farhand.store.sqlite.audit import read_head
 from farhand.store.sqlite.audit import verify as verify_journal
 from farhand.store.sqlite.snapshots import STORE_FILE
 
+MAX_FAULTS = 10
 
-@click.group()
-@group_json_option
+
+@command_group
 def audit() -> None:
-    """Check that nobody changed what was written down; show the journal's head."""
+    """Check that the journal was not changed; show its head."""
 
 
 @audit.command()
-@click.option("--from", "start", type=click.IntRange(1, 2**62), metavar="ID", help="Begin with this event.")
-@click.option("--head", "noted", metavar="ID:HASH", help="A head noted earlier: it must still be there.")
-@client_command
-def verify(start: int | None, noted: str | None, client: Client, as_json: bool) -> int:
-    """Look for anything that was changed, removed or moved in the journal, the record of calls and the transcripts.
+@click.option("--from", "start", type=click.IntRange(1, 2**62), metavar="ID", help="Start with this event.")
+@click.option("--head", "noted", metavar="ID:HASH", help="A head noted earlier; it must still be in the journal.")
+def verify(start: int | None, noted: str | None, client: Client) -> int:
+    """Look for changed, removed or moved entries in the journal, the call records and the transcripts.
 
-    Works on the home, which must be on this machine, while the gateway runs or not, and writes nothing. The status is 1
-    when something is wrong. What cannot be seen from here: a change by somebody who can read the key in the home; a
-    head noted elsewhere (`farhand audit head`) shows even that.
+    Reads the home folder on this machine, whether or not the gateway runs, and writes nothing. The exit status is 1 if
+    something is wrong. A change by someone who can read the key in the home cannot be detected this way; a head noted
+    elsewhere (`farhand audit head`) reveals even that.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def verify(start: int | None, noted: str | None, client: Client, as_json: bool) 
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--head") from None
     report = verify_journal(client.home, client.home / STORE_FILE, start=start, noted=head)
-    if as_json:
+    if wants_json():
         show_json(msgspec.to_builtins(report))
     else:
         _show(report)
@@ -50,9 +51,8 @@ def verify(start: int | None, noted: str | None, client: Client, as_json: bool) 
 
 
 @audit.command()
-@client_command
-def head(client: Client, as_json: bool) -> None:
-    """Print the newest event's id and hash. Noted elsewhere, it shows later that everything up to it is still there.
+def head(client: Client) -> None:
+    """Print the id and hash of the newest event. Noted elsewhere, it proves later that nothing up to it is missing.
 
     \b
     Examples:
@@ -60,28 +60,23 @@ def head(client: Client, as_json: bool) -> None:
       farhand audit head --url https://gateway.example >> ~/farhand-heads
     """
     store = client.home / STORE_FILE
-    if client.named or not store.exists():
-        answer = client.get("/v1/audit/head")
-        if as_json:
-            show_answer(answer)
-            return
-        text = str(answer.value["head"])
+    if client.url_given or not store.exists():
+        show(client.get("/v1/audit/head"), lambda value: print(plain(str(value["head"]))))
+        return
+    found = read_head(store)
+    if wants_json():
+        show_json({"id": found.id, "hash": found.hash.hex(), "head": str(found)})
     else:
-        found = read_head(store)
-        text = str(found)
-        if as_json:
-            show_json({"id": found.id, "hash": found.hash.hex(), "head": text})
-            return
-    print(plain(text))
+        print(found)
 
 
 def _show(report: Report) -> None:
     for note in report.notes:
-        where = f"event {note.id}, {moment(note.at)}: " if note.at is not None else ""
+        where = f"event {note.id}, {local_time(note.at)}: " if note.at is not None else ""
         remark(plain(f"{where}{note.message}"))
-    for fault in report.faults[:10]:
+    for fault in report.faults[:MAX_FAULTS]:
         print(paint(wrap(plain(fault.message)), "red"))
-    if len(report.faults) > 10:
-        print(f"… and {len(report.faults) - 10} more")
+    if len(report.faults) > MAX_FAULTS:
+        print(f"… and {len(report.faults) - MAX_FAULTS} more")
     verdict = "nothing was changed" if report.ok else f"{len(report.faults)} wrong"
     print(plain(f"{report.checked} events and {report.calls} calls checked: {verdict}; head {report.head}"))

@@ -1,4 +1,4 @@
-"""`backup` and `restore`: the home in one file, and back."""
+"""`backup` and `restore`: the home folder in one file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from farhand import __version__
 from farhand.app.gateway import only_one
 from farhand.cli.json_output import json_option
-from farhand.cli.output import moment, plain, remark, show_json
+from farhand.cli.output import local_time, plain, remark, show_json
 from farhand.machine.home import home_folder, make_home
 from farhand.store.sqlite.archive import REPLACED_FOLDER, pack
 from farhand.store.sqlite.archive import restore as restore_archive
 
-HOME = click.option("--home", type=click.Path(file_okay=False), help="Home to use.  [FARHAND_HOME, ~/.farhand]")
+HOME = click.option("--home", type=click.Path(file_okay=False), help="Home folder.  [FARHAND_HOME, ~/.farhand]")
 
 
 @click.command()
@@ -24,10 +24,10 @@ HOME = click.option("--home", type=click.Path(file_okay=False), help="Home to us
 @HOME
 @json_option()
 def backup(file: Path | None, home: str | None, as_json: bool) -> None:
-    """Pack settings, keys, agents' files and the store into FILE, while the gateway runs or not.
+    """Pack settings, keys, agents' files and the store into FILE, whether or not the gateway runs.
 
-    The store is copied as of one moment, every file is read back and checked. FILE holds secrets: it is readable by you
-    alone, and should stay so. A workspace outside of the home, or in S3, is not in it.
+    The copy of the store is consistent, and every file is read back and checked. FILE contains secrets and is readable
+    only by you; keep it so. A workspace outside the home, or in S3, is not included.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def backup(file: Path | None, home: str | None, as_json: bool) -> None:
         return
     print(plain(f"{packed.path}  {packed.size} bytes, {packed.files} files, checked"))
     if packed.skipped:
-        remark(f"left out, as they are no plain files: {plain(', '.join(packed.skipped[:10]))}")
+        remark(f"skipped, as they are not regular files: {plain(', '.join(packed.skipped[:10]))}")
 
 
 @click.command()
@@ -50,10 +50,10 @@ def backup(file: Path | None, home: str | None, as_json: bool) -> None:
 @HOME
 @json_option()
 def restore(file: Path, home: str | None, as_json: bool) -> None:
-    """Bring back what `farhand backup` packed, or a copy from <home>/backups. The gateway must not be running.
+    """Restore a file from `farhand backup`, or a copy from <home>/backups. The gateway must not be running.
 
-    FILE is checked before anything is changed. What it replaces is kept in <home>/replaced. Calls and runs that were
-    open in the backup end as unknown: they may have gone on after it was made.
+    FILE is checked before anything changes. Replaced files are kept in <home>/replaced. Calls and runs that were open
+    in the backup end as unknown: they may have continued after it was made.
 
     \b
     Examples:
@@ -67,6 +67,6 @@ def restore(file: Path, home: str | None, as_json: bool) -> None:
     if as_json:
         show_json({"home": str(folder), "files": len(manifest.files), "created_at": manifest.created_at})
         return
-    made = f" of {moment(manifest.created_at)}" if manifest.version else ""
-    print(plain(f"{folder} is that{made} again: {len(manifest.files)} files"))
-    remark(f"what was there before is in {plain(str(folder / REPLACED_FOLDER))}")
+    made = f" as of {local_time(manifest.created_at)}" if manifest.version else ""
+    print(plain(f"restored {folder}{made}: {len(manifest.files)} files"))
+    remark(f"replaced files are in {plain(str(folder / REPLACED_FOLDER))}")

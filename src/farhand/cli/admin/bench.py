@@ -1,4 +1,4 @@
-"""`bench`: how quick Farhand is on this machine, in a quarter of a minute."""
+"""`bench`: measure Farhand on this machine in about 15 seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT: Final = "forty-two\n"
 
 
 class BenchError(FarhandError):
-    """What is to be measured could not be started, or answered wrongly."""
+    """The gateway or a node did not start, or a call failed."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,46 @@ class Figure:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
 
     system: str = field(default_factory=lambda: f"{platform.system()} {platform.release()}")
     python: str = field(default_factory=platform.python_version)
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1)
-    # How many programs wanted to run at once, before anything was measured.
+    # Load average before the measurement.
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f} ms" if value < 1000 else f"{value / 1000:.2f} s"
+
+
+COLUMNS = [
+    Column("", lambda figure: figure.what),
+    Column("P50", lambda figure: _milliseconds(figure.p50_ms), right=True),
+    Column("P99", lambda figure: _milliseconds(figure.p99_ms), right=True),
+    Column("RATE", lambda one: "" if one.rate is None else f"{one.rate:,.0f} {one.unit}", right=True),
+]
+
+
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.2, 60), default=1.5, help="Length of each run of calls.  [1.5]")
+@click.option("--seconds", type=click.FloatRange(0.2, 60), default=1.5, help="Duration of each measurement.  [1.5]")
 @json_option()
 def bench(seconds: float, as_json: bool) -> int:
     """Measure calls, commands and a copy on this machine.
 
-    A gateway and a node are started in a folder of their own, measured, and stopped; nothing of yours is touched. The
-    calls are made by this one Python program, which takes its share of the machine: see
-    docs/reference/performance.md for figures beside other systems.
+    Starts a gateway and a node in a temporary folder, measures them and stops them; your own installation is not
+    touched. This program makes the calls and uses part of the machine itself. See docs/reference/performance.md for
+    comparisons with other systems.
 
     \b
     Examples:
       farhand bench
       farhand bench --seconds 5 --json
     """
-    if math.isnan(seconds):  # which no range excludes
-        raise click.UsageError("--seconds takes a number from 0.2 to 60, not nan.")
+    if math.isnan(seconds):  # FloatRange accepts it
+        raise click.UsageError("--seconds takes 0.2 to 60, not nan.")
     machine = Machine()
     with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir=_disk_folder()) as name, _farhand(Path(name)) as run:
         figures = list(_measure(run, seconds, quiet=as_json or not on_terminal()))
@@ -86,29 +100,18 @@ def bench(seconds: float, as_json: bool) -> int:
         show_json({"version": __version__, **asdict(machine), "figures": [asdict(figure) for figure in figures]})
         return 0
     print(f"Farhand {__version__}, {machine.system}, Python {machine.python}, {machine.cores} cores\n")
-    columns = [Column(""), Column("P50", right=True), Column("P99", right=True), Column("RATE", right=True)]
-    show_table(columns, [_row(figure) for figure in figures])
+    show_table(COLUMNS, figures)
     if machine.load > machine.cores / 2:
-        remark(f"The machine had other work to do (load {machine.load:.1f}): alone, Farhand is quicker than this.")
+        remark(f"The machine was busy (load {machine.load:.1f}); an idle one gives better figures.")
     return 0
 
 
-def _row(figure: Figure) -> list[str]:
-    def shown(milliseconds: float | None) -> str:
-        if milliseconds is None:
-            return ""
-        return f"{milliseconds:.2f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
-
-    rate = "" if figure.rate is None else f"{figure.rate:,.0f} {figure.unit}"
-    return [figure.what, shown(figure.p50_ms), shown(figure.p99_ms), rate]
-
-
-# -- what is measured -------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Running:
-    """A gateway with this machine as its node."""
+    """A gateway with this machine as a node."""
 
     url: str
     token: str
@@ -160,7 +163,7 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _node(home: Path, log: Path) -> str:
-    """The id of this machine's node, once it has joined."""
+    """Wait for the local node and return its id."""
     client = Client(str(home))
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
@@ -168,34 +171,34 @@ def _node(home: Path, log: Path) -> str:
             if node["online"]:
                 return str(node["node_id"])
         time.sleep(0.02)
-    raise BenchError(f"this machine did not join: {log.read_text(errors='replace')[-500:]}")
+    raise BenchError(f"the node did not connect: {log.read_text(errors='replace')[-500:]}")
 
 
 def _measure(run: Running, seconds: float, *, quiet: bool) -> Iterator[Figure]:
-    def say(what: str) -> None:
+    def announce(what: str) -> None:
         if not quiet:
             remark(f"measuring {what} …")
 
     yield Figure("start to ready", p50_ms=run.ready_seconds * 1000)
     memory = _resident_megabytes(run.process_id)
     if memory is not None:
-        yield Figure("memory of the gateway, one node joined", rate=memory, unit="MB")
-    say("the disk")
+        yield Figure("memory of the gateway with one node", rate=memory, unit="MB")
+    announce("the disk")
     yield _times("one sync of the disk", _syncs(run.folder))
     read = {"tool": f"{run.node}__Read", "args": {"path": "small.txt"}}
     write = {"tool": f"{run.node}__Write", "args": {"path": "written.txt", "content": TEXT}}
     for what, call in (("Read, a read-only call", read), ("Write, a call with effects", write)):
         for callers in CALLERS:
-            say(f"{what}, {callers} at once")
+            announce(f"{what}, {callers} at once")
             taken = asyncio.run(_call_for(run, call, callers, seconds))
             title = f"{what}, {callers} caller{'s' if callers > 1 else ''}"
             yield _times(title, taken, rate=len(taken) / seconds, unit="calls/s")
-    say("commands")
+    announce("commands")
     shell = os.environ.get("SHELL") or "/bin/sh"
     yield _times(f"`true` in a bare {Path(shell).name}", [_spawn(shell) for _ in range(COMMANDS)])
     bash = {"tool": f"{run.node}__Bash", "args": {"command": "true"}}
-    yield _times("`true` by Bash, kept and durable", asyncio.run(_call_for(run, bash, 1, seconds, most=COMMANDS)))
-    say("a copy")
+    yield _times("`true` by Bash, durable", asyncio.run(_call_for(run, bash, 1, seconds, most=COMMANDS)))
+    announce("a copy")
     source = run.folder / "workspace" / "large.bin"
     source.write_bytes(os.urandom(1 << 20) * (COPIED_BYTES >> 20))
     copy = {"source": f"{run.node}:{source}", "destination": "gsv:bench/large.bin"}
@@ -233,12 +236,12 @@ def _resident_megabytes(process_id: int) -> float | None:
     try:
         pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
     except OSError:
-        return None  # no Linux
+        return None  # not Linux
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _disk_folder() -> str | None:
-    """Where a disk is: other folders for such files may lie in memory, and the disk is part of what is measured."""
+    """Return a folder on disk: the default for temporary files may be in memory, and the disk is measured too."""
     return "/var/tmp" if Path("/var/tmp").is_dir() else None  # noqa: S108
 
 
@@ -248,7 +251,7 @@ def _disk_folder() -> str | None:
 async def _call_for(
     run: Running, call: dict[str, Any], callers: int, seconds: float, most: int | None = None
 ) -> list[float]:
-    """How long each call took that `callers` made one after the other, for `seconds` or `most` times."""
+    """Return the duration of each call that `callers` make in parallel, for `seconds` or `most` calls."""
     host, _, port = run.url.removeprefix("http://").rpartition(":")
     body = json.dumps(call).encode()
     head = (

@@ -1,26 +1,26 @@
-"""`doctor`: is everything in order here?"""
+"""`doctor`: check the installation, the home folder and the running gateway."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
-import ssl
 import stat
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, ParamSpec
 from urllib.parse import urlsplit
-
-import click
 
 from farhand import __version__, config
 from farhand.app.sandbox import sandbox_of
-from farhand.cli.client import TOKEN_FILE, Client, ClientError, client_command, is_loopback
+from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of, tls_context
+from farhand.cli.commands import client_command
+from farhand.cli.json_output import wants_json
 from farhand.cli.output import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.gateway.access.credentials import NodeTokens
 from farhand.protocol.errors import FarhandError
@@ -32,32 +32,65 @@ from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, STORE
 from farhand.store.sqlite.store import SAFE_SQLITE, sqlite_version
 
 PYTHON: Final = (3, 11)
-# Older ones can corrupt a write-ahead log that is reset while another connection reads it.
-SHORT: Final = 16
+MIN_TOKEN_LENGTH: Final = 16
 FREE_FAIL: Final = 100 * 1000 * 1000
 FREE_WARN: Final = 1000 * 1000 * 1000
+MIB: Final = 1024 * 1024
+TOKEN_VARIABLES: Final = ("SA_NODE_TOKEN", "SA_NODE_TOKENS")
 
-Verdict = Literal["ok", "warning", "failed"]
-MARKS: Final[dict[Verdict, tuple[str, str]]] = {
+Status = Literal["ok", "warning", "failed"]
+MARKS: Final[dict[Status, tuple[str, str]]] = {
     "ok": ("✓", "green"),
     "warning": ("!", "yellow"),
     "failed": ("✗", "red"),
 }
+Args = ParamSpec("Args")
 
 
 @dataclass(frozen=True)
 class Check:
     name: str
-    status: Verdict
+    status: Status
     message: str
 
 
-@click.command()
+class Finding(Exception):
+    """A check failed, or found something to look at."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def failed(message: str) -> Finding:
+    return Finding("failed", message)
+
+
+def warning(message: str) -> Finding:
+    return Finding("warning", message)
+
+
+def check(name: str) -> Callable[[Callable[Args, str]], Callable[Args, Check]]:
+    """Make a check of a function that returns what it found, or raises Finding."""
+
+    def decorate(function: Callable[Args, str]) -> Callable[Args, Check]:
+        @functools.wraps(function)
+        def run(*args: Args.args, **options: Args.kwargs) -> Check:
+            try:
+                return Check(name, "ok", function(*args, **options))
+            except Finding as finding:
+                return Check(name, finding.status, str(finding))
+
+        return run
+
+    return decorate
+
+
 @client_command
-def doctor(client: Client, as_json: bool) -> int:
+def doctor(client: Client) -> int:
     """Check this installation, its home folder and the running gateway.
 
-    The status is 1 when a check failed; warnings alone leave it at 0.
+    The exit status is 1 if a check failed; warnings do not count.
 
     \b
     Examples:
@@ -65,43 +98,44 @@ def doctor(client: Client, as_json: bool) -> int:
       farhand doctor --json
     """
     checks = list(examine(client, os.environ))
-    failed = sum(check.status == "failed" for check in checks)
-    if as_json:
-        show_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
-        return 1 if failed else 0
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        mark, colour = MARKS[check.status]
-        sign = _sign(mark, check.status)
-        message = wrap(plain(check.message), " " * (len(sign) + width + 3)).lstrip()
-        print(f"{paint(sign, colour)} {check.name.ljust(width)}  {message}")
-    warned = sum(check.status == "warning" for check in checks)
-    if failed or warned:
-        print(f"\n{failed} failed, {warned} to look at, {len(checks) - failed - warned} fine")
+    counts = {status: sum(one.status == status for one in checks) for status in MARKS}
+    if wants_json():
+        show_json({"ok": not counts["failed"], "checks": [asdict(one) for one in checks]})
+        return 1 if counts["failed"] else 0
+    width = max(len(one.name) for one in checks)
+    for one in checks:
+        mark, colour = MARKS[one.status]
+        try:
+            mark.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            mark = one.status.ljust(7)
+        message = wrap(plain(one.message), " " * (len(mark) + width + 3)).lstrip()
+        print(f"{paint(mark, colour)} {one.name.ljust(width)}  {message}")
+    if counts["failed"] or counts["warning"]:
+        print(f"\n{counts['failed']} failed, {counts['warning']} warnings, {counts['ok']} ok")
     elif on_terminal():
-        print(f"\nall {len(checks)} fine")
-    return 1 if failed else 0
-
-
-def _sign(mark: str, verdict: Verdict) -> str:
-    try:
-        mark.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return verdict.ljust(7)
-    return mark
+        print(f"\nall {len(checks)} checks passed")
+    return 1 if counts["failed"] else 0
 
 
 def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
-    """All checks, the local ones first. None of them changes anything."""
+    """Yield all checks, local ones first. None of them changes anything."""
     yield _python()
     yield _sqlite()
-    yield from _fast_parts()
+    if sys.platform != "win32":
+        yield _package("uvloop", warning("not installed; the gateway works, but more slowly"))
+        yield _package("httptools", failed("not installed; the gateway cannot start without it"))
     home = client.home
     yield _home(home)
     yield _token(home / TOKEN_FILE)
     yield from _secret_files(home)
-    settings, check = _settings(home, environ)
-    yield check
+    settings: config.Config | None = None
+    try:
+        settings = config.load(home, environ)
+        path = home / config.FILE
+        yield Check("settings", "ok", str(path) if path.exists() else "no file; using the defaults")
+    except FarhandError as error:
+        yield Check("settings", "failed", str(error))
     if settings is not None:
         yield from _sandbox(settings, home)
         if settings.channels:
@@ -110,109 +144,100 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     yield _journal(home)
     yield _history(home, settings)
     yield _disk(home)
-    yield _node_token(environ)
-    url, version, check = _gateway(client)
-    yield check
+    yield _node_tokens(environ)
+    url, version, found = _gateway(client)
+    yield found
     if version is not None:
         yield _version(version)
         yield _nodes(client)
-    if version is not None and url is not None:
-        yield _asks_for_tokens(url)
+        if url is not None:
+            yield _strangers(url)
     yield _exposure(settings, url, None if url is None else _listening_hosts(url))
 
 
-# -- what is installed ------------------------------------------------------------------------------------
+# -- the installation -------------------------------------------------------------------------------------
 
 
-def _python() -> Check:
-    version = ".".join(str(part) for part in sys.version_info[:3])
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+@check("Python")
+def _python() -> str:
+    version = _dotted(sys.version_info[:3])
     if sys.version_info[:2] < PYTHON:
-        return Check("Python", "failed", f"{version}; Farhand needs 3.11 or newer")
-    return Check("Python", "ok", version)
+        raise failed(f"{version}; Farhand needs {_dotted(PYTHON)} or newer")
+    return version
 
 
-def _sqlite() -> Check:
-    version, needed = (".".join(map(str, numbers)) for numbers in (sqlite_version(), SAFE_SQLITE))
+@check("SQLite")
+def _sqlite() -> str:
+    version = _dotted(sqlite_version())
     if sqlite_version() < SAFE_SQLITE:
-        return Check(
-            "SQLite", "failed", f"{version}, which can damage its log; {needed} or newer comes with current apsw"
-        )
-    return Check("SQLite", "ok", f"{version} (apsw)")
+        raise failed(f"{version} can damage its log; upgrade apsw to get {_dotted(SAFE_SQLITE)} or newer")
+    return f"{version} (apsw)"
 
 
-def _fast_parts() -> Iterator[Check]:
-    if sys.platform == "win32":
-        return
-    for name, verdict in (("uvloop", "warning"), ("httptools", "failed")):
-        if importlib.util.find_spec(name) is not None:
-            yield Check(name, "ok", "installed")
-        elif verdict == "warning":
-            yield Check(name, "warning", "not installed; the gateway works, more slowly")
-        else:
-            yield Check(name, "failed", "not installed; the gateway does not start without it")
+def _package(name: str, missing: Finding) -> Check:
+    if importlib.util.find_spec(name) is not None:
+        return Check(name, "ok", "installed")
+    return Check(name, missing.status, str(missing))
 
 
 # -- the home folder --------------------------------------------------------------------------------------
 
 
-def _home(home: Path) -> Check:
+@check("home")
+def _home(home: Path) -> str:
     try:
         status = home.stat()
     except FileNotFoundError:
-        return Check("home", "failed", f"{home} does not exist; `farhand up` makes it")
+        raise failed(f"{home} does not exist; `farhand up` creates it") from None
     except OSError as error:
-        return Check("home", "failed", f"{home} cannot be looked at: {error.strerror}")
+        raise failed(f"cannot read {home}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
-        return Check("home", "failed", f"{home} is not a folder")
-    return _closed("home", home, status, 0o700)
+        raise failed(f"{home} is not a folder")
+    return _private(home, status, 0o700)
 
 
-def _token(path: Path) -> Check:
+@check("owner token")
+def _token(path: Path) -> str:
     try:
         status = path.stat()
         blank = not path.read_text().strip()
     except FileNotFoundError:
-        return Check("owner token", "failed", f"{path} does not exist; `farhand up` makes it")
+        raise failed(f"{path} does not exist; `farhand up` creates it") from None
     except (OSError, UnicodeDecodeError) as error:
-        return Check("owner token", "failed", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+        raise failed(f"cannot read {path}: {reason_of(error)}") from None
     if blank:
-        return Check("owner token", "failed", f"{path} is blank; remove it, and `farhand up` makes a new one")
-    return _closed("owner token", path, status, 0o600)
+        raise failed(f"{path} is blank; remove it, and `farhand up` creates a new one")
+    return _private(path, status, 0o600)
 
 
 def _secret_files(home: Path) -> Iterator[Check]:
-    """What else nobody but its owner is to read, where it is there."""
+    """Check the other files that only the owner may read, if they exist."""
     for path in (home / "node-token.json", home / config.FILE, *sorted(home.glob("nodes/*/key.json"))):
         try:
-            check = _closed(path.name, path, path.stat(), 0o600 if path.suffix == ".json" else 0o644)
+            _private(path, path.stat(), 0o600 if path.suffix == ".json" else 0o644)
         except OSError:
             continue
-        if check.status != "ok":
-            yield check
+        except Finding as finding:
+            yield Check(path.name, finding.status, str(finding))
 
 
-def _closed(name: str, path: Path, status: os.stat_result, mode: int) -> Check:
+def _private(path: Path, status: os.stat_result, mode: int) -> str:
     actual = stat.S_IMODE(status.st_mode)
     if actual & ~mode:
-        return Check(name, "failed", f"{path} has mode {actual:04o}, others may look in; run chmod {mode:o} {path}")
+        raise failed(f"{path} has mode {actual:04o} and is open to others; run chmod {mode:o} {path}")
     if status.st_uid != os.geteuid():
-        return Check(name, "warning", f"{path} belongs to another user (uid {status.st_uid})")
-    return Check(name, "ok", f"{path} ({actual:04o})")
-
-
-def _settings(home: Path, environ: Mapping[str, str]) -> tuple[config.Config | None, Check]:
-    try:
-        settings = config.load(home, environ)
-    except FarhandError as error:
-        return None, Check("settings", "failed", str(error))
-    path = home / config.FILE
-    return settings, Check("settings", "ok", str(path) if path.exists() else "none, so the defaults hold")
+        raise warning(f"{path} belongs to another user (uid {status.st_uid})")
+    return f"{path} ({actual:04o})"
 
 
 def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
-    """Whether this machine gives the sandbox that the settings ask for, and the host lets itself be reached."""
+    """Check that this machine supports the configured sandbox and reaches the host commands."""
     if not settings.sandbox.enabled:
-        yield Check("sandbox", "ok", "off; commands of the agent, and of nodes of this home, run as the gateway's user")
+        yield Check("sandbox", "ok", "off; commands of the agent and of this home's nodes run as the gateway's user")
         return
     workspace = home / "agents" / "main"
     try:
@@ -221,7 +246,7 @@ def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
         sandbox.check()
     except FarhandError as error:
         reason = str(error).removesuffix("; the command did not run")
-        yield Check("sandbox", "failed", f"{reason}; `exec`, and Bash of nodes of this home, are refused until then")
+        yield Check("sandbox", "failed", f"{reason}; until then `exec`, and Bash of this home's nodes, are refused")
         return
     yield Check("sandbox", "ok", f"works; network: {settings.sandbox.network}")
     if host is not None:
@@ -233,213 +258,212 @@ def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
             yield Check("host commands", "ok", f"{', '.join(sorted(host.names))} over SSH to {host.host}:{host.port}")
 
 
-def _store(home: Path) -> Check:
-    """Whether there is something to look at, and something to fall back on. The gateway itself checks the bytes."""
+@check("store")
+def _store(home: Path) -> str:
+    """Check for damaged stores and recent copies. The gateway itself checks the content."""
     damaged = sorted(str(path) for path in (home / DAMAGED_FOLDER).glob("*"))
     if damaged:
-        return Check(
-            "store",
-            "warning",
-            f"a damaged store was set aside in {damaged[-1]}; what was written after the last copy is in there alone. "
-            "Remove the folder once you have looked",
+        raise warning(
+            f"a damaged store was moved to {damaged[-1]}; changes after the last copy exist only there. "
+            "Remove the folder when you no longer need it"
         )
     newest = next(iter(Snapshots(home / BACKUPS_FOLDER)), None)
-    if newest is None:
-        return Check("store", "ok", "no copies yet; a running gateway makes them by itself")
-    return Check("store", "ok", f"last copied {ago(newest.taken_at)}")
+    return f"last copied {ago(newest.taken_at)}" if newest else "no copies yet; a running gateway makes them"
 
 
-def _journal(home: Path) -> Check:
-    """The journal's end, which is quickly looked at; `farhand audit verify` looks at all of it."""
+@check("journal")
+def _journal(home: Path) -> str:
+    """Check the end of the journal, which is quick; `farhand audit verify` checks all of it."""
     store = home / STORE_FILE
     if not store.exists():
-        return Check("journal", "ok", "none yet")
+        return "none yet"
     try:
         status = (home / KEY_FILE).stat()
         head, fault = quick_look(home, store)
     except FileNotFoundError:
-        return Check("journal", "warning", f"{home / KEY_FILE} is missing: without it nothing written can be checked")
+        raise warning(f"{home / KEY_FILE} is missing: without it the journal cannot be checked") from None
     except (OSError, FarhandError) as error:
-        return Check("journal", "warning", str(error))
+        raise warning(str(error)) from None
     if stat.S_IMODE(status.st_mode) & 0o077:
-        return _closed("journal", home / KEY_FILE, status, 0o600)
+        _private(home / KEY_FILE, status, 0o600)
     if fault is not None:
-        return Check("journal", "failed", f"{fault}; `farhand audit verify` shows all")
-    return Check("journal", "ok", f"ends where it should, at event {head.id}; `farhand audit verify` checks all of it")
+        raise failed(f"{fault}; `farhand audit verify` shows all faults")
+    return f"the end is intact, at event {head.id}; `farhand audit verify` checks all of it"
 
 
-MIB = 1024 * 1024
-
-
-def _history(home: Path, settings: config.Config | None) -> Check:
-    """What the journal and the record of calls take, beside their limits."""
+@check("history")
+def _history(home: Path, settings: config.Config | None) -> str:
+    """Compare the size of the journal and the call records with the limits."""
     store = home / STORE_FILE
     if not store.exists():
-        return Check("history", "ok", "none yet")
+        return "none yet"
     try:
         with reading(store) as connection:
             used, cut = usage(connection), checkpoint(connection)
     except FarhandError as error:
-        return Check("history", "warning", str(error))
+        raise warning(str(error)) from None
     limits = config.RetentionSection() if settings is None else settings.retention
     size = f" of {limits.history_mb} MB" if limits.history_mb else ", no limit on size"
     age = f"kept {limits.history_days:g} days" if limits.history_days else "no limit on age"
     text = f"{used.total / MIB:.1f} MB{size}, {age}: {used.calls} calls, {used.events} events"
     if cut is not None:
-        text += f"; what happened before {ago(cut.until)} was pruned"
-    over = limits.history_mb and used.total > 1.2 * limits.history_mb * MIB
-    return Check("history", "warning" if over else "ok", text)
+        text += f"; everything before {ago(cut.until)} was pruned"
+    if limits.history_mb and used.total > 1.2 * limits.history_mb * MIB:
+        raise warning(text)
+    return text
 
 
-def _disk(home: Path) -> Check:
+@check("disk")
+def _disk(home: Path) -> str:
     place = next((folder for folder in (home, *home.parents) if folder.exists()), Path("/"))
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Check("disk", "warning", f"{place} cannot be measured: {error.strerror}")
+        raise warning(f"cannot measure {place}: {error.strerror}") from None
     amount = f"{free / 1e9:.1f} GB free" if free >= 1e9 else f"{free / 1e6:.0f} MB free"
     if free < FREE_FAIL:
-        return Check("disk", "failed", f"only {amount} at {place}; calls cannot be written down without room")
+        raise failed(f"only {amount} at {place}; calls cannot be recorded on a full disk")
     if free < FREE_WARN:
-        return Check("disk", "warning", f"only {amount} at {place}")
-    return Check("disk", "ok", f"{amount} at {place}")
+        raise warning(f"only {amount} at {place}")
+    return f"{amount} at {place}"
 
 
-def _node_token(environ: Mapping[str, str]) -> Check:
-    blank = [name for name in ("SA_NODE_TOKEN", "SA_NODE_TOKENS") if name in environ and not environ[name].strip()]
-    if blank:
-        return Check("node tokens", "failed", f"{' and '.join(blank)} is set, but blank; unset it or give it a value")
+@check("node tokens")
+def _node_tokens(environ: Mapping[str, str]) -> str:
+    given = [name for name in TOKEN_VARIABLES if name in environ]
+    if blank := [name for name in given if not environ[name].strip()]:
+        raise failed(f"{' and '.join(blank)} is set, but blank; unset it or give it a value")
     try:
         known = NodeTokens.from_env(environ)
     except FarhandError as error:
-        return Check("node tokens", "failed", f"{error}; the gateway does not start with it")
-    named = [name for name in ("SA_NODE_TOKEN", "SA_NODE_TOKENS") if name in environ]
-    if any(len(token) < SHORT for token in known.secrets):
-        return Check("node tokens", "warning", f"a token has fewer than {SHORT} characters, and can be guessed")
-    return Check("node tokens", "ok", f"{', '.join(named)} set" if named else "none in the environment")
+        raise failed(f"{error}; the gateway does not start with it") from None
+    if any(len(token) < MIN_TOKEN_LENGTH for token in known.secrets):
+        raise warning(f"a token has fewer than {MIN_TOKEN_LENGTH} characters and can be guessed")
+    return f"{', '.join(given)} set" if given else "none in the environment"
+
+
+@check("channels")
+def _channels(settings: config.Config) -> str:
+    """Check what people whom the owner has not named can reach through channels."""
+    open_channels = {
+        name: str(table.get("tools") or ("none" if table.get("policy") == "open" else "all"))
+        for name, table in settings.channels.items()
+        if table.get("policy") == "open" or "*" in (table.get("allow") or ())
+    }
+    if not open_channels:
+        return "none is open to people you have not named"
+
+    def with_tools(*kinds: str) -> str:
+        return ", ".join(f"[channels.{name}] tools = {kind!r}" for name, kind in open_channels.items() if kind in kinds)
+
+    if found := with_tools("write", "all"):
+        raise failed(f"anyone who writes can use tools on your machines: {found}")
+    if found := with_tools("read"):
+        raise warning(f"anyone who writes can have your files read, including the memory: {found}")
+    names = ", ".join(open_channels)
+    if settings.sessions.dm_scope == "per-peer":
+        raise warning(
+            f"{names}: open, and dm_scope = 'per-peer' gives people with the same id on two channels one session; "
+            "use 'per-channel-peer'"
+        )
+    return f"{names}: open; people you have not named get their own sessions and no tools"
 
 
 # -- the running gateway ----------------------------------------------------------------------------------
 
 
 def _gateway(client: Client) -> tuple[str | None, str | None, Check]:
-    """Its address if there is one, its version if it answers us."""
-    url = None
-    try:
-        url = client.find().url
-        health = client.get("/v1/health").value
-        version = str(health["version"])
-        if health["status"] != "ok":
-            return url, version, Check("gateway", "failed", f"{url} says: {health['status']}; its log tells why")
-        if health.get("frozen"):
-            return url, version, Check("gateway", "warning", f"{url} is frozen: nothing runs until `farhand thaw`")
-    except ClientError as error:
-        return url, None, Check("gateway", "failed", str(error))
-    except (KeyError, TypeError):
-        return url, None, Check("gateway", "failed", f"{url} answers, but not as a gateway")
-    return url, version, Check("gateway", "ok", f"{url} answers")
+    """Return the gateway's address if there is one, its version if it answers, and the check."""
+    url = version = None
+
+    @check("gateway")
+    def ask() -> str:
+        nonlocal url, version
+        try:
+            url = client.find().url
+            health = client.get("/v1/health").value
+            status, frozen = health["status"], health.get("frozen")
+            version = str(health["version"])
+        except ClientError as error:
+            raise failed(str(error)) from None
+        except (KeyError, TypeError):
+            raise failed(f"{url} is not a gateway: unexpected answer") from None
+        if status != "ok":
+            raise failed(f"{url} reports {status}; see its log")
+        if frozen:
+            raise warning(f"{url} is frozen: nothing runs until `farhand thaw`")
+        return f"{url} answers"
+
+    found = ask()
+    return url, version, found
 
 
-def _version(version: str) -> Check:
+@check("version")
+def _version(version: str) -> str:
     if version != __version__:
-        return Check("version", "failed", f"the gateway is {version}, this command {__version__}; restart the gateway")
-    return Check("version", "ok", version)
+        raise failed(f"the gateway is {version}, this command {__version__}; restart the gateway")
+    return version
 
 
-def _channels(settings: config.Config) -> Check:
-    """What people whom the owner has not named can reach through channels."""
-    scope = settings.sessions.dm_scope
-    open_ones = [
-        (name, str(table.get("tools") or ("none" if table.get("policy") == "open" else "all")))
-        for name, table in settings.channels.items()
-        if table.get("policy") == "open" or "*" in (table.get("allow") or ())
-    ]
-    if not open_ones:
-        return Check("channels", "ok", "none is open to people you have not named")
-    names = ", ".join(name for name, _ in open_ones)
-    if lent := [f"[channels.{name}] tools = {tools!r}" for name, tools in open_ones if tools in ("write", "all")]:
-        return Check("channels", "failed", f"anybody who writes has tools on your machines: {', '.join(lent)}")
-    if lent := [f"[channels.{name}] tools = {tools!r}" for name, tools in open_ones if tools == "read"]:
-        return Check(
-            "channels", "warning", f"anybody who writes can have your files read, memory included: {', '.join(lent)}"
-        )
-    if scope == "per-peer":
-        return Check(
-            "channels",
-            "warning",
-            f"{names}: open, and dm_scope = 'per-peer' gives people with the same id on two channels one session; "
-            "use 'per-channel-peer'",
-        )
-    return Check("channels", "ok", f"{names}: open; people you have not named have sessions of their own and no tools")
-
-
-def _nodes(client: Client) -> Check:
+@check("nodes")
+def _nodes(client: Client) -> str:
     try:
-        entries: list[dict[str, Any]] = client.get("/v1/nodes").value["nodes"]
+        nodes = client.get("/v1/nodes").value["nodes"]
     except ClientError as error:
-        return Check("nodes", "failed", str(error))
-    online = [node["node_id"] for node in entries if node["online"]]
+        raise failed(str(error)) from None
+    online = [node["node_id"] for node in nodes if node["online"]]
     if not online:
-        known = f"none of {len(entries)} is connected" if entries else "none has joined"
-        return Check("nodes", "warning", f"{known}; `farhand token create --node NAME` lets one join")
+        known = f"none of {len(nodes)} is connected" if nodes else "none registered"
+        raise warning(f"{known}; add one with `farhand token create --node NAME`")
     refused = [
         f"{node['node_id']} ({', '.join(node['refused_capabilities'])})"
-        for node in entries
+        for node in nodes
         if node.get("refused_capabilities")
     ]
     if refused:
-        return Check(
-            "nodes",
-            "warning",
-            f"announce capabilities that are bound to other nodes: {', '.join(refused[:5])}; SA_NODE_CAPS allows them",
-        )
-    shown = ", ".join(online[:5]) + (", …" if len(online) > 5 else "")
-    return Check("nodes", "ok", f"{len(online)} of {len(entries)} connected: {shown}")
+        names = ", ".join(refused[:5])
+        raise warning(f"refused capabilities that are bound to other nodes: {names}; SA_NODE_CAPS allows them")
+    return f"{len(online)} of {len(nodes)} connected: {', '.join(online[:5])}{', …' if len(online) > 5 else ''}"
 
 
-def _asks_for_tokens(url: str) -> Check:
-    """Whether a stranger is turned away."""
-    request = urllib.request.Request(f"{url}/v1/health")  # noqa: S310
+@check("strangers")
+def _strangers(url: str) -> str:
+    """Check that requests without a token are refused."""
     try:
-        with urllib.request.urlopen(request, timeout=10, context=_trust(url)):  # noqa: S310
+        context = tls_context() if url.startswith("https") else None
+        with urllib.request.urlopen(f"{url}/v1/health", timeout=10, context=context):  # noqa: S310
             pass
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (401, 403):
-            return Check("strangers", "ok", "turned away: every request needs a token")
-        return Check("strangers", "warning", f"{url} answers a stranger with {error.code}")
-    except (OSError, ValueError) as error:
-        return Check("strangers", "warning", f"{url} could not be asked as a stranger: {error}")
-    return Check("strangers", "failed", f"{url} asks nobody for a token (--open): any program here can use its shell")
+            return "refused: every request needs a token"
+        raise warning(f"{url} answers requests without a token with status {error.code}") from None
+    except (OSError, ValueError, ClientError) as error:
+        raise warning(f"cannot send {url} a request without a token: {error}") from None
+    raise failed(f"{url} requires no token (--open): any program on this machine can use its shell")
 
 
-def _trust(url: str) -> ssl.SSLContext | None:
-    return ssl.create_default_context(cafile=os.environ.get("FARHAND_CA_FILE")) if url.startswith("https") else None
-
-
-def _exposure(settings: config.Config | None, url: str | None, hosts: list[str] | None) -> Check:
-    """Whether tokens and results can cross a network in the clear."""
+@check("exposure")
+def _exposure(settings: config.Config | None, url: str | None, hosts: list[str] | None) -> str:
+    """Check that tokens and results do not cross a network unencrypted."""
     parts = urlsplit(url or "")
     configured = settings.gateway if settings is not None else None
     reached = [parts.hostname or "", *(hosts or [])] if url else []
     if configured is not None:
         reached.append(configured.host)
-    open_to = sorted({host for host in reached if host and not is_loopback(host)})
+    names = ", ".join(sorted({host for host in reached if host and not is_loopback(host)}))
     encrypted = parts.scheme == "https" if url else bool(configured and configured.tls_cert)
-    if not open_to:
-        return Check("exposure", "ok", "reachable from this machine only")
-    names = ", ".join(open_to)
+    if not names:
+        return "reachable from this machine only"
     if not encrypted:
-        return Check(
-            "exposure", "failed", f"listens on {names} without TLS: tokens travel in the clear; see --tls-cert"
-        )
-    return Check("exposure", "ok", f"listens on {names}, with TLS")
+        raise failed(f"listens on {names} without TLS: tokens travel unencrypted; see --tls-cert")
+    return f"listens on {names}, with TLS"
 
 
 def _listening_hosts(url: str) -> list[str]:
-    """The addresses on which this machine listens at the gateway's port, as far as the system tells.
+    """Return the wildcard addresses on which this machine listens at the gateway's port, as far as known.
 
-    A gateway on all addresses is announced as 127.0.0.1, so its address alone does not show it.
+    A gateway on all addresses announces itself as 127.0.0.1, so its address alone does not show this.
     """
     port = urlsplit(url).port
     hosts = []

@@ -1,4 +1,4 @@
-"""`freeze` and `thaw`: stop everything now, and lift it."""
+"""`freeze` and `thaw`: stop everything now, and end that."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from typing import Any
 
 import click
 
-from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, client_command
-from farhand.cli.output import Column, ago, moment, plain, remark, show_answer, show_json, show_table
+from farhand.cli.client import TOKEN_FILE, Answer, Client, ClientError, ConnectionLost, NoGateway
+from farhand.cli.commands import client_command
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import Column, ago, local_time, plain, remark, show, show_json, show_table
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs
 from farhand.protocol.freeze import FreezeOrder, clean_reason
 
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
+COLUMNS = [
+    Column("NODE", "node_id"),
+    Column("CONFIRMED", lambda node: "yes" if node["confirmed"] else "NO"),
+    Column("ENDED", "ended_processes", right=True),
+    Column("REMARK", lambda node: node.get("error"), flexible=True),
+]
 
 
-@click.command()
-@click.option("--reason", default="", help="Why; it is shown to everybody who is refused.")
-@click.option("--status", is_flag=True, help="Only tell whether everything is frozen.")
 @client_command
-def freeze(reason: str, status: bool, client: Client, as_json: bool) -> int:
-    """Stop everything now: no new calls, no scheduled work, every process tree on every machine is ended.
+@click.option("--reason", default="", help="Reason, shown with every refused request.")
+@click.option("--status", is_flag=True, help="Only show whether everything is frozen.")
+def freeze(reason: str, status: bool, client: Client) -> int:
+    """Stop everything now: no new calls, no scheduled work; every process on every machine is ended.
 
-    It holds until `farhand thaw`, through restarts and on each machine by itself. Where no gateway answers, its home
-    here is frozen: what it left running on this machine is ended, and it starts frozen.
+    The freeze lasts until `farhand thaw`, across restarts, and on each machine by itself. If no gateway answers, its
+    home on this machine is frozen: processes it left running here are ended, and it starts frozen.
 
-    The status is 0 only when every connected machine has confirmed.
+    The exit status is 0 only if every connected machine has confirmed.
 
     \b
     Examples:
@@ -37,122 +44,102 @@ def freeze(reason: str, status: bool, client: Client, as_json: bool) -> int:
       farhand freeze --status
     """
     if status:
-        return _status(client, as_json)
+        show(client.get("/v1/freeze"), lambda state: _show(state) if state["frozen"] else print("not frozen"))
+        return 0
     try:
-        answer = client.request("POST", "/v1/freeze", {"reason": reason}, seconds=PATIENCE_SECONDS)
+        answer = client.post("/v1/freeze", {"reason": reason}, seconds=TIMEOUT_SECONDS)
     except (NoGateway, ConnectionLost) as error:
-        if client.named or not _is_home(client.home):
-            raise
-        return _freeze_home(client.home, reason, error, as_json)
-    if as_json:
-        show_answer(answer)
-    else:
-        _show(answer.value)
-    return 0 if all(node["confirmed"] for node in answer.value["nodes"] if node["online"]) else 1
+        return _freeze_home(_local_home(client, error), reason, error)
+    show(answer, _show)
+    return _status(answer)
 
 
-@click.command()
 @client_command
-def thaw(client: Client, as_json: bool) -> int:
-    """Lift a freeze: calls and scheduled work go on, on every machine.
+def thaw(client: Client) -> int:
+    """End a freeze: calls and scheduled work continue on every machine.
 
-    What was ended stays ended. Where no gateway runs, its home here is thawed.
+    Processes that were ended stay ended. If no gateway runs, its home on this machine is thawed.
 
     \b
     Example:
       farhand thaw
     """
+
+    def render(state: dict[str, Any]) -> None:
+        print("thawed: everything may run again")
+        for node in state["nodes"]:
+            if not node["confirmed"]:
+                remark(f"{plain(node['node_id'])}: {plain(node.get('error', 'did not confirm'))}")
+
     try:
-        answer = client.request("POST", "/v1/thaw", {}, seconds=PATIENCE_SECONDS)
+        answer = client.post("/v1/thaw", {}, seconds=TIMEOUT_SECONDS)
     except NoGateway as error:
-        if client.named or not _is_home(client.home):
-            raise
-        return _thaw_home(client.home, error, as_json)
-    if as_json:
-        show_answer(answer)
-        return 0
-    print("thawed: everything may run again")
-    for node in answer.value["nodes"]:
-        if not node["confirmed"]:
-            remark(f"{plain(node['node_id'])}: {plain(node.get('error', 'did not confirm'))}")
+        return _thaw_home(_local_home(client, error), error)
+    show(answer, render)
+    return 0 if wants_json() else _status(answer)
+
+
+def _status(answer: Answer) -> int:
     return 0 if all(node["confirmed"] for node in answer.value["nodes"] if node["online"]) else 1
-
-
-def _status(client: Client, as_json: bool) -> int:
-    answer = client.get("/v1/freeze")
-    if as_json:
-        show_answer(answer)
-    elif answer.value["frozen"]:
-        _show(answer.value)
-    else:
-        print("not frozen")
-    return 0
 
 
 def _show(state: dict[str, Any]) -> None:
     why = f": {plain(state['reason'])}" if state["reason"] else ""
-    print(f"frozen since {moment(state['since'])} ({ago(state['since'])}) by {plain(state['by'])}{why}")
+    print(f"frozen since {local_time(state['since'])} ({ago(state['since'])}) by {plain(state['by'])}{why}")
     own = state.get("gateway")
     if own is not None:
         print(
-            f"here: {own['cancelled_calls']} calls and {own['cancelled_transfers']} transfers cancelled, "
+            f"gateway: {own['cancelled_calls']} calls and {own['cancelled_transfers']} transfers cancelled, "
             f"{own['stopped_runs']} runs stopped, {own['ended_processes']} processes ended"
         )
         if "error" in own:
-            remark(f"here: {plain(own['error'])}")
+            remark(f"gateway: {plain(own['error'])}")
     if state["nodes"]:
-        columns = [Column("NODE"), Column("CONFIRMED"), Column("ENDED", right=True), Column("REMARK", flexible=True)]
-        rows = [
-            [
-                node["node_id"],
-                "yes" if node["confirmed"] else "NO",
-                str(node["ended_processes"]),
-                node.get("error", ""),
-            ]
-            for node in state["nodes"]
-        ]
-        show_table(columns, rows)
+        show_table(COLUMNS, state["nodes"])
     remark("nothing runs until `farhand thaw`")
 
 
 # -- without a gateway ------------------------------------------------------------------------------------
 
 
-def _is_home(home: Path) -> bool:
-    return (home / "token").exists()
+def _local_home(client: Client, error: ClientError) -> Path:
+    """Return the home to freeze or thaw if its gateway does not answer; raise `error` if there is none."""
+    if client.url_given or not (client.home / TOKEN_FILE).exists():
+        raise error
+    return client.home
 
 
-def _freeze_home(home: Path, reason: str, error: ClientError, as_json: bool) -> int:
-    """Write the order where the gateway finds it at its start, and end what it left running here."""
-    freeze_state = FreezeFile(home / FREEZE_FILE)
-    order = freeze_state.order or FreezeOrder(time.time_ns() // 1_000_000, _who(), clean_reason(reason))
+def _freeze_home(home: Path, reason: str, error: ClientError) -> int:
+    """Store the freeze for the gateway's next start, and end the processes it left running here."""
+    stored = FreezeFile(home / FREEZE_FILE)
+    order = stored.order or FreezeOrder(time.time_ns() // 1_000_000, _user(), clean_reason(reason))
     try:
-        freeze_state.freeze(order)
+        stored.freeze(order)
     except OSError as problem:
-        reason = f"{home / FREEZE_FILE} cannot be written: {problem}"
+        reason = f"cannot write {home / FREEZE_FILE}: {problem}"
         raise ClientError("not_recorded", f"NOT frozen: {error}; and {reason}") from None
     ended = asyncio.run(_end_commands(home))
-    if as_json:
+    if wants_json():
         state = {"frozen": True, "since": order.since, "by": order.by, "reason": order.reason, "nodes": []}
         show_json({**state, "gateway": {"ended_processes": ended}, "pending": str(error)})
     else:
         print(f"frozen: the gateway on {home} will start frozen; {ended} processes were ended on this machine")
-        remark(f"no gateway was there to tell other machines: {plain(str(error))}")
+        remark(f"other machines were not told, as no gateway answered: {plain(str(error))}")
     return 0
 
 
-def _thaw_home(home: Path, error: ClientError, as_json: bool) -> int:
-    freeze_state = FreezeFile(home / FREEZE_FILE)
-    was = freeze_state.order
+def _thaw_home(home: Path, error: ClientError) -> int:
+    stored = FreezeFile(home / FREEZE_FILE)
+    frozen = stored.order
     try:
-        freeze_state.thaw(time.time_ns() // 1_000_000)
+        stored.thaw(time.time_ns() // 1_000_000)
     except OSError as problem:
-        raise ClientError("not_recorded", f"{home / FREEZE_FILE} cannot be written: {problem}") from None
-    if as_json:
+        raise ClientError("not_recorded", f"cannot write {home / FREEZE_FILE}: {problem}") from None
+    if wants_json():
         show_json({"frozen": False, "since": None, "by": None, "reason": None, "nodes": [], "pending": str(error)})
     else:
-        print(f"{'thawed' if was else 'it was not frozen'}: the gateway on {home} will start as usual")
-        remark("machines that are frozen are told when they connect to it")
+        print(f"{'thawed' if frozen else 'it was not frozen'}: the gateway on {home} will start as usual")
+        remark("frozen machines thaw when they connect to it")
     return 0
 
 
@@ -165,7 +152,7 @@ async def _end_commands(home: Path) -> int:
     return ended
 
 
-def _who() -> str:
+def _user() -> str:
     try:
         return f"{getpass.getuser()} at the command line"
     except (OSError, KeyError):

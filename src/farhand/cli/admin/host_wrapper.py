@@ -1,4 +1,4 @@
-"""`host-wrapper`: what the host's `authorized_keys` puts in front of a sandbox's key."""
+"""`host-wrapper`: the forced command of a sandbox's key in the host's `authorized_keys`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import click
 
 from farhand import config
-from farhand.cli.json_output import without_effect
+from farhand.cli.json_output import json_option
 from farhand.machine.home import home_folder
 from farhand.machine.sandbox.host_commands import run_host_command
 from farhand.protocol.errors import NotAllowed
@@ -17,18 +17,18 @@ REFUSED = 126
 
 
 @click.command()
-@click.option("--allow", multiple=True, help="Allowed command, or its first words. Repeatable.  [the settings' list]")
-@click.option("--home", type=click.Path(file_okay=False), help="Where the settings are.  [~/.farhand]")
-@without_effect
+@click.option("--allow", multiple=True, help="Allowed command, or its first words. Repeatable.  [from the settings]")
+@click.option("--home", type=click.Path(file_okay=False), help="Folder of the settings.  [~/.farhand]")
+@json_option("Ignored: standard output belongs to the command that runs.", expose_value=False)
 def host_wrapper(allow: tuple[str, ...], home: str | None) -> int:
-    """Run the command that came over SSH, if it is allowed, and nothing else.
+    """Run the command received over SSH if it is allowed, and nothing else.
 
-    Takes one command without a shell from SSH_ORIGINAL_COMMAND; `cd FOLDER &&` may stand before it. What is not
-    allowed ends with status 126. Without --allow, the list is `host_commands` of `[sandbox]` in the settings.
+    Runs the single command in SSH_ORIGINAL_COMMAND without a shell; `cd FOLDER &&` may precede it. A command that is
+    not allowed exits with status 126. Without --allow, the list is `host_commands` of `[sandbox]` in the settings.
 
     \b
     A line of authorized_keys:
-      command="farhand host-wrapper --allow git --allow 'systemctl status'",restrict ssh-ed25519 AAAA...
+      command="farhand host-wrapper --allow git",restrict ssh-ed25519 AAAA...
     """
     text = os.environ.get("SSH_ORIGINAL_COMMAND", "")
     try:

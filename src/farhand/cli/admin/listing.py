@@ -1,4 +1,4 @@
-"""`tools` and `nodes`: what there is."""
+"""`tools` and `nodes`: what a gateway offers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,105 @@ import json
 import shlex
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from farhand.cli.client import Client, client_command
-from farhand.cli.output import Column, ago, paint, plain, plain_lines, remark, show_answer, show_json, show_table, wrap
+from farhand.cli.client import Client
+from farhand.cli.commands import client_command, client_group
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import (
+    Column,
+    ago,
+    one_line,
+    paint,
+    plain,
+    plain_lines,
+    remark,
+    show,
+    show_answer,
+    show_json,
+    show_list,
+    show_table,
+    wrap,
+)
 
-# Tools the gateway has without any node.
+# Hosts of the gateway's own tools.
 OWN_HOSTS = ("gsv", "local")
+ADD_NODE = "add one with `farhand token create --node NAME`"
 
 
-@click.command()
-@click.argument("pattern", required=False)
-@click.option("--cost", is_flag=True, help="What the agent's tools and prompt cost in each request, in tokens.")
+def _type(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _limits(node: dict[str, Any]) -> str:
+    """Return the limits that a node announces; it may announce anything."""
+    limits = node["runtime"].get("limits") if isinstance(node["runtime"], dict) else None
+    if not isinstance(limits, dict):
+        return ""
+
+    def names(key: str) -> str:
+        value = limits.get(key)
+        return " ".join(str(name)[:200] for name in value[:20]) if isinstance(value, list) else ""
+
+    parts = [f"{word} {names(key)}" for word, key in (("only", "root"),) if names(key)]
+    parts += ["read-only"] if limits.get("read_only") is True else []
+    parts += [f"{word} {names(key)}" for word, key in (("also", "allow_tools"), ("no", "deny_tools")) if names(key)]
+    return ", ".join(parts)
+
+
+TOOL_COLUMNS = [
+    Column("TOOL", "name"),
+    Column("NODE", "host"),
+    Column("DESCRIPTION", lambda offer: next(iter(offer["description"].strip().splitlines()), ""), flexible=True),
+]
+PARAMETER_COLUMNS = [
+    Column("PARAMETER", "name"),
+    Column("TYPE", lambda one: _type(one["schema"])),
+    Column("NEEDED", lambda one: "yes" if one["needed"] else "no"),
+    Column(
+        "DEFAULT",
+        lambda one: json.dumps(one["schema"]["default"], ensure_ascii=False) if "default" in one["schema"] else "",
+        optional=True,
+    ),
+    Column("DESCRIPTION", lambda one: one_line(str(one["schema"].get("description", ""))), optional=True),
+]
+COST_COLUMNS = [
+    Column("TOOL", "name"),
+    Column("TOKENS", "tokens", right=True),
+    Column("COUNTED", lambda tool: "each request" if tool["offered"] else "once found"),
+]
+NODE_COLUMNS = [
+    Column("NODE", "node_id"),
+    Column("STATE", lambda node: "online" if node["online"] else "offline"),
+    Column("SEEN", lambda node: "now" if node["online"] else ago(node["last_seen"])),
+    Column("TYPE", "node_type"),
+    Column("VERSION", "version"),
+    Column("TOOLS", lambda node: len(node["tools"]) or "?", right=True),
+    Column("RUNNING", "running", right=True),
+    Column(
+        "CAPABILITIES",
+        lambda node: " ".join(
+            [*node["capabilities"], *(f"({one} refused)" for one in node.get("refused_capabilities", ()))]
+        ),
+        flexible=True,
+        optional=True,
+    ),
+    Column("TAGS", lambda node: " ".join(node["tags"]), flexible=True, optional=True),
+    Column("LIMITS", _limits, flexible=True, optional=True),
+]
+
+
 @client_command
-def tools(pattern: str | None, cost: bool, client: Client, as_json: bool) -> None:
+@click.argument("pattern", required=False)
+@click.option("--cost", is_flag=True, help="Show the tokens that the agent's tools and prompt cost per request.")
+def tools(pattern: str | None, cost: bool, client: Client) -> None:
     """List the tools that can be called now.
 
-    PATTERN is a part of the name, or a pattern with * and ?. The whole name of a tool shows its parameters.
+    PATTERN is a part of the name, or a pattern with * and ?. The full name of a tool shows its parameters.
 
     \b
     Examples:
@@ -35,99 +115,63 @@ def tools(pattern: str | None, cost: bool, client: Client, as_json: bool) -> Non
       farhand tools --cost
     """
     if cost:
-        _show_cost(client, pattern, as_json)
+        show(client.get("/v1/tools/cost"), lambda value: _show_cost(value, pattern))
         return
     answer = client.get("/v1/tools")
     offers: list[dict[str, Any]] = answer.value["tools"]
-    if pattern is None:
-        found = offers
-    else:
-        found = [offer for offer in offers if offer["name"] == pattern] or [
-            offer for offer in offers if _matches(offer["name"], pattern)
-        ]
-    if as_json:
+    found = [offer for offer in offers if offer["name"] == pattern]
+    found = found or [offer for offer in offers if _matches(offer["name"], pattern)]
+    if wants_json():
         if pattern is None:
             show_answer(answer)
         else:
             show_json({"tools": found})
     elif not found:
-        remark(f"no tool matches {pattern!r}; there are {len(offers)}")
+        remark(f"no tool matches {pattern!r}; there are {len(offers)} tools")
     elif len(found) == 1 and found[0]["name"] == pattern:
         _show_tool(found[0])
     else:
-        columns = [Column("TOOL"), Column("NODE"), Column("DESCRIPTION", flexible=True)]
-        show_table(columns, [[offer["name"], offer["host"], _first_line(offer["description"])] for offer in found])
+        show_table(TOOL_COLUMNS, found)
         if pattern is None and all(offer["host"] in OWN_HOSTS for offer in offers):
-            remark("no node is connected: `farhand token create --node NAME` lets one join.")
+            remark(f"no node is connected; {ADD_NODE}")
 
 
-def _show_cost(client: Client, pattern: str | None, as_json: bool) -> None:
-    answer = client.get("/v1/tools/cost")
-    if as_json:
-        show_answer(answer)
-        return
-    found = [tool for tool in answer.value["tools"] if pattern is None or _matches(tool["name"], pattern)]
-    offered = [tool for tool in found if tool["offered"]]
-    rows = [[tool["name"], str(tool["tokens"]), "each request"] for tool in offered]
-    rows += [[tool["name"], str(tool["tokens"]), "once found"] for tool in found if not tool["offered"]]
-    show_table([Column("TOOL"), Column("TOKENS", right=True), Column("COUNTED")], rows)
-    prompt, total = answer.value["prompt_tokens"], answer.value["total_tokens"]
-    print(f"\nEach request: {total} tokens, {prompt} of the prompt and {total - prompt} of its tools (estimated).")
+def _show_cost(value: dict[str, Any], pattern: str | None) -> None:
+    found = [tool for tool in value["tools"] if _matches(tool["name"], pattern)]
+    show_table(COST_COLUMNS, sorted(found, key=lambda tool: not tool["offered"]))
+    prompt, total = value["prompt_tokens"], value["total_tokens"]
+    print(f"\nEach request: {total} tokens, {prompt} for the prompt and {total - prompt} for the tools (estimated).")
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
     name, pattern = name.casefold(), pattern.casefold()
     return fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")
 
 
 def _show_tool(offer: dict[str, Any]) -> None:
     print(f"{paint(plain(offer['name']), bold=True)} on {plain(offer['host'])}")
     if offer["description"]:
         print(wrap(plain_lines(offer["description"].strip())))
+    # The schema comes from the node and may be anything.
     properties = offer["parameters"].get("properties")
-    properties = properties if isinstance(properties, dict) else {}
     required = offer["parameters"].get("required")
     required = required if isinstance(required, list) else []
-    if properties:
+    if isinstance(properties, dict) and properties:
         print()
-        columns = [Column("PARAMETER"), Column("TYPE"), Column("NEEDED"), Column("DEFAULT"), Column("DESCRIPTION")]
-        rows = [
-            [name, _type(schema), "yes" if name in required else "no", _default(schema), _description(schema)]
+        parameters = [
+            {"name": name, "schema": schema if isinstance(schema, dict) else {}, "needed": name in required}
             for name, schema in properties.items()
         ]
-        used = [place for place in range(5) if place < 3 or any(row[place] for row in rows)]
-        show_table([columns[place] for place in used], [[row[place] for place in used] for row in rows])
+        show_table(PARAMETER_COLUMNS, parameters)
     example = " ".join(f"{shlex.quote(plain(str(name)))}=…" for name in required)
     print(f"\nfarhand call {shlex.quote(plain(offer['name']))} {example}".rstrip())
 
 
-def _type(schema: Any) -> str:
-    if not isinstance(schema, dict):
-        return "any"
-    if "enum" in schema:
-        return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
-    kind = schema.get("type", "any")
-    return " or ".join(kind) if isinstance(kind, list) else str(kind)
-
-
-def _default(schema: Any) -> str:
-    if isinstance(schema, dict) and "default" in schema:
-        return json.dumps(schema["default"], ensure_ascii=False)
-    return ""
-
-
-def _description(schema: Any) -> str:
-    return " ".join(str(schema.get("description", "")).split()) if isinstance(schema, dict) else ""
-
-
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def nodes(client: Client, as_json: bool) -> None:
-    """List the machines that joined, those that are offline too; forget one.
+@client_group
+def nodes(client: Client) -> None:
+    """List the registered nodes, including those offline; forget one.
 
     \b
     Examples:
@@ -135,78 +179,16 @@ def nodes(client: Client, as_json: bool) -> None:
       farhand nodes --json
       farhand nodes forget old-laptop
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
-    answer = client.get("/v1/nodes")
-    if as_json:
-        show_answer(answer)
-    elif not answer.value["nodes"]:
-        remark("no node has joined yet. `farhand token create --node NAME` lets one join.")
-    else:
-        _show_nodes(answer.value["nodes"])
-
-
-def _show_nodes(entries: list[dict[str, Any]]) -> None:
-    columns = [
-        Column("NODE"),
-        Column("STATE"),
-        Column("SEEN"),
-        Column("TYPE"),
-        Column("VERSION"),
-        Column("TOOLS", right=True),
-        Column("RUNNING", right=True),
-        Column("CAPABILITIES", flexible=True),
-        Column("TAGS", flexible=True),
-        Column("LIMITS", flexible=True),
-    ]
-    rows = [
-        [
-            node["node_id"],
-            "online" if node["online"] else "offline",
-            "now" if node["online"] else ago(node["last_seen"]),
-            node["node_type"] or "",
-            node["version"] or "",
-            str(len(node["tools"])) if node["tools"] else "?",
-            str(node["running"]),
-            " ".join([*node["capabilities"], *(f"({one} refused)" for one in node.get("refused_capabilities", ()))]),
-            " ".join(node["tags"]),
-            _limits(node["runtime"]),
-        ]
-        for node in entries
-    ]
-    shown = [place for place, column in enumerate(columns) if not column.flexible or any(row[place] for row in rows)]
-    show_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows])
-
-
-def _limits(runtime: Any) -> str:
-    """Return what a node says of its limits; it may say anything."""
-    limits = runtime.get("limits") if isinstance(runtime, dict) else None
-    if not isinstance(limits, dict):
-        return ""
-
-    def names(key: str) -> list[str]:
-        value = limits.get(key)
-        return [str(name)[:200] for name in value[:20]] if isinstance(value, list) else []
-
-    parts = [f"only {' '.join(names('root'))}"] if names("root") else []
-    parts += ["read-only"] if limits.get("read_only") is True else []
-    parts += [f"also {' '.join(names('allow_tools'))}"] if names("allow_tools") else []
-    parts += [f"no {' '.join(names('deny_tools'))}"] if names("deny_tools") else []
-    return ", ".join(parts)
+    show_list(client.get("/v1/nodes"), "nodes", NODE_COLUMNS, f"no nodes yet; {ADD_NODE}")
 
 
 @nodes.command()
 @click.argument("node_id", metavar="ID")
-@client_command
-def forget(node_id: str, client: Client, as_json: bool) -> None:
-    """Take an offline node off the list. Its token stays valid: `farhand token revoke` ends that.
+def forget(node_id: str, client: Client) -> None:
+    """Remove an offline node from the list. Its token stays valid; revoke it with `farhand token revoke`.
 
     \b
     Example:
       farhand nodes forget old-laptop
     """
-    answer = client.request("DELETE", f"/v1/nodes/{quote(node_id, safe='')}")
-    if as_json:
-        show_answer(answer)
-    else:
-        print(f"forgotten: {plain(node_id)}")
+    show(client.delete("/v1/nodes/{}", node_id), f"forgotten: {node_id}")

@@ -1,4 +1,4 @@
-"""`policy`: the rules in force, which of them decides a call, and what a new policy would have stopped."""
+"""`policy`: the rules for calls, which rule decides a call, and what other rules would have decided."""
 
 from __future__ import annotations
 
@@ -11,20 +11,40 @@ from typing import Any
 
 import click
 
-from farhand.cli.calls.calls import read_arguments
-from farhand.cli.client import Client, ClientError, client_command
-from farhand.cli.output import Column, ago, remark, show_answer, show_fields, show_table
+from farhand.cli.calls.arguments import read_arguments
+from farhand.cli.client import Client, ClientError
+from farhand.cli.commands import Age, client_group
+from farhand.cli.output import Column, ago, id_column, remark, show, show_fields, show_table
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_CALL_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CALL_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CONDITIONS = ("tool", "node", "route", "args", "origin", "credential", "on_behalf_of", "session")
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def policy(client: Client, as_json: bool) -> None:
-    """Show the rules in force; tell which decides a call; try a policy on the calls that were made.
+def _conditions(rule: dict[str, Any]) -> str:
+    given = [f"{name} {json.dumps(rule[name], ensure_ascii=False)}" for name in CONDITIONS if rule.get(name)]
+    return ", ".join(given) or "anything"
 
-    The rules are `[policy]` of farhand.toml; a change of the file holds for the next call.
+
+RULE_COLUMNS = [
+    Column("RULE", lambda rule: rule["name"]),
+    Column("DECISION", "decision"),
+    Column("MATCHES", _conditions, flexible=True),
+]
+REPLAY_COLUMNS = [
+    id_column("CALL", "call_id"),
+    Column("TOOL", "tool"),
+    Column("DECISION", "decision"),
+    Column("RULE", "rule"),
+    Column("STATE", "state"),
+    Column("MADE", lambda one: ago(one["at"])),
+]
+
+
+@client_group
+def policy(client: Client) -> None:
+    """Show the rules; explain which one decides a call; test other rules on recorded calls.
+
+    The rules are in `[policy]` of farhand.toml; a change applies to the next call.
 
     \b
     Examples:
@@ -33,123 +53,89 @@ def policy(client: Client, as_json: bool) -> None:
       farhand policy explain laptop__Bash command='rm -rf build'
       farhand policy replay --since 7d --policy new.toml
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
-    answer = client.get("/v1/policy")
-    if as_json:
-        show_answer(answer)
-        return
-    settings = answer.value
-    if not settings["rules"]:
-        remark(f"no rules: {settings['default']} everything")
-        return
-    columns = [Column("RULE"), Column("DECISION"), Column("FITS", flexible=True)]
-    rows = [
-        [rule["name"] or f"rule {number}", rule["decision"], _conditions(rule)]
-        for number, rule in enumerate(settings["rules"], 1)
-    ]
-    show_table(columns, [*rows, ["default", settings["default"], "anything else"]])
 
+    def render(settings: dict[str, Any]) -> None:
+        if not settings["rules"]:
+            remark(f"no rules: {settings['default']} everything")
+            return
+        rules = [{**rule, "name": rule["name"] or f"rule {n}"} for n, rule in enumerate(settings["rules"], 1)]
+        show_table(RULE_COLUMNS, [*rules, {"name": "default", "decision": settings["default"]}])
 
-def _conditions(rule: dict[str, Any]) -> str:
-    names = ("tool", "node", "route", "args", "origin", "credential", "on_behalf_of", "session")
-    return (
-        ", ".join(f"{name} {json.dumps(rule[name], ensure_ascii=False)}" for name in names if rule.get(name))
-        or "anything"
-    )
+    show(client.get("/v1/policy"), render)
 
 
 @policy.command()
 @click.argument("what", metavar="CALL | TOOL")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON")
-@click.option("--origin", default="http", show_default=True, help="Where the call would come from, as cron:backup.")
-@click.option("--credential", metavar="ID", help="Whose it would be.")
-@click.option("--on-behalf-of", metavar="ID", help="Credential on whose behalf an agent would act.")
-@click.option("--session", "session_key", metavar="KEY", help="Session it would belong to.")
-@client_command
-def explain(
-    what: str,
-    arguments: tuple[str, ...],
-    origin: str,
-    credential: str | None,
-    on_behalf_of: str | None,
-    session_key: str | None,
-    client: Client,
-    as_json: bool,
-) -> None:
-    """Name the rule that decides a call: one that was made, by its id, or one that might be.
+@click.option("--origin", default="http", show_default=True, help="Origin of the call, such as cron:backup.")
+@click.option("--credential", metavar="ID", help="Credential that makes the call.")
+@click.option("--on-behalf-of", metavar="ID", help="Credential on whose behalf an agent acts.")
+@click.option("--session", "session_key", metavar="KEY", help="Session of the call.")
+def explain(what: str, arguments: tuple[str, ...], client: Client, **principal: str | None) -> None:
+    """Show which rule decides a call: a recorded one, by its id, or a hypothetical one.
 
     \b
     Examples:
       farhand policy explain 0198c0de-7a11-7000-8000-0123456789ab
-      farhand policy explain laptop__Write path=/etc/hosts content=x --origin telegram
+      farhand policy explain laptop__Write path=/etc/hosts --origin telegram
     """
+
+    def render(found: dict[str, Any]) -> None:
+        show_fields(
+            {
+                "decision": found["decision"],
+                "rule": found["rule"] + (f": {found['reason']}" if found["reason"] else ""),
+                "tool": found["tool"],
+                "node": found["node_id"],
+                "origin": " < ".join(found["origins"]),
+                "credential": found["credential"],
+                "on behalf of": found["on_behalf_of"],
+                "also match": ", ".join(one["rule"] for one in found["fitting"][1:-1]),
+                "call": found["call_id"],
+                "ended": found["state"],
+                "decided then": found["decided_by_rule"],
+                "approval": found["approval"],
+            }
+        )
+
     body: dict[str, Any] = {"call_id": what}
-    if not _CALL_ID.fullmatch(what):
-        body = {"tool": what, "args": read_arguments(arguments), "origin": origin}
-        body |= {"credential": credential, "on_behalf_of": on_behalf_of, "session_key": session_key}
-    answer = client.request("POST", "/v1/policy/explain", body)
-    if as_json:
-        show_answer(answer)
-        return
-    found = answer.value
-    others = [one["rule"] for one in found["fitting"][1:-1]]
-    show_fields(
-        [
-            ("decision", found["decision"]),
-            ("rule", found["rule"] + (f": {found['reason']}" if found["reason"] else "")),
-            ("tool", found["tool"]),
-            ("node", found["node_id"] or ""),
-            ("origin", " < ".join(found["origins"])),
-            ("credential", found["credential"]),
-            ("on behalf of", found["on_behalf_of"] or ""),
-            ("also fit", ", ".join(others)),
-            ("call", found["call_id"] or ""),
-            ("it ended", found["state"] or ""),
-            ("decided then", found["decided_by_rule"] or ""),
-            ("approval", found["approval"] or ""),
-        ]
-    )
+    if not CALL_ID.fullmatch(what):
+        body = {"tool": what, "args": read_arguments(arguments), **principal}
+    show(client.post("/v1/policy/explain", body), render)
 
 
 @policy.command()
-@click.option("--since", default="7d", show_default=True, metavar="AGE", help="How far back: 90m, 12h, 7d, 2w.")
+@click.option("--since", type=Age(), default="7d", show_default=True, metavar="AGE", help="How far back: 90m, 12h, 2w.")
 @click.option(
-    "--policy", "file", type=click.Path(exists=True, dir_okay=False), help="TOML with the [policy] to try instead."
+    "--policy", "file", type=click.Path(exists=True, dir_okay=False), help="TOML file with the [policy] to test."
 )
-@client_command
-def replay(since: str, file: str | None, client: Client, as_json: bool) -> None:
-    """Show which of the recorded calls a policy would have stopped or asked about. Nothing is run.
+def replay(since: float, file: str | None, client: Client) -> None:
+    """Show which recorded calls a policy would have denied or asked about. Nothing is run.
 
     \b
     Examples:
       farhand policy replay --since 7d
       farhand policy replay --since 24h --policy new.toml --json
     """
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", since.strip().lower())
-    if found is None:
-        raise click.UsageError(f"--since takes an age like 90m, 12h, 7d or 2w, not {since!r}.")
-    body: dict[str, Any] = {"since": round((time.time() - int(found[1]) * UNITS[found[2]]) * 1000)}
+
+    def render(report: dict[str, Any]) -> None:
+        if report["stopped"]:
+            show_table(REPLAY_COLUMNS, report["stopped"])
+        counts = f"{report['allow']} allowed, {report['ask']} asked about, {report['deny']} denied"
+        remark(f"{report['calls']} calls: {counts}")
+
+    body: dict[str, Any] = {"since": round(max(0.0, time.time() - since) * 1000)}
     if file is not None:
-        body["policy"] = _read(Path(file))
-    answer = client.request("POST", "/v1/policy/replay", body)
-    if as_json:
-        show_answer(answer)
-        return
-    told = answer.value
-    if told["stopped"]:
-        names = ("call_id", "tool", "decision", "rule", "state")
-        columns = [Column("CALL"), Column("TOOL"), Column("DECISION"), Column("RULE"), Column("STATE"), Column("MADE")]
-        show_table(columns, [[*(one[name] for name in names), ago(one["at"])] for one in told["stopped"]])
-    remark(f"{told['calls']} calls: {told['allow']} allowed, {told['ask']} asked about, {told['deny']} denied")
+        body["policy"] = _read_policy(Path(file))
+    show(client.post("/v1/policy/replay", body), render)
 
 
-def _read(path: Path) -> Any:
-    """The policy in a file: its table [policy], or the whole of it."""
+def _read_policy(path: Path) -> Any:
+    """Return the table [policy] of a file, or the whole file if it has none."""
     try:
         values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ClientError("usage", f"{path} is not valid TOML: {error}") from None
     except OSError as error:
-        raise ClientError("usage", f"{path} cannot be read: {error.strerror}") from None
+        raise ClientError("usage", f"cannot read {path}: {error.strerror}") from None
     return values.get("policy", values)

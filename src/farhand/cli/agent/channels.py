@@ -1,22 +1,46 @@
-"""`channels`: which there are, who may talk on them, and the hooks other programs post to."""
+"""`channels`: list channels, admit people, and manage the hooks that other programs post to."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import click
 
-from farhand.cli.client import Client, client_command
-from farhand.cli.output import Column, ago, plain, remark, show_answer, show_table
+from farhand.cli.client import Client, url_path
+from farhand.cli.commands import client_group
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import Column, ago, one_line, plain, remark, show, show_list
 
-CHANNEL = click.option("--channel", help="On which channel, when somebody wrote on several.")
+CHANNEL = click.option("--channel", help="The channel, if the person wrote on several.")
+PERSON = click.argument("who", metavar="CODE_OR_ADDRESS")
+CHANNEL_COLUMNS = [
+    Column("NAME", "name"),
+    Column("CHANNEL", "channel"),
+    Column("ACCOUNT", "accountId"),
+    Column("WHO MAY TALK", "policy"),
+    Column("WAITING", "waiting", right=True),
+    Column("TROUBLE", "trouble", flexible=True),
+]
+PAIRING_COLUMNS = [
+    Column("CODE", "code"),
+    Column("STATE", "state"),
+    Column("CHANNEL", "channel"),
+    Column("WHO", lambda one: f"{one['sender']} ({one['name']})" if one["name"] else one["sender"]),
+    Column("WHEN", lambda one: ago(one["requested_at"])),
+    Column("FIRST WORDS", lambda one: one_line(one["first_text"]), flexible=True),
+]
+HOOK_COLUMNS = [
+    Column("PATH", "path"),
+    Column("SIGNED", lambda one: "yes" if one["signed"] else "no"),
+    Column("AGENT", "agent"),
+    Column("TOOLS", "tools"),
+    Column("ANSWERS GO TO", lambda one: one["deliver"] or "the transcript", flexible=True),
+]
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def channels(client: Client, as_json: bool) -> None:
-    """List the channels; let people in; manage hooks.
+@client_group
+def channels(client: Client) -> None:
+    """List channels; admit people; manage hooks.
 
     \b
     Examples:
@@ -25,55 +49,22 @@ def channels(client: Client, as_json: bool) -> None:
       farhand channels pair approve K7PQ2MXW
       farhand channels hook add ci --deliver telegram:123456
     """
-    if click.get_current_context().invoked_subcommand is None:
-        _list(client, as_json)
-
-
-@channels.command("list")
-@client_command
-def list_(client: Client, as_json: bool) -> None:
-    """List the channels and how they are."""
-    _list(client, as_json)
-
-
-@channels.command()
-@client_command
-def status(client: Client, as_json: bool) -> None:
-    """As `list`."""
-    _list(client, as_json)
-
-
-def _list(client: Client, as_json: bool) -> None:
     answer = client.get("/v1/channels")
-    if as_json:
-        show_answer(answer)
-        return
-    columns = [
-        Column("NAME"),
-        Column("CHANNEL"),
-        Column("ACCOUNT"),
-        Column("WHO MAY TALK"),
-        Column("WAITING", right=True),
-    ]
-    rows = [
-        [one["name"], one["channel"], one["accountId"], one["policy"], str(one["waiting"])]
-        for one in answer.value["channels"]
-    ]
-    show_table(
-        [*columns, Column("TROUBLE", flexible=True)],
-        [[*row, one["trouble"] or ""] for row, one in zip(rows, answer.value["channels"], strict=True)],
-    )
-    if len(rows) == 1:
+    show_list(answer, "channels", CHANNEL_COLUMNS, "no channels")
+    if len(answer.value["channels"]) == 1 and not wants_json():
         remark("add a channel to farhand.toml: [channels.telegram], [channels.email], …")
+
+
+channels.add_alias("list", "List the channels and their status.")
+channels.add_alias("status", "The same as `list`.")
 
 
 # -- people ---------------------------------------------------------------------------------------------------
 
 
-@channels.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def pair(client: Client, as_json: bool) -> None:
-    """List who asked to be let in, and decide.
+@channels.client_group
+def pair(client: Client) -> None:
+    """List the people who asked to talk to the agent, and decide.
 
     \b
     Examples:
@@ -81,70 +72,45 @@ def pair(client: Client, as_json: bool) -> None:
       farhand channels pair approve K7PQ2MXW
       farhand channels pair approve +15551234567 --channel signal
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
-    answer = client.get("/v1/channels/pairings")
-    if as_json:
-        show_answer(answer)
-    elif not answer.value["pairings"]:
-        remark("nobody has asked yet")
-    else:
-        columns = [Column("CODE"), Column("STATE"), Column("CHANNEL"), Column("WHO"), Column("WHEN")]
-        show_table(
-            [*columns, Column("FIRST WORDS", flexible=True)], [_pairing(one) for one in answer.value["pairings"]]
-        )
-
-
-def _pairing(one: dict[str, Any]) -> list[str]:
-    who = f"{one['sender']} ({one['name']})" if one["name"] else one["sender"]
-    first = " ".join(one["first_text"].split())
-    return [one["code"], one["state"], one["channel"], who, ago(one["requested_at"]), first]
+    show_list(client.get("/v1/channels/pairings"), "pairings", PAIRING_COLUMNS, "no requests yet")
 
 
 @pair.command()
-@click.argument("who", metavar="CODE_OR_ADDRESS")
+@PERSON
 @CHANNEL
-@client_command
-def approve(who: str, channel: str | None, client: Client, as_json: bool) -> None:
-    """Let somebody talk to the agent."""
-    _decide(client, "POST", f"{quote(who, safe='')}/approve", channel, as_json, "may talk now")
+def approve(who: str, channel: str | None, client: Client) -> None:
+    """Allow a person to talk to the agent."""
+    _decide(client, "POST", url_path("{}/approve", who, channel=channel), "may talk now")
 
 
 @pair.command()
-@click.argument("who", metavar="CODE_OR_ADDRESS")
+@PERSON
 @CHANNEL
-@client_command
-def reject(who: str, channel: str | None, client: Client, as_json: bool) -> None:
-    """Do not let somebody in; they are not asked about again."""
-    _decide(client, "POST", f"{quote(who, safe='')}/reject", channel, as_json, "may not talk")
+def reject(who: str, channel: str | None, client: Client) -> None:
+    """Refuse a person; later requests from the same person are ignored."""
+    _decide(client, "POST", url_path("{}/reject", who, channel=channel), "may not talk")
 
 
 @pair.command()
-@click.argument("who", metavar="CODE_OR_ADDRESS")
+@PERSON
 @CHANNEL
-@client_command
-def forget(who: str, channel: str | None, client: Client, as_json: bool) -> None:
-    """Take a decision back: whoever it is has to ask again."""
-    _decide(client, "DELETE", quote(who, safe=""), channel, as_json, "was forgotten")
+def forget(who: str, channel: str | None, client: Client) -> None:
+    """Withdraw a decision: the person has to ask again."""
+    _decide(client, "DELETE", url_path("{}", who, channel=channel), "was forgotten")
 
 
-def _decide(client: Client, method: str, path: str, channel: str | None, as_json: bool, told: str) -> None:
-    query = f"?{urlencode({'channel': channel})}" if channel else ""
-    answer = client.request(method, f"/v1/channels/pairings/{path}{query}")
-    if as_json:
-        show_answer(answer)
-    else:
-        value = answer.value
-        print(plain(f"{value.get('sender') or value.get('removed')} {told} on {value['channel']}"))
+def _decide(client: Client, method: str, path: str, outcome: str) -> None:
+    answer = client.request(method, f"/v1/channels/pairings/{path}")
+    who = answer.value.get("sender") or answer.value.get("removed")
+    show(answer, f"{who} {outcome} on {answer.value['channel']}")
 
 
 # -- hooks ----------------------------------------------------------------------------------------------------
 
 
-@channels.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def hook(client: Client, as_json: bool) -> None:
-    """Addresses that other programs post to: list, add, remove.
+@channels.client_group
+def hook(client: Client) -> None:
+    """Manage the addresses that other programs post to.
 
     \b
     Examples:
@@ -152,87 +118,37 @@ def hook(client: Client, as_json: bool) -> None:
       farhand channels hook add ci --deliver telegram:123456
       farhand channels hook remove ci
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
-    answer = client.get("/v1/hooks")
-    if as_json:
-        show_answer(answer)
-        return
-    if not answer.value["hooks"]:
-        remark("no hooks yet: `farhand channels hook add ID` makes one")
-        return
-    columns = [
-        Column("PATH"),
-        Column("SIGNED"),
-        Column("AGENT"),
-        Column("TOOLS"),
-        Column("ANSWERS GO TO", flexible=True),
-    ]
-    show_table(
-        columns,
-        [
-            [
-                one["path"],
-                "yes" if one["signed"] else "no",
-                one["agent"],
-                one["tools"],
-                one["deliver"] or "the transcript",
-            ]
-            for one in answer.value["hooks"]
-        ],
-    )
+    empty = "no hooks yet; create one with `farhand channels hook add ID`"
+    show_list(client.get("/v1/hooks"), "hooks", HOOK_COLUMNS, empty)
 
 
 @hook.command()
 @click.argument("hook_id", metavar="ID")
-@click.option("--secret", help="Posts are signed with it.  [default: one is made]")
-@click.option("--unsigned", is_flag=True, help="Anybody who knows the address may post.")
+@click.option("--secret", help="Secret that signs the posts.  [default: a new one]")
+@click.option("--unsigned", is_flag=True, help="Accept posts from everyone who knows the address.")
 @click.option("--agent", default="main", show_default=True)
-@click.option("--session", default="", help="Which session its posts go to.  [default: one of its own]")
-@click.option("--format", "shape", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--session", default="", help="Session that receives the posts.  [default: one per hook]")
+@click.option("--format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--tools", type=click.Choice(["none", "read", "write", "all"]), help="What the agent may do.  [default: read]"
 )
 @click.option("--deliver", default="", metavar="CHANNEL:PEER", help="Where the answers go.")
-@client_command
-def add(
-    hook_id: str,
-    secret: str | None,
-    unsigned: bool,
-    agent: str,
-    session: str,
-    shape: str,
-    tools: str | None,
-    deliver: str,
-    client: Client,
-    as_json: bool,
-) -> None:
-    """Make a hook, or change one. Its secret is shown this once."""
-    wanted = {
-        "secret": "" if unsigned else secret,
-        "agent": agent,
-        "session": session,
-        "format": shape,
-        "tools": tools,
-        "deliver": deliver,
-    }
-    answer = client.request("PUT", f"/v1/hooks/{quote(hook_id, safe='')}", wanted)
-    if as_json:
-        show_answer(answer)
-        return
-    print(plain(f"post to {answer.value['path']}"))
-    if answer.value["secret"]:
-        print(plain(f"secret: {answer.value['secret']}"))
-        remark("sign the body: X-Webhook-Signature: sha256=<hex of HMAC-SHA256>")
+def add(hook_id: str, unsigned: bool, client: Client, **settings: Any) -> None:
+    """Create or change a hook. Its secret is shown only once."""
+    if unsigned:
+        settings["secret"] = ""
+
+    def render(value: dict[str, Any]) -> None:
+        print(plain(f"post to {value['path']}"))
+        if value["secret"]:
+            print(plain(f"secret: {value['secret']}"))
+            remark("sign the body: X-Webhook-Signature: sha256=<hex of HMAC-SHA256>")
+
+    show(client.request("PUT", url_path("/v1/hooks/{}", hook_id), settings), render)
 
 
 @hook.command()
 @click.argument("hook_id", metavar="ID")
-@client_command
-def remove(hook_id: str, client: Client, as_json: bool) -> None:
+def remove(hook_id: str, client: Client) -> None:
     """Remove a hook."""
-    answer = client.request("DELETE", f"/v1/hooks/{quote(hook_id, safe='')}")
-    if as_json:
-        show_answer(answer)
-    else:
-        print(plain(f"removed {hook_id}"))
+    show(client.delete("/v1/hooks/{}", hook_id), f"removed {hook_id}")

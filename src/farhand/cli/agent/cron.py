@@ -1,257 +1,219 @@
-"""`cron`: jobs that the agent does at their time."""
+"""`cron`: schedule jobs for the agent."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlencode
 from zoneinfo import ZoneInfo
 
 import click
 
-from farhand.cli.client import Client, ClientError, client_command
+from farhand.cli.client import Client, ClientError, url_path
+from farhand.cli.commands import client_group, options_given
 from farhand.cli.output import (
     Column,
     ago,
-    moment,
+    duration,
+    local_time,
+    one_line,
     paint,
     plain,
     plain_lines,
     remark,
-    show_answer,
+    show,
     show_fields,
+    show_list,
     show_table,
-    took,
 )
 
-PATIENCE_SECONDS = 300.0
+RUN_SECONDS = 300.0
 ID_LENGTH = 36
+JOB = click.argument("job", metavar="JOB")
+LIST_LIMIT = 200
+TASK_OPTIONS = ("channel", "to", "deliver", "model", "thinking", "timeoutSeconds")
+RUN_COLUMNS = [
+    Column("SLOT", lambda run: local_time(run["slotAtMs"]), narrow=lambda text: text[5:-3]),
+    Column("JOB", "jobName", flexible=True),
+    Column("STATE", lambda run: run["status"] + (": late" if run["late"] and run["status"] != "missed" else "")),
+    Column("TOOK", lambda run: duration(run.get("durationMs"))),
+    Column("WHAT", lambda run: one_line(run.get("error") or run.get("summary") or ""), flexible=True),
+]
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@client_command
-def cron(client: Client, as_json: bool) -> None:
-    """Schedule work for the agent, and see what became of it.
+@client_group
+def cron(client: Client) -> None:
+    """Schedule work for the agent, and see the results.
 
     \b
     Examples:
       farhand cron add standup '0 9 * * MON-FRI' 'Remind me of the stand-up.'
-      farhand cron add backup 'every 6 hours' 'Back up the photos.' --task --node nas
+      farhand cron add backup 'every 6 hours' 'Back up.' --task --node nas
       farhand cron list
       farhand cron preview '30 2 * * *' --tz Europe/Berlin
       farhand cron runs
 
-    A JOB is named by its name, its id, or the beginning of that.
+    JOB is the name of a job, its id, or the beginning of its id.
     """
-    if click.get_current_context().invoked_subcommand is None:
-        _list(client, {"limit": 200}, as_json)
+    _list(client, limit=LIST_LIMIT)
 
 
 @cron.command("list")
-@click.option("--all", "all_", is_flag=True, help="Disabled jobs too.")
-@click.option("--agent", "agent_id", metavar="ID", help="Only this agent's.")
-@click.option("--limit", type=click.IntRange(1, 500), default=200, show_default=True)
+@click.option("--all", "every", is_flag=True, help="Include disabled jobs.")
+@click.option("--agent", "agent_id", metavar="ID", help="Only jobs of this agent.")
+@click.option("--limit", type=click.IntRange(1, 500), default=LIST_LIMIT, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
-@client_command
-def list_(all_: bool, agent_id: str | None, limit: int, offset: int, client: Client, as_json: bool) -> None:
-    """List jobs, the next one first.
+def list_(every: bool, agent_id: str | None, limit: int, offset: int, client: Client) -> None:
+    """List jobs, next run first.
 
     \b
     Example:
       farhand cron list --all
     """
-    query: dict[str, Any] = {"limit": limit, "offset": offset, "includeDisabled": int(all_)}
-    if agent_id is not None:
-        query["agentId"] = agent_id
-    _list(client, query, as_json)
+    _list(client, limit=limit, offset=offset, includeDisabled=int(every), agentId=agent_id)
 
 
-def _list(client: Client, query: dict[str, Any], as_json: bool) -> None:
-    answer = client.get(f"/v1/cron?{urlencode(query)}")
-    jobs = answer.value["jobs"]
-    if as_json:
-        show_answer(answer)
-    elif not jobs:
-        remark("there are no jobs; `farhand cron add --help` shows how to make one")
-    else:
+def _list(client: Client, **query: Any) -> None:
+    def render(value: dict[str, Any]) -> None:
+        jobs = value["jobs"]
+        if not jobs:
+            remark("no jobs; create one with `farhand cron add`")
+            return
+        # Times are shown in the zone in which schedules are interpreted.
+        zone = ZoneInfo(value["timezone"])
         columns = [
-            Column("ID"),
-            Column("NAME", flexible=True),
-            Column("STATE"),
-            Column("NEXT"),
-            Column("LAST"),
-            Column("SCHEDULE", flexible=True),
+            Column("ID", "id", narrow=lambda text: text[:8]),
+            Column("NAME", "name", flexible=True),
+            Column("STATE", _state),
+            Column("NEXT", lambda job: _next_run(job, zone), narrow=lambda text: text[5:16] or text),
+            Column("LAST", lambda job: ago(job["state"].get("lastRunAtMs"))),
+            Column("SCHEDULE", "scheduleHuman", flexible=True),
         ]
-        zone = ZoneInfo(answer.value["timezone"])
-        show_table(columns, [_row(job, zone) for job in jobs])
+        show_table(columns, jobs)
         for job in jobs:
             if "pausedReason" in job:
                 remark(plain(f"{job['name']} ({job['id']}) is paused: {job['pausedReason']}"))
-        shown = answer.value["offset"] + len(jobs)
-        if answer.value["count"] > shown:
-            remark(f"{answer.value['count'] - shown} more: --offset {shown}")
+        shown = value["offset"] + len(jobs)
+        if value["count"] > shown:
+            remark(f"{value['count'] - shown} more: --offset {shown}")
+
+    show(client.get("/v1/cron", **query), render)
 
 
-def _row(job: dict[str, Any], zone: ZoneInfo) -> list[str]:
-    """Moments are shown in the zone that schedules are read in."""
-    state = job["state"]
-    shown = "running" if "runningAtMs" in state else state.get("lastStatus", "new")
-    return [
-        job["id"],
-        job["name"],
-        ("paused" if "pausedReason" in job else shown) if job["enabled"] else "disabled",
-        f"{datetime.fromtimestamp(state['nextRunAtMs'] / 1000, zone):%Y-%m-%d %H:%M:%S %Z}"
-        if "nextRunAtMs" in state
-        else "never",
-        ago(state.get("lastRunAtMs")),
-        job["scheduleHuman"],
-    ]
+def _state(job: dict[str, Any]) -> str:
+    if not job["enabled"]:
+        return "disabled"
+    if "pausedReason" in job:
+        return "paused"
+    return "running" if "runningAtMs" in job["state"] else str(job["state"].get("lastStatus", "new"))
 
 
-def _path(client: Client, named: str) -> str:
-    """Where a job is found, by its id, the beginning of it, or its name. Raises ClientError when that fits several."""
-    if len(named) != ID_LENGTH and not named.startswith("heartbeat:"):
-        jobs = client.get("/v1/cron?includeDisabled=1&limit=500").value["jobs"]
-        found = [job for job in jobs if job["name"] == named] or [job for job in jobs if job["id"].startswith(named)]
+def _next_run(job: dict[str, Any], zone: ZoneInfo) -> str:
+    at = job["state"].get("nextRunAtMs")
+    return "never" if at is None else f"{datetime.fromtimestamp(at / 1000, zone):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _path(client: Client, job: str) -> str:
+    """Return the path of a job given by id, beginning of the id, or name. Raises ClientError if several match."""
+    if len(job) != ID_LENGTH and not job.startswith("heartbeat:"):
+        jobs = client.get("/v1/cron", includeDisabled=1, limit=500).value["jobs"]
+        found = [one for one in jobs if one["name"] == job] or [one for one in jobs if one["id"].startswith(job)]
         if len(found) > 1:
-            raise ClientError("ambiguous", f"{len(found)} jobs are named {named!r}; say more of the id")
+            raise ClientError("ambiguous", f"{len(found)} jobs match {job!r}; give more of the id")
         if found:
-            named = found[0]["id"]
-    return f"/v1/cron/{quote(named, safe='')}"
+            job = found[0]["id"]
+    return url_path("/v1/cron/{}", job)
+
+
+def _parse_schedule(client: Client, schedule: str, tz: str | None) -> Any:
+    asked = {"schedule": schedule, "count": 1, **options_given(tz=tz or None)}
+    return client.post("/v1/cron/preview", asked).value["schedule"]
 
 
 @cron.command()
 @click.argument("name")
 @click.argument("schedule")
 @click.argument("text")
-@click.option("--task", is_flag=True, help="Run in a clean session of its own, not in the main one.")
-@click.option("--tz", metavar="ZONE", help="IANA time zone of a cron expression or time.  [the user's]")
-@click.option("--agent", "agent_id", metavar="ID", help="Agent that owns the job.  [main]")
+@click.option("--task", is_flag=True, help="Run in a new session of its own instead of the main one.")
+@click.option("--tz", metavar="ZONE", help="IANA time zone of the schedule.  [the user's]")
+@click.option("--agent", "agentId", metavar="ID", help="Agent that owns the job.  [main]")
 @click.option("--description")
-@click.option("--delete-after-run", is_flag=True, help="Forget a one-shot after it succeeded.")
+@click.option(
+    "--delete-after-run", "deleteAfterRun", is_flag=True, default=None, help="Delete a one-time job after it succeeds."
+)
 @click.option("--missed", type=click.Choice(["skip", "once", "all", "window"]), help="What to do about missed slots.")
-@click.option("--window", type=float, metavar="SECONDS", help="For --missed window: how old a slot may be.")
-@click.option("--retries", type=click.IntRange(0, 10), help="How often a failed run is tried again.")
-@click.option("--node", metavar="ID", help="Run when this node is connected, and reach no other.")
-@click.option("--tag", help="Run when a node with this tag is connected, and reach no other.")
-@click.option("--channel", help="For --task: where the reply goes.")
-@click.option("--to", metavar="PEER", help="For --task: who gets the reply.")
-@click.option("--no-deliver", is_flag=True, help="For --task: keep the reply.")
-@click.option("--model", help="For --task.")
-@click.option("--thinking", help="For --task: off, minimal, low, medium, high, xhigh.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="For --task: how long a run may take.")
-@client_command
-def add(name: str, schedule: str, text: str, client: Client, as_json: bool, **options: Any) -> None:
+@click.option(
+    "--window", "windowSeconds", type=float, metavar="SECONDS", help="With --missed window: maximum age of a slot."
+)
+@click.option("--retries", type=click.IntRange(0, 10), help="How often a failed run is repeated.")
+@click.option("--node", metavar="ID", help="Run only while this node is connected; use no other node.")
+@click.option("--tag", help="Run only while a node with this tag is connected; use no other node.")
+@click.option("--channel", help="With --task: channel for the reply.")
+@click.option("--to", metavar="PEER", help="With --task: recipient of the reply.")
+@click.option("--no-deliver", "deliver", flag_value=False, default=None, help="With --task: do not send the reply.")
+@click.option("--model", help="With --task: the model.")
+@click.option("--thinking", help="With --task: off, minimal, low, medium, high, xhigh.")
+@click.option("--timeout", "timeoutSeconds", type=float, metavar="SECONDS", help="With --task: time limit of a run.")
+def add(schedule: str, text: str, task: bool, tz: str | None, client: Client, **options: Any) -> None:
     """Add a job.
 
-    SCHEDULE is a cron expression of five fields, `every 30 minutes`, or a moment: `in 2 hours`, `tomorrow 9am`,
-    `2026-03-01T09:00`. TEXT is what the agent is told at that time.
+    SCHEDULE is a cron expression of five fields, an interval (`every 30 minutes`), or a time (`in 2 hours`,
+    `tomorrow 9am`, `2026-03-01T09:00`). TEXT is the message the agent receives.
 
     \b
     Examples:
-      farhand cron add standup '0 9 * * MON-FRI' 'Remind me of the stand-up.' --tz Europe/Berlin
-      farhand cron add tea 'in 4 minutes' 'The tea is ready, tell me.' --delete-after-run
-      farhand cron add report '0 18 * * FRI' 'Write the weekly report.' --task --timeout 600
+      farhand cron add standup '0 9 * * MON-FRI' 'Remind me.' --tz Europe/Berlin
+      farhand cron add tea 'in 4 minutes' 'The tea is ready.' --delete-after-run
+      farhand cron add report '0 18 * * FRI' 'Report.' --task --timeout 600
     """
-    asked: dict[str, Any] = {"schedule": schedule, "count": 1}
-    if options["tz"]:
-        asked["tz"] = options["tz"]
-    read = client.request("POST", "/v1/cron/preview", asked).value["schedule"]
-    body = {"name": name, "schedule": read, "spec": _spec(text, options), **_fields(options)}
-    answer = client.request("POST", "/v1/cron", body)
-    if as_json:
-        show_answer(answer)
-    else:
-        _show(answer.value["job"])
+    for_task = {name: value for name in TASK_OPTIONS if (value := options.pop(name)) is not None}
+    if for_task and not task:
+        options_by_name = {one.name: one.opts[0] for one in click.get_current_context().command.params}
+        raise click.UsageError(f"{options_by_name[next(iter(for_task))]} requires --task.")
+    spec = {"mode": "task", "message": text, **for_task} if task else {"mode": "systemEvent", "text": text}
+    body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
+    show(client.post("/v1/cron", body), _show_job)
 
 
-def _spec(text: str, options: dict[str, Any]) -> dict[str, Any]:
-    if not options["task"]:
-        for_task = [n for n in ("channel", "to", "no_deliver", "model", "thinking", "timeout") if options[n]]
-        if for_task:
-            raise click.UsageError(f"--{for_task[0].replace('_', '-')} is for jobs with --task.")
-        return {"mode": "systemEvent", "text": text}
-    spec: dict[str, Any] = {"mode": "task", "message": text}
-    for field in ("channel", "to", "model", "thinking"):
-        if options[field]:
-            spec[field] = options[field]
-    if options["timeout"]:
-        spec["timeoutSeconds"] = options["timeout"]
-    if options["no_deliver"]:
-        spec["deliver"] = False
-    return spec
-
-
-def _fields(options: dict[str, Any]) -> dict[str, Any]:
-    names = {
-        "agent_id": "agentId",
-        "description": "description",
-        "missed": "missed",
-        "window": "windowSeconds",
-        "retries": "retries",
-        "node": "node",
-        "tag": "tag",
-    }
-    fields = {field: options[name] for name, field in names.items() if options.get(name) is not None}
-    if options.get("delete_after_run"):
-        fields["deleteAfterRun"] = True
-    return fields
-
-
-@cron.command()
-@click.argument("job_id", metavar="JOB")
-@client_command
-def show(job_id: str, client: Client, as_json: bool) -> None:
+@cron.command("show")
+@JOB
+def show_job(job: str, client: Client) -> None:
     """Show one job."""
-    answer = client.get(_path(client, job_id))
-    if as_json:
-        show_answer(answer)
-    else:
-        _show(answer.value["job"])
+    show(client.get(_path(client, job)), _show_job)
 
 
-def _show(job: dict[str, Any]) -> None:
-    spec, state = job["spec"], job["state"]
+def _show_job(value: dict[str, Any]) -> None:
+    job, spec, state = value["job"], value["job"]["spec"], value["job"]["state"]
     show_fields(
-        [
-            ("id", job["id"]),
-            ("name", job["name"]),
-            ("description", job.get("description", "")),
-            ("agent", job["agentId"]),
-            ("enabled", "yes" if job["enabled"] else "no"),
-            ("schedule", job["scheduleHuman"]),
-            ("next", job.get("nextRunHuman", "never")),
-            ("last", f"{state['lastStatus']}, {ago(state.get('lastRunAtMs'))}" if "lastStatus" in state else ""),
-            ("error", state.get("lastError", "")),
-            ("missed", job["missed"]),
-            ("node", job.get("node", "")),
-            ("tag", job.get("tag", "")),
-            ("mode", spec["mode"]),
-            ("text", spec.get("text") or spec.get("message") or ""),
-        ]
+        {
+            "id": job["id"],
+            "name": job["name"],
+            "description": job.get("description"),
+            "agent": job["agentId"],
+            "enabled": "yes" if job["enabled"] else "no",
+            "schedule": job["scheduleHuman"],
+            "next": job.get("nextRunHuman", "never"),
+            "last": f"{state['lastStatus']}, {ago(state.get('lastRunAtMs'))}" if "lastStatus" in state else None,
+            "error": state.get("lastError"),
+            "missed": job["missed"],
+            "node": job.get("node"),
+            "tag": job.get("tag"),
+            "mode": spec["mode"],
+            "text": spec.get("text") or spec.get("message"),
+        }
     )
 
 
 @cron.command()
-@click.argument("job_id", metavar="JOB")
+@JOB
 @click.option("--name")
 @click.option("--schedule", help="As for `farhand cron add`.")
-@click.option("--tz", metavar="ZONE", help="For --schedule.")
-@click.option("--text", help="What the agent is told.")
-@click.option("--enable/--disable", "enabled", default=None, help="Switch it on or off.")
-@click.option("--patch", metavar="JSON", help="Any fields, as for `gsv__Cron`.")
-@client_command
+@click.option("--tz", metavar="ZONE", help="Time zone of --schedule.")
+@click.option("--text", help="The message the agent receives.")
+@click.option("--enable/--disable", "enabled", default=None, help="Switch the job on or off.")
+@click.option("--patch", metavar="JSON", help="Any other fields, as for `gsv__Cron`.")
 def update(
-    job_id: str,
-    name: str | None,
-    schedule: str | None,
-    tz: str | None,
-    text: str | None,
-    enabled: bool | None,
-    patch: str | None,
-    client: Client,
-    as_json: bool,
+    job: str, schedule: str | None, tz: str | None, text: str | None, patch: str | None, client: Client, **fields: Any
 ) -> None:
     """Change a job.
 
@@ -261,130 +223,83 @@ def update(
       farhand cron update standup --schedule '0 10 * * MON-FRI'
       farhand cron update standup --patch '{"missed": "skip"}'
     """
-    path = _path(client, job_id)
-    body: dict[str, Any] = {}
-    if patch is not None:
-        try:
-            body = json.loads(patch)
-        except ValueError as error:
-            raise click.UsageError(f"--patch takes a JSON object: {error}") from None
-        if not isinstance(body, dict):
-            raise click.UsageError("--patch takes a JSON object.")
-    if name is not None:
-        body["name"] = name
-    if enabled is not None:
-        body["enabled"] = enabled
+    path = _path(client, job)
+    try:
+        body = json.loads(patch) if patch is not None else {}
+    except ValueError as error:
+        raise click.UsageError(f"--patch is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise click.UsageError("--patch is not a JSON object.")
+    body |= options_given(**fields)
     if schedule is not None:
-        asked = {"schedule": schedule, "count": 1} | ({"tz": tz} if tz else {})
-        body["schedule"] = client.request("POST", "/v1/cron/preview", asked).value["schedule"]
+        body["schedule"] = _parse_schedule(client, schedule, tz)
     if text is not None:
         mode = client.get(path).value["job"]["spec"]["mode"]
         body["spec"] = {"mode": mode, ("message" if mode == "task" else "text"): text}
     if not body:
-        raise click.UsageError("nothing to change; see --help.")
-    answer = client.request("PATCH", path, body)
-    if as_json:
-        show_answer(answer)
-    else:
-        _show(answer.value["job"])
+        raise click.UsageError("nothing to change; give at least one option.")
+    show(client.request("PATCH", path, body), _show_job)
 
 
 @cron.command()
-@click.argument("job_id", metavar="JOB")
-@client_command
-def remove(job_id: str, client: Client, as_json: bool) -> None:
-    """Remove a job and its history; a run of it is stopped."""
-    answer = client.request("DELETE", _path(client, job_id))
-    if as_json:
-        show_answer(answer)
-    else:
-        print(f"removed: {plain(job_id)}")
+@JOB
+def remove(job: str, client: Client) -> None:
+    """Remove a job and its history; a run in progress is stopped."""
+    show(client.delete(_path(client, job)), f"removed: {job}")
 
 
 @cron.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
-@click.option("--due", is_flag=True, help="Only if it is due; without a JOB, everything that is.")
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--due", is_flag=True, help="Only if it is due; without a JOB, all jobs that are due.")
 @click.option("--wait", type=float, default=60.0, show_default=True, metavar="SECONDS", help="How long to wait for it.")
-@client_command
-def run(job_id: str | None, due: bool, wait: float, client: Client, as_json: bool) -> int:
-    """Run a job now, beside its schedule. The status is 0 only when it succeeded.
+def run(job: str | None, due: bool, wait: float, client: Client) -> int:
+    """Run a job now, in addition to its schedule. The exit status is 0 only if it succeeds.
 
     \b
     Examples:
       farhand cron run standup
       farhand cron run --due
     """
-    if job_id is None and not due:
-        raise click.UsageError("name a job, or say --due.")
-    body: dict[str, Any] = {"mode": "due" if due else "force", "waitSeconds": wait}
-    if job_id is not None:
-        answer = client.request("POST", f"{_path(client, job_id)}/run", body, seconds=PATIENCE_SECONDS)
-    else:
-        answer = client.request("POST", "/v1/cron/run", body, seconds=PATIENCE_SECONDS)
-    results = answer.value["results"]
-    if as_json:
-        show_answer(answer)
-    elif not results:
-        remark("nothing is due")
-    for result in results if not as_json else ():
-        _show_run(result)
-    return 0 if all(result["status"] in ("ok", "running") for result in results) else 1
+    if job is None and not due:
+        raise click.UsageError("give a JOB, or --due.")
 
+    def render(value: dict[str, Any]) -> None:
+        for result in value["results"]:
+            print(f"{paint(result['status'], bold=True)}  {plain(result.get('jobName', result['jobId']))}")
+            for field in ("error", "summary"):
+                if result.get(field):
+                    print(plain_lines(result[field]))
+        if not value["results"]:
+            remark("nothing is due")
 
-def _show_run(result: dict[str, Any]) -> None:
-    print(f"{paint(result['status'], bold=True)}  {plain(result.get('jobName', result['jobId']))}")
-    for field in ("error", "summary"):
-        if result.get(field):
-            print(plain_lines(result[field]))
+    path = "/v1/cron" if job is None else _path(client, job)
+    body = {"mode": "due" if due else "force", "waitSeconds": wait}
+    answer = client.post(f"{path}/run", body, seconds=RUN_SECONDS)
+    show(answer, render)
+    return 0 if all(result["status"] in ("ok", "running") for result in answer.value["results"]) else 1
 
 
 @cron.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@click.argument("job", metavar="[JOB]", required=False)
 @click.option("--limit", type=click.IntRange(1, 2000), default=50, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
-@client_command
-def runs(job_id: str | None, limit: int, offset: int, client: Client, as_json: bool) -> None:
-    """What became of past slots, newest first: of one job, or of all.
+def runs(job: str | None, limit: int, offset: int, client: Client) -> None:
+    """List past runs of one job, or of all, newest first.
 
     \b
     Example:
       farhand cron runs --limit 20
     """
-    place = "/v1/cron/runs" if job_id is None else f"{_path(client, job_id)}/runs"
-    answer = client.get(f"{place}?limit={limit}&offset={offset}")
-    found = answer.value["runs"]
-    if as_json:
-        show_answer(answer)
-    elif not found:
-        remark("nothing has run yet")
-    else:
-        columns = [
-            Column("SLOT"),
-            Column("JOB", flexible=True),
-            Column("STATE"),
-            Column("TOOK"),
-            Column("WHAT", flexible=True),
-        ]
-        rows = [
-            [
-                moment(entry["slotAtMs"]),
-                entry["jobName"],
-                entry["status"] + (": late" if entry["late"] and entry["status"] != "missed" else ""),
-                took(entry.get("durationMs")),
-                " ".join((entry.get("error") or entry.get("summary") or "").split()),
-            ]
-            for entry in found
-        ]
-        show_table(columns, rows)
+    path = "/v1/cron" if job is None else _path(client, job)
+    show_list(client.get(f"{path}/runs", limit=limit, offset=offset), "runs", RUN_COLUMNS, "no runs yet")
 
 
 @cron.command()
 @click.argument("what", metavar="SCHEDULE | ID")
 @click.option("--count", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--tz", metavar="ZONE", help="IANA time zone.  [the user's]")
-@client_command
-def preview(what: str, count: int, tz: str | None, client: Client, as_json: bool) -> None:
-    """Show when a schedule, or a job, comes next. Nothing is added.
+def preview(what: str, count: int, tz: str | None, client: Client) -> None:
+    """Show the next times of a schedule or a job. Nothing is added.
 
     \b
     Examples:
@@ -392,37 +307,35 @@ def preview(what: str, count: int, tz: str | None, client: Client, as_json: bool
       farhand cron preview 'every 90 minutes'
       farhand cron preview 1f8a5c0e-6b0e-4f0e-9a53-0c6f1d6a7a11 --count 10
     """
+
+    def render(value: dict[str, Any]) -> None:
+        print(paint(plain(value["scheduleHuman"]), bold=True))
+        for slot in value["slots"]:
+            print(plain(slot["human"]))
+        if not value["slots"]:
+            remark("the schedule has no further times")
+
     if len(what) == ID_LENGTH and what.count("-") == 4 and tz is None:
-        answer = client.get(f"{_path(client, what)}/preview?count={count}")
+        answer = client.get("/v1/cron/{}/preview", what, count=count)
     else:
-        body = {"schedule": what, "count": count} | ({"tz": tz} if tz else {})
-        answer = client.request("POST", "/v1/cron/preview", body)
-    if as_json:
-        show_answer(answer)
-        return
-    print(paint(plain(answer.value["scheduleHuman"]), bold=True))
-    for slot in answer.value["slots"]:
-        print(plain(slot["human"]))
-    if not answer.value["slots"]:
-        remark("it never comes again")
+        answer = client.post("/v1/cron/preview", {"schedule": what, "count": count, **options_given(tz=tz or None)})
+    show(answer, render)
 
 
 @cron.command()
-@client_command
-def status(client: Client, as_json: bool) -> None:
-    """Whether the scheduler runs, and what is next."""
-    answer = client.get("/v1/cron/status")
-    if as_json:
-        show_answer(answer)
-        return
-    value = answer.value
+def status(client: Client) -> None:
+    """Show whether the scheduler is enabled, and the next run."""
+    show(client.get("/v1/cron/status"), _show_status)
+
+
+def _show_status(value: dict[str, Any]) -> None:
     show_fields(
-        [
-            ("scheduler", "on" if value["enabled"] else "off: [schedule] enabled = false"),
-            ("jobs", f"{value['count']} of {value['maxJobs']}"),
-            ("due", str(value["dueCount"])),
-            ("running", f"{value['runningCount']} of {value['maxConcurrentRuns']}"),
-            ("next", value.get("nextRunHuman", "nothing")),
-            ("now", f"{value['currentTime']} ({value['timezone']})"),
-        ]
+        {
+            "scheduler": "on" if value["enabled"] else "off: [schedule] enabled = false",
+            "jobs": f"{value['count']} of {value['maxJobs']}",
+            "due": value["dueCount"],
+            "running": f"{value['runningCount']} of {value['maxConcurrentRuns']}",
+            "next": value.get("nextRunHuman", "nothing"),
+            "now": f"{value['currentTime']} ({value['timezone']})",
+        }
     )

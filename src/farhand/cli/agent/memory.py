@@ -1,24 +1,28 @@
-"""`memory`: search and read what the agents wrote down for themselves."""
+"""`memory`: search and read the agents' memory files."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 import click
 
-from farhand.cli.client import Client, client_command
-from farhand.cli.output import Column, paint, plain, plain_lines, remark, show_answer, show_table
+from farhand.cli.client import Client, url_path
+from farhand.cli.commands import client_group
+from farhand.cli.output import Column, paint, plain, plain_lines, remark, show, show_table
 
-AGENT = click.option("--agent", default="main", show_default=True, help="Whose memory.")
+AGENT = click.option("--agent", default="main", show_default=True, help="Agent whose memory is used.")
 REINDEX_SECONDS = 3600.0
+COLUMNS = [
+    Column("SOURCE", "source", flexible=True),
+    Column("FILES", "files", right=True),
+    Column("CHUNKS", "chunks", right=True),
+]
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
+@client_group
 @AGENT
-@client_command
-def memory(agent: str, client: Client, as_json: bool) -> None:
-    """What the agents remember: MEMORY.md and memory/*.md. Without a command: what is indexed.
+def memory(agent: str, client: Client) -> None:
+    """Search and read the agents' memory: MEMORY.md and memory/*.md. Without a command, show what is indexed.
 
     \b
     Examples:
@@ -26,105 +30,66 @@ def memory(agent: str, client: Client, as_json: bool) -> None:
       farhand memory search wifi password
       farhand memory get memory/2026-11-15.md --from 3 --lines 10
     """
-    if click.get_current_context().invoked_subcommand is None:
-        _status(client, agent, as_json)
+    show(client.get("/v1/memory", agent=agent), _show_status)
 
 
-@memory.command()
-@AGENT
-@client_command
-def status(agent: str, client: Client, as_json: bool) -> None:
-    """What is indexed, and by what it can be found.
-
-    \b
-    Example:
-      farhand memory status
-    """
-    _status(client, agent, as_json)
+memory.add_alias("status", "Show what is indexed, and how.")
 
 
 @memory.command()
 @click.argument("query", nargs=-1, required=True)
-@click.option("-n", "--max-results", type=click.IntRange(1, 50), help="Most passages to show.  [default: 6]")
-@click.option("--min-score", type=click.FloatRange(0, 1), help="Leave out what scores less.")
+@click.option("-n", "--max-results", type=click.IntRange(1, 50), help="Maximum number of passages.  [default: 6]")
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Leave out passages with a lower score.")
 @AGENT
-@client_command
-def search(
-    query: tuple[str, ...], max_results: int | None, min_score: float | None, agent: str, client: Client, as_json: bool
-) -> None:
-    """Search the memory. Exit status 1 when nothing is found, as grep does.
+def search(query: tuple[str, ...], client: Client, **options: Any) -> int:
+    """Search the memory. The exit status is 1 if nothing is found, as with grep.
 
     \b
     Example:
       farhand memory search what is the wifi password
     """
-    asked = {"q": " ".join(query), "agent": agent, "max_results": max_results, "min_score": min_score}
-    answer = client.get(f"/v1/memory/search?{_query(asked)}")
-    found = answer.value
-    if as_json:
-        show_answer(answer)
-    else:
+
+    def render(found: dict[str, Any]) -> None:
         for hit in found["results"]:
             place = f"{hit['path']}:{hit['start_line']}-{hit['end_line']}"
             print(f"{paint(plain(place), bold=True)} (score: {hit['score']:.2f})\n{plain_lines(hit['text'])}\n")
         remark(f"index: {found['index']}" + (f" ({plain(found['note'])})" if found["note"] else ""))
-    if not found["results"]:
-        raise click.exceptions.Exit(1)
+
+    answer = client.get("/v1/memory/search", q=" ".join(query), **options)
+    show(answer, render)
+    return 0 if answer.value["results"] else 1
 
 
 @memory.command()
 @click.argument("path")
-@click.option("--from", "start", type=click.IntRange(1), help="First line.  [default: 1]")
-@click.option("--lines", type=click.IntRange(1), help="How many lines.  [default: to the end]")
+@click.option("--from", type=click.IntRange(1), help="First line.  [default: 1]")
+@click.option("--lines", type=click.IntRange(1), help="Number of lines.  [default: to the end]")
 @AGENT
-@client_command
-def get(path: str, start: int | None, lines: int | None, agent: str, client: Client, as_json: bool) -> None:
-    """Print a memory file, or some lines of it. PATH may carry lines: MEMORY.md:3-7.
+def get(client: Client, **query: Any) -> None:
+    """Print a memory file, or some of its lines. PATH may include them: MEMORY.md:3-7.
 
     \b
     Example:
       farhand memory get MEMORY.md --from 3 --lines 5
     """
-    answer = client.get(f"/v1/memory/get?{_query({'path': path, 'from': start, 'lines': lines, 'agent': agent})}")
-    if as_json:
-        show_answer(answer)
-    else:
-        print(plain_lines(answer.value["text"]))
+    show(client.get("/v1/memory/get", **query), lambda value: print(plain_lines(value["text"])))
 
 
 @memory.command()
 @AGENT
-@client_command
-def reindex(agent: str, client: Client, as_json: bool) -> None:
-    """Read every file again. Never needed to see a change: searches find changed files by themselves.
+def reindex(agent: str, client: Client) -> None:
+    """Index every file again. Changed files are indexed automatically, so this is rarely needed.
 
     \b
     Example:
       farhand memory reindex
     """
-    answer = client.request("POST", f"/v1/memory/reindex?{_query({'agent': agent})}", seconds=REINDEX_SECONDS)
-    if as_json:
-        show_answer(answer)
-    else:
-        _show_status(answer.value)
-
-
-def _status(client: Client, agent: str, as_json: bool) -> None:
-    answer = client.get(f"/v1/memory?{_query({'agent': agent})}")
-    if as_json:
-        show_answer(answer)
-    else:
-        _show_status(answer.value)
+    show(client.post(url_path("/v1/memory/reindex", agent=agent), seconds=REINDEX_SECONDS), _show_status)
 
 
 def _show_status(value: dict[str, Any]) -> None:
-    columns = [Column("SOURCE", flexible=True), Column("FILES", right=True), Column("CHUNKS", right=True)]
-    show_table(columns, [[place["source"], str(place["files"]), str(place["chunks"])] for place in value["sources"]])
+    show_table(COLUMNS, value["sources"])
     vectors = f", {value['embedded']} of {value['chunks']} chunks embedded by {value['embedder']}"
     print(plain(f"index: {value['index']}{vectors if value['embedder'] else ''}"))
     if value["trouble"]:
         remark(plain(f"note: {value['trouble']}"))
-
-
-def _query(values: dict[str, Any]) -> str:
-    return urlencode({name: value for name, value in values.items() if value is not None})

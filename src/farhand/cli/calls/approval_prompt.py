@@ -1,4 +1,4 @@
-"""Show calls that wait to be approved while a command waits for them, and ask for the decision on a terminal."""
+"""Announce approvals while a command waits for them, and ask for the decision on a terminal."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import select
 import sys
 import threading
 from typing import Any, Final
-from urllib.parse import quote
 
-from farhand.cli.calls.approvals import show_approval
+from farhand.cli.calls.approvals import decide, show_approval
 from farhand.cli.client import Client, ClientError
-from farhand.cli.output import moment, plain, remark
+from farhand.cli.output import local_time, plain, remark
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 ANSWERS: Final = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
 
 class ApprovalPrompt:
     """Announces approvals on standard error. Use as a context manager.
 
-    On a terminal it also asks for the decision, in a thread of its own, so that the command goes on when the call is
+    On a terminal it also asks for the decision, in a thread of its own, so that the command continues when the call is
     decided elsewhere. Until `close` returns, that thread may read standard input.
     """
 
@@ -40,27 +39,32 @@ class ApprovalPrompt:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def announce_call(self, record: dict[str, Any]) -> None:
+        """Announce the approval that a recorded call waits for."""
+        one = self._client.get("/v1/approvals/{}", record["approval_id"]).value
+        self.announce({**one, "approval_id": one["id"]})
+
     def announce(self, request: dict[str, Any]) -> None:
         """Show an `approval_requested` event: what waits, why, until when, and how to decide."""
         approval_id = plain(request["approval_id"])
         remark(f"farhand: {plain(request['tool'])} waits for approval {approval_id}")
         try:
-            approval = self._client.get(f"/v1/approvals/{quote(request['approval_id'], safe='')}").value
+            approval = self._client.get("/v1/approvals/{}", request["approval_id"]).value
         except ClientError:  # this token may not see approvals
             approval = None
             rule = plain(request["rule"]) + (f": {plain(request['reason'])}" if request["reason"] else "")
-            remark(f"rule      {rule}\nuntil     {moment(request['deadline_at'])}")
+            remark(f"rule      {rule}\nuntil     {local_time(request['deadline_at'])}")
         else:
             with contextlib.redirect_stdout(sys.stderr):
                 show_approval(approval)
                 print()
-        remark(f"`farhand approve {approval_id}` runs it, `farhand deny {approval_id}` does not; Ctrl-C stops waiting")
+        remark(f"decide with `farhand approve {approval_id}` or `farhand deny {approval_id}`; Ctrl-C stops waiting")
         if approval is not None and self._ask:
             self._start()
             self._questions.put(approval)
 
     def close(self) -> None:
-        """Stop asking; questions that are open stay open on the gateway."""
+        """Stop asking; undecided approvals stay open on the gateway."""
         if self._thread is not None:
             os.write(self._stop, b"x")
             self._questions.put(None)
@@ -83,30 +87,28 @@ class ApprovalPrompt:
                 remark(f"farhand: {error}")
 
     def _decide(self, approval: dict[str, Any]) -> None:
-        path = f"/v1/approvals/{quote(approval['id'], safe='')}"
         while True:
             print(f"Run {approval['id']}? [y]es / [n]o: ", end="", file=sys.stderr, flush=True)
-            line = self._line(path)
+            line = self._read_line(approval["id"])
             if line is None:
                 return
             decision = ANSWERS.get(line.strip().lower())
             if decision is not None:
-                body = {"decision": decision, "hash": approval["hash"]}
-                decided = self._client.request("POST", path, body).value
+                decided = decide(self._client, approval["id"], decision=decision, hash=approval["hash"]).value
                 remark(f"{decided['state']}: {plain(decided['tool'])} ({decided['id']})")
                 return
 
-    def _line(self, path: str) -> str | None:
-        """Return the next line typed, or None when the question is decided elsewhere or no longer asked."""
+    def _read_line(self, approval_id: str) -> str | None:
+        """Return the next line typed, or None if the approval is decided elsewhere or the prompt is closed."""
         while True:
-            readable = select.select([sys.stdin, self._stopped], [], [], LOOK_SECONDS)[0]
+            readable = select.select([sys.stdin, self._stopped], [], [], POLL_SECONDS)[0]
             if self._stopped in readable:
                 remark("")
                 return None
             if readable:
-                # Not through `sys.stdin`: what it reads ahead would be lost to whoever reads from the terminal next.
+                # Not through `sys.stdin`: what it buffers would be lost to the next reader of the terminal.
                 return os.read(sys.stdin.fileno(), 4096).decode(errors="replace") or None
-            decided = self._client.get(path).value
+            decided = self._client.get("/v1/approvals/{}", approval_id).value
             if decided["state"] != "pending":
                 by = f" by {plain(decided['decided_by'])}" if decided["decided_by"] else ""
                 remark(f"\n{decided['state']}{by}")

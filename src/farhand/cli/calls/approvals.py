@@ -1,35 +1,44 @@
-"""`approvals`, `approve` and `deny`: what waits for the owner's word, and the word."""
+"""`approvals`, `approve` and `deny`: decide calls that wait for approval."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from farhand.cli.client import Answer, Client, client_command
+from farhand.cli.client import Answer, Client, url_path
+from farhand.cli.commands import client_command, client_group
 from farhand.cli.output import (
     Column,
     ago,
     json_text,
-    moment,
+    local_time,
     paint,
     plain,
     plain_lines,
     remark,
-    show_answer,
+    show,
     show_fields,
+    show_section,
     show_table,
 )
 
+ID = click.argument("approval_id", metavar="ID")
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+COLUMNS = [
+    Column("ID", "id"),
+    Column("STATE", "state"),
+    Column("TOOL", "tool"),
+    Column("RULE", "rule"),
+    Column("BY", "decided_by"),
+    Column("ASKED", lambda one: ago(one["asked_at"])),
+]
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
-@click.option("--all", "every", is_flag=True, help="Those that were answered, too, in a table.")
-@client_command
-def approvals(every: bool, client: Client, as_json: bool) -> None:
-    """Show the calls that wait to be approved: exactly what would run, with diffs and commands in full.
+@client_group
+@click.option("--all", "every", is_flag=True, help="Include decided ones, as a table.")
+def approvals(every: bool, client: Client) -> None:
+    """Show the calls that wait for approval: exactly what would run, with full diffs and commands.
 
     \b
     Examples:
@@ -38,125 +47,97 @@ def approvals(every: bool, client: Client, as_json: bool) -> None:
       farhand approve K7PQ2M
       farhand deny K7PQ2M --reason "not on a Friday"
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
-    answer = client.get(f"/v1/approvals?state={'all' if every else 'pending'}")
-    found = answer.value["approvals"]
-    if as_json:
-        show_answer(answer)
-    elif not found:
-        remark("no approvals" if every else "nothing waits to be approved")
-    elif every:
-        columns = [Column("ID"), Column("STATE"), Column("TOOL"), Column("RULE"), Column("BY"), Column("ASKED")]
-        show_table(
-            columns,
-            [
-                [one["id"], one["state"], one["tool"], one["rule"], one["decided_by"] or "", ago(one["asked_at"])]
-                for one in found
-            ],
-        )
-    else:
-        for place, one in enumerate(found):
-            if place:
-                print()
-            show_approval(one)
+
+    def render(value: dict[str, Any]) -> None:
+        if not value["approvals"]:
+            remark("no approvals" if every else "no calls wait for approval")
+        elif every:
+            show_table(COLUMNS, value["approvals"])
+        else:
+            for place, one in enumerate(value["approvals"]):
+                if place:
+                    print()
+                show_approval(one)
+
+    show(client.get("/v1/approvals", state="all" if every else "pending"), render)
 
 
-@approvals.command()
-@click.argument("approval_id", metavar="ID")
+@approvals.command("show")
+@ID
+def show_one(approval_id: str, client: Client) -> None:
+    """Show one approval, by its id or the id of its call."""
+    show(client.get("/v1/approvals/{}", approval_id), show_approval)
+
+
 @client_command
-def show(approval_id: str, client: Client, as_json: bool) -> None:
-    """Show one approval, by its id or that of its call."""
-    answer = client.get(_path(approval_id))
-    if as_json:
-        show_answer(answer)
-    else:
-        show_approval(answer.value)
+@ID
+@click.option("--hash", "shown_hash", metavar="HASH", help="Approve only if the approval has this hash.")
+def approve(approval_id: str, shown_hash: str | None, client: Client) -> None:
+    """Approve a waiting call, exactly as `farhand approvals` shows it.
 
-
-@click.command()
-@click.argument("approval_id", metavar="ID")
-@click.option("--hash", "shown_hash", metavar="HASH", help="Only if this is what it is about.")
-@client_command
-def approve(approval_id: str, shown_hash: str | None, client: Client, as_json: bool) -> None:
-    """Let a call run that waits, exactly as `farhand approvals` shows it.
-
-    What an approval shows never changes; should anything behind it have changed, the call is refused.
+    An approval never changes; if the files behind it changed since, the call is refused.
 
     \b
     Examples:
       farhand approve K7PQ2M
       farhand approve K7PQ2M --hash 3f2a…
     """
-    known = client.get(_path(approval_id)).value
-    body = {"decision": "approve", "hash": shown_hash or known["hash"]}
-    answer = client.request("POST", _path(approval_id), body)
-    _show_decision(answer, as_json)
+    known = client.get("/v1/approvals/{}", approval_id).value
+    _show_decision(decide(client, approval_id, decision="approve", hash=shown_hash or known["hash"]))
 
 
-@click.command()
-@click.argument("approval_id", metavar="ID")
-@click.option("--reason", default="", help="Told to whoever made the call.")
 @client_command
-def deny(approval_id: str, reason: str, client: Client, as_json: bool) -> None:
-    """Do not let a call run that waits.
+@ID
+@click.option("--reason", default="", help="Reason, shown to the caller.")
+def deny(approval_id: str, reason: str, client: Client) -> None:
+    """Deny a waiting call.
 
     \b
     Example:
       farhand deny K7PQ2M --reason "ask me tomorrow"
     """
-    answer = client.request("POST", _path(approval_id), {"decision": "deny", "reason": reason})
-    _show_decision(answer, as_json)
+    _show_decision(decide(client, approval_id, decision="deny", reason=reason))
 
 
-def _show_decision(answer: Answer, as_json: bool) -> None:
-    if as_json:
-        show_answer(answer)
-        return
-    one = answer.value
-    print(f"{one['state']}: {plain(one['tool'])} ({one['id']})")
-    remark(f"`farhand calls show {one['call_id']}` tells what becomes of it")
+def decide(client: Client, approval_id: str, **body: str) -> Answer:
+    return client.post(url_path("/v1/approvals/{}", approval_id), body)
 
 
-def asked_by(one: dict[str, Any]) -> str:
-    behalf = one.get("on_behalf_of")
-    return f"{one['credential']} on behalf of {behalf}" if behalf else str(one["credential"])
+def _show_decision(answer: Answer) -> None:
+    def render(one: dict[str, Any]) -> None:
+        print(f"{one['state']}: {plain(one['tool'])} ({one['id']})")
+        remark(f"`farhand calls show {one['call_id']}` shows the call")
+
+    show(answer, render)
 
 
 def show_approval(one: dict[str, Any]) -> None:
+    behalf = f" on behalf of {one['on_behalf_of']}" if one.get("on_behalf_of") else ""
     show_fields(
-        [
-            ("approval", one["id"]),
-            ("state", one["state"] + (f" by {one['decided_by']}" if one["decided_by"] else "")),
-            ("tool", one["tool"]),
-            ("node", one["node_id"] or ""),
-            ("asked by", f"{asked_by(one)}, from {' < '.join(one['origins'])}"),
-            ("session", one["session_key"] or ""),
-            ("rule", one["rule"] + (f": {one['reason']}" if one["reason"] else "")),
-            ("until", moment(one["deadline_at"])),
-            ("folder", one["cwd"] or ""),
-            ("does", plain(one["summary"])),
-            ("call", one["call_id"]),
-            ("hash", one["hash"]),
-            ("note", one["note"]),
-            ("remark", one["remark"] or ""),
-        ]
+        {
+            "approval": one["id"],
+            "state": one["state"] + (f" by {one['decided_by']}" if one["decided_by"] else ""),
+            "tool": one["tool"],
+            "node": one["node_id"],
+            "asked by": f"{one['credential']}{behalf}, from {' < '.join(one['origins'])}",
+            "session": one["session_key"],
+            "rule": one["rule"] + (f": {one['reason']}" if one["reason"] else ""),
+            "until": local_time(one["deadline_at"]),
+            "folder": one["cwd"],
+            "does": one["summary"],
+            "call": one["call_id"],
+            "hash": one["hash"],
+            "note": one["note"],
+            "remark": one["remark"],
+        }
     )
     if one["command"] is not None:
-        _show_section("command", plain_lines(one["command"]))
+        show_section("command", plain_lines(one["command"]))
     for name, text in (("environment", one["env"]), ("standard input", one["stdin"])):
         if text:
-            _show_section(name, json_text(text) if isinstance(text, dict) else plain_lines(text))
+            show_section(name, json_text(text) if isinstance(text, dict) else plain_lines(text))
     if one["diff"]:
         lines = (plain(line.removesuffix("\n")) for line in one["diff"].split("\n")[:-1])
-        _show_section("diff", "\n".join(paint(line, DIFF_COLOURS.get(line[:1])) for line in lines))
+        show_section("diff", "\n".join(paint(line, DIFF_COLOURS.get(line[:1])) for line in lines))
     if one["command"] is None and not one["diff"]:
-        _show_section("arguments", json_text(one["args"]))
-
-
-def _show_section(title: str, text: str) -> None:
-    print(f"\n{paint(title, bold=True)}\n{text}")
-
-
-def _path(approval_id: str) -> str:
-    return f"/v1/approvals/{quote(approval_id, safe='')}"
+        show_section("arguments", json_text(one["args"]))

@@ -1,4 +1,4 @@
-"""`call --on`: one tool on many nodes, one table back."""
+"""`call --on`: call one tool on many nodes and print one table."""
 
 from __future__ import annotations
 
@@ -10,89 +10,73 @@ import click
 
 from farhand.cli.calls.approval_prompt import ApprovalPrompt
 from farhand.cli.client import Client, ClientError, ConnectionLost
-from farhand.cli.output import Column, plain, remark, show_json, show_table, took
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import Column, duration, plain, remark, show_json, show_table
 
-# The gateway shows that it is alive more often than that.
+# The gateway sends heartbeats more often than this.
 SILENCE_SECONDS = 60.0
-PATH = "/v1/tools/fanout"
 FAILURES = ("failed", "error", "timeout", "denied", "cancelled", "unknown", "offline")
+COLUMNS = [
+    Column("NODE", "node_id"),
+    Column("STATE", "state"),
+    Column("TOOK", lambda row: duration(row["duration_ms"]), right=True),
+    Column("EXIT", "exit_code", right=True),
+    Column("OUTPUT", lambda row: row["output"] or row.get("error", {}).get("message"), flexible=True),
+]
 
 
-def call_many(
-    client: Client, body: dict[str, Any], targets: Sequence[str], headers: Mapping[str, str], as_json: bool
-) -> int:
-    """Call a tool on all `targets`; the status of the command."""
+def call_many(client: Client, body: dict[str, Any], targets: Sequence[str], headers: Mapping[str, str]) -> int:
+    """Call a tool on all `targets`, print the results, and return the exit status."""
     nodes = [name for target in targets for part in target.split(",") if (name := part.strip())]
     if not nodes:
-        raise click.UsageError("--on names no node; it takes ids and tag:NAME, with commas between them.")
-    body = {**body, "nodes": nodes}
+        raise click.UsageError("--on names no node; it takes ids and tag:NAME, separated by commas.")
     try:
-        answer = _watched(client, {**body, "results": as_json}, headers, as_json)
+        answer = _run(client, {**body, "nodes": nodes, "results": wants_json()}, headers)
     except ConnectionLost as lost:
-        raise ConnectionLost(f"{lost}; what ran is in `farhand calls`", lost.code) from None
+        raise ConnectionLost(f"{lost}; `farhand calls` shows what ran", lost.code) from None
     except KeyboardInterrupt:
-        fate = "the calls go on: see `farhand calls`" if headers else "the gateway cancels what runs and begins no more"
+        fate = "the calls go on: see `farhand calls`" if headers else "the gateway cancels the running calls"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
-    if as_json:
+    if wants_json():
         show_json(answer)
     else:
         _show(answer)
     return 0 if answer["ok"] else 1
 
 
-def _watched(client: Client, body: dict[str, Any], headers: Mapping[str, str], as_json: bool) -> Any:
-    """Return the table. Say which calls wait to be approved and, on a terminal, when each ends."""
+def _run(client: Client, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+    """Return the results. Announce approvals and, on a terminal, each call that ends."""
     ended = 0
-    tell = remark if sys.stderr.isatty() and not as_json else _say_nothing
+    quiet = wants_json() or not sys.stderr.isatty()
     with (
-        ApprovalPrompt(client, ask=not as_json) as prompt,
-        client.stream(PATH, SILENCE_SECONDS, {**body, "stream": True}, headers) as events,
+        ApprovalPrompt(client, ask=not wants_json()) as prompt,
+        client.stream("/v1/tools/fanout", {**body, "stream": True}, headers=headers, seconds=SILENCE_SECONDS) as events,
     ):
-        for event in events:
+        for _, answer in events:
+            event = answer.value
             match event["type"]:
                 case "planned":
-                    total = sum(row["state"] != "offline" for row in event["answer"]["results"])
-                    for row in event["answer"]["results"]:
-                        if row["state"] == "offline":
-                            tell(f"{plain(row['node_id'])} is offline")
+                    offline = [row for row in event["answer"]["results"] if row["state"] == "offline"]
+                    total = len(event["answer"]["results"]) - len(offline)
+                    for row in [] if quiet else offline:
+                        remark(f"{plain(row['node_id'])} is offline")
                 case "waiting":
                     prompt.announce(event["approval"])
-                case "ended":
+                case "ended" if not quiet:
                     ended += 1
                     row = event["row"]
-                    tell(f"[{ended}/{total}] {plain(row['node_id'])}: {row['state']} {plain(row['output'])}".rstrip())
+                    remark(f"[{ended}/{total}] {plain(row['node_id'])}: {row['state']} {plain(row['output'])}".rstrip())
                 case "done":
                     return event["answer"]
-    raise ConnectionLost("the gateway ended before all nodes had answered")
-
-
-def _say_nothing(_text: str) -> None:
-    pass
+    raise ConnectionLost("the gateway closed the connection before all nodes answered")
 
 
 def _show(answer: dict[str, Any]) -> None:
-    columns = [
-        Column("NODE"),
-        Column("STATE"),
-        Column("TOOK", right=True),
-        Column("EXIT", right=True),
-        Column("OUTPUT", flexible=True),
-    ]
-    rows = [
-        [
-            row["node_id"],
-            row["state"],
-            took(row["duration_ms"]),
-            "" if row["exit_code"] is None else str(row["exit_code"]),
-            row["output"] or row.get("error", {}).get("message", ""),
-        ]
-        for row in answer["results"]
-    ]
-    show_table(columns, rows)
-    done = sum(row["ok"] for row in answer["results"])
-    failed = sum(row["state"] in FAILURES for row in answer["results"])
-    skipped = answer["counts"].get("skipped", 0)
-    told = [f"{done} of {len(rows)} succeeded"]
-    told += [f"{failed} failed"] if failed else []
-    told += [f"{skipped} skipped"] if skipped else []
-    remark(f"{', '.join(told)}; `farhand calls --group {answer['group_id']}` shows the calls")
+    rows = answer["results"]
+    show_table(COLUMNS, rows)
+    summary = [f"{sum(row['ok'] for row in rows)} of {len(rows)} succeeded"]
+    if failed := sum(row["state"] in FAILURES for row in rows):
+        summary.append(f"{failed} failed")
+    if skipped := answer["counts"].get("skipped", 0):
+        summary.append(f"{skipped} skipped")
+    remark(f"{', '.join(summary)}; `farhand calls --group {answer['group_id']}` lists the calls")

@@ -1,30 +1,30 @@
-"""`replay`: a run once more, from what was written down of it."""
+"""`replay`: repeat a recorded agent run."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote
 
 import click
 import msgspec
 
-from farhand.cli.client import Client, client_command
+from farhand.cli.client import Client
+from farhand.cli.commands import client_command
+from farhand.cli.json_output import wants_json
 from farhand.cli.output import paint, plain, plain_lines, show_json
 from farhand.gateway.sessions import replay as replaying
 from farhand.store.sqlite.audit import reading
 from farhand.store.sqlite.snapshots import STORE_FILE
 
 
-@click.command()
-@click.argument("run_id", metavar="RUN")
 @client_command
-def replay(run_id: str, client: Client, as_json: bool) -> int:
-    """Repeat a run of the agent with the code there is now, and show the first difference.
+@click.argument("run_id", metavar="RUN")
+def replay(run_id: str, client: Client) -> int:
+    """Repeat an agent run with the current code, and show the first difference.
 
-    The model's replies and the tools' results come from the record: no tool runs, no network is used, nothing is
-    changed, and no gateway need be running. The prompt, the messages and the tools offered are put together anew, and
-    each request is held against the one that was made. The status is 1 when something came out otherwise.
+    The model's replies and the tools' results come from the record: no tool runs, no network is used, nothing changes,
+    and the gateway need not be running. The prompt, the messages and the offered tools are built again, and each
+    request is compared with the recorded one. The exit status is 1 if there is a difference.
 
     \b
     Examples:
@@ -32,25 +32,25 @@ def replay(run_id: str, client: Client, as_json: bool) -> int:
       farhand replay 7f0c3a52-0a51-4b7e-9c8b-0d6e4f6e1a11
     """
     store = client.home / STORE_FILE
-    if client.named or not store.exists():
-        told: Any = client.get(f"/v1/runs/{quote(run_id, safe='')}/replay").value
+    if client.url_given or not store.exists():
+        report: Any = client.get("/v1/runs/{}/replay", run_id).value
     else:
         with reading(store) as connection:
             record = replaying.recorded(connection, run_id)
-        told = msgspec.to_builtins(asyncio.run(replaying.replay(record)))
-    if as_json:
-        show_json(told)
+        report = msgspec.to_builtins(asyncio.run(replaying.replay(record)))
+    if wants_json():
+        show_json(report)
     else:
-        _show(told)
-    return 0 if told["identical"] else 1
+        _show(report)
+    return 0 if report["identical"] else 1
 
 
-def _show(told: dict[str, Any]) -> None:
-    compared = f"{told['requests']} requests to the model and {told['calls']} calls"
-    if told["identical"]:
-        print(plain(f"identical: {compared} of run {told['run_id']} ({told['state']})"))
+def _show(report: dict[str, Any]) -> None:
+    compared = f"{report['requests']} requests to the model and {report['calls']} calls"
+    if report["identical"]:
+        print(plain(f"identical: {compared} of run {report['run_id']} ({report['state']})"))
         return
-    difference = told["difference"]
+    difference = report["difference"]
     print(plain(f"different at step {difference['step']}, in the {difference['what']} (after {compared})"))
     print(paint(plain_lines(f"expected  {difference['expected']}"), "green"))
     print(paint(plain_lines(f"got       {difference['got']}"), "red"))

@@ -1,190 +1,171 @@
-"""The files of this machine that a command sends or writes, by the rules the nodes have for theirs."""
+"""Local files that a command sends or writes, by the same rules as on nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
 from farhand.cli.client import ClientError, Upload
-from farhand.cli.copy.progress import Progress
 from farhand.cli.output import plain_lines, remark
 from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.files import Files, file_errors, require_regular
 from farhand.protocol.errors import ToolError
 
-PIECE = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 class Kind(StrEnum):
-    """What lies in a folder; the text is what is said of one that is left out."""
+    """The kind of a folder's entry; the value is used in messages."""
 
     FILE = "a file"
     LINK = "a link"
-    HOLLOW = "an empty folder"
+    EMPTY_FOLDER = "an empty folder"
     OTHER = "not a file"
 
 
 @dataclass(frozen=True)
-class Found:
-    """Something beneath a folder that has nothing beneath itself."""
+class Entry:
+    """Something beneath a folder, other than a folder with entries. `inner` is its path from that folder on."""
 
-    # Its path from that folder on.
     inner: str
     path: Path
     kind: Kind
     size: int = 0
 
 
-def here(endpoint: str) -> Path:
-    """The place on this machine that was named, links resolved; nothing need be there."""
-    return Path(os.path.realpath(_spelled(endpoint)))
+def resolve(endpoint: str) -> Path:
+    """Return the absolute local path, links resolved; it need not exist."""
+    return Path(os.path.realpath(_expand(endpoint)))
 
 
 def is_folder(endpoint: str) -> bool:
-    """Whether a folder is there, and not a file. Raises ClientError for nothing, and for what is neither."""
-    with worded(), file_errors("read", endpoint):
-        status = os.stat(_spelled(endpoint))  # noqa: PTH116
+    """Return whether this is a folder rather than a file. Raises ClientError if it is missing or neither."""
+    with tool_errors(), file_errors("read", endpoint):
+        status = os.stat(_expand(endpoint))  # noqa: PTH116
         if stat.S_ISDIR(status.st_mode):
             return True
         require_regular(status)
     return False
 
 
-def _spelled(endpoint: str) -> str:
-    return os.path.expanduser(endpoint)  # noqa: PTH111 (an unknown user is no error)
+def _expand(endpoint: str) -> str:
+    return os.path.expanduser(endpoint)  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
 @contextlib.contextmanager
-def worded() -> Iterator[None]:
-    """What the files here refuse becomes a ClientError."""
+def tool_errors() -> Iterator[None]:
+    """Turn a ToolError of the file functions into a ClientError."""
     try:
         yield
     except ToolError as error:
         raise ClientError(error.kind.value, error.message) from None
 
 
-# -- a folder -----------------------------------------------------------------------------------------------
+def report_skipped(inner: str, kind: Kind) -> None:
+    remark(f"skipped {plain_lines(inner)}: it is {kind.value}")
 
 
-def beneath(folder: Path) -> list[Found]:
-    """Everything in a folder, by name; links are not followed, and what a transfer left half written is not there.
+def list_folder(folder: Path) -> list[Entry]:
+    """Return everything in a folder, sorted, without following links or listing unfinished transfers.
 
-    Raises ClientError for a link that leads out of the folder, a name that is not UTF-8, and what cannot be listed.
+    Raises ClientError for a link that points outside the folder, a name that is not UTF-8, and unreadable folders.
     """
-    with worded():
-        return list(_listed(folder, folder, ""))
+    with tool_errors():
+        return list(_entries(folder, folder, ""))
 
 
-def _listed(top: Path, folder: Path, prefix: str) -> Iterator[Found]:
-    with file_errors("read", str(folder)), os.scandir(folder) as entries:
-        listed = sorted(entries, key=lambda entry: entry.name)
+def _entries(top: Path, folder: Path, prefix: str) -> Iterator[Entry]:
+    with file_errors("read", str(folder)), os.scandir(folder) as scanned:
+        listed = sorted(scanned, key=lambda entry: entry.name)
     for entry in listed:
         inner, path = f"{prefix}{entry.name}", folder / entry.name
         if entry.name.startswith(".farhand-") and entry.name.endswith((".part", ".tmp")):
             continue
-        _refuse_unsendable(top, inner)
+        try:
+            inner.encode()
+        except UnicodeEncodeError:
+            name = display(f"{top}/{inner}")
+            raise ClientError("failed", f"Failed to read '{name}': only names in UTF-8 can be transferred") from None
         with file_errors("read", str(path)):
             status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            below = list(_listed(top, path, f"{inner}/"))
-            yield from below or [Found(inner, path, Kind.HOLLOW)]
+            below = list(_entries(top, path, f"{inner}/"))
+            yield from below or [Entry(inner, path, Kind.EMPTY_FOLDER)]
         elif stat.S_ISLNK(status.st_mode):
-            _refuse_leading_out(top, inner)
-            yield Found(inner, path, Kind.LINK)
+            _check_link(top, inner)
+            yield Entry(inner, path, Kind.LINK)
         elif stat.S_ISREG(status.st_mode):
-            yield Found(inner, path, Kind.FILE, status.st_size)
+            yield Entry(inner, path, Kind.FILE, status.st_size)
         else:
-            yield Found(inner, path, Kind.OTHER)
+            yield Entry(inner, path, Kind.OTHER)
 
 
-def _refuse_unsendable(top: Path, inner: str) -> None:
-    try:
-        inner.encode()
-    except UnicodeEncodeError:
-        name = display(f"{top}/{inner}")
-        raise ClientError("failed", f"Failed to read '{name}': a file's name must be UTF-8 to be transferred") from None
-
-
-def _refuse_leading_out(top: Path, inner: str) -> None:
-    """By its text, as on nodes, and by where it really leads: a link to a link may climb further than either says."""
+def _check_link(top: Path, inner: str) -> None:
+    """Raise ClientError for a link that points outside `top`, directly or through other links."""
     path = top / inner
     with file_errors("read", str(path)):
         target = str(path.readlink())
-    real = Path(os.path.realpath(path))
-    if not real.is_relative_to(os.path.realpath(top)):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(top)):
         raise ClientError(
             "failed",
-            f"'{display(str(top))}' holds the link '{inner}', which leads out of it to '{display(target)}'; "
-            "name what it leads to by itself, or remove the link",
+            f"'{display(str(top))}' contains the link '{inner}', which points outside it to '{display(target)}'; "
+            "copy the target itself, or remove the link",
         )
 
 
-def say_left_out(inner: str, kind: Kind) -> None:
-    remark(f"left out: {plain_lines(inner)} is {kind.value}")
-
-
-# -- a file -------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file, and what it is now. Raises ClientError for anything else, without waiting for it."""
-    with worded():
+def open_file(path: Path) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """Open a regular file and yield it with its status. Raises ClientError for anything else, without blocking."""
+    with tool_errors():
         file = Files("/").open(str(path))
     with file:
         status = os.fstat(file.fileno())
         if not status.st_size:
-            _refuse_unmeasured(file, path)
+            with tool_errors(), file_errors("read", str(path)):
+                content = file.read(1)
+            if content:
+                raise ClientError(
+                    "failed",
+                    f"Failed to read '{display(str(path))}': its size is unknown, as for files in /proc; "
+                    "copy its content to a regular file first",
+                )
         yield file, status
 
 
-def _refuse_unmeasured(file: BinaryIO, path: Path) -> None:
-    with worded(), file_errors("read", str(path)):
-        if not file.read(1):
-            return
-    raise ClientError(
-        "failed",
-        f"Failed to read '{display(str(path))}': the system does not say how long it is, as for files in /proc; "
-        "write its content to a file of its own first",
-    )
+def upload_of(
+    file: BinaryIO, status: os.stat_result, path: Path, on_progress: Callable[[int], None] = lambda _sent: None
+) -> Upload:
+    """Return the content as of `status`: a file that grows is sent up to that size, other changes raise ClientError."""
 
+    def pieces() -> Iterator[bytes]:
+        sent = 0
+        while sent < status.st_size:
+            with tool_errors(), file_errors("read", str(path)):
+                piece = file.read(min(PIECE_BYTES, status.st_size - sent))
+                now = os.fstat(file.fileno())
+            if not piece or (now.st_mtime_ns != status.st_mtime_ns and now.st_size <= status.st_size):
+                raise ClientError("failed", f"Failed to read '{display(str(path))}': the file changed during the copy")
+            sent += len(piece)
+            yield piece
+            on_progress(sent)
 
-def upload_of(file: BinaryIO, status: os.stat_result, path: Path, show: Progress, before: int, total: int) -> Upload:
-    """The content as it was at the start: what grows is sent that far, what changes otherwise breaks off."""
-    return Upload(status.st_size, _pieces(file, status, path, show, before, total))
-
-
-def _pieces(
-    file: BinaryIO, status: os.stat_result, path: Path, show: Progress, before: int, total: int
-) -> Iterator[bytes]:
-    done = 0
-    while done < status.st_size:
-        with worded(), file_errors("read", str(path)):
-            piece = file.read(min(PIECE, status.st_size - done))
-            now = os.fstat(file.fileno())
-        if not piece or (now.st_mtime_ns != status.st_mtime_ns and now.st_size <= status.st_size):
-            raise ClientError(
-                "failed", f"Failed to read '{display(str(path))}': the file was changed while it was sent"
-            )
-        done += len(piece)
-        yield piece
-        show(before + done, total)
+    return Upload(status.st_size, pieces())
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, executable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
-    """An empty file that takes the place of `path` when the block ends well; else all stays as it was.
+    """Yield an empty file that replaces `path` when the block succeeds; otherwise nothing changes.
 
-    One that was there keeps its mode and owner; a new one can be run if `executable`, by whoever may read it, and is
-    for its owner alone if `private`.
+    An existing file keeps its mode and owner. A new one is executable by those who may read it if `executable`, and
+    accessible to its owner only if `private`.
     """
-    with worded(), Files("/").replacing(str(path)) as (file, _):
+    with tool_errors(), Files("/").replacing(str(path)) as (file, _):
         mode = os.fstat(file.fileno()).st_mode
         if executable:
             mode |= (mode & 0o444) >> 2

@@ -1,4 +1,4 @@
-"""`join`: this machine, lent to a gateway that gave a one-time code for it."""
+"""`join`, `node pair` and `node key`: register a machine as a node."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import click
 
-from farhand.cli.client import Client, ClientError, client_command, is_loopback
-from farhand.cli.json_output import json_option, show_only
+from farhand.cli.client import Client, ClientError, is_loopback
+from farhand.cli.commands import client_options, options_given
+from farhand.cli.json_output import json_option, print_only, wants_json
 from farhand.cli.output import remark, show_json
-from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, lend, node, node_options
+from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, node, node_options, run_until_stopped
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.identity import NodeKey
 from farhand.node.lent_limits import LendingLimits, effective_limits, store_limits
@@ -26,34 +27,31 @@ DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 @node.command()
-@click.option("--id", "node_id", help="Only for this node.  [default: any that is not known yet]")
+@click.option("--id", "node_id", help="Valid for this node only.  [default: any new node]")
 @click.option(
-    "--minutes", type=click.FloatRange(0.02, 1440), default=10, show_default=True, help="How long it is good."
+    "--minutes", type=click.FloatRange(0.02, 1440), default=10, show_default=True, help="How long the code is valid."
 )
-@client_command
-def pair(node_id: str | None, minutes: float, client: Client, as_json: bool) -> None:
-    """Make a one-time code with which another machine joins. The gateway must be running.
+@client_options
+def pair(node_id: str | None, minutes: float, client: Client) -> None:
+    """Create a one-time code for another machine. The gateway must be running.
 
     \b
     Examples:
       farhand node pair
       farhand node pair --id laptop --json
     """
-    body: dict[str, Any] = {"seconds": minutes * 60}
-    if node_id is not None:
-        body["node_id"] = node_id
-    made = client.request("POST", "/v1/pairings", body).value
+    made = client.post("/v1/pairings", {"seconds": minutes * 60, **options_given(node_id=node_id)}).value
     url = client.find().url
     code = f"{made['code']}@{url.removeprefix('http://')}"
     command = f"farhand join {shlex.quote(code)}"
-    if as_json:
+    if wants_json():
         show_json({**made, "code": code, "gateway": url, "command": command})
         return
-    print(f"Run this on the machine that joins, within {minutes:g} minutes:\n  {command}")
+    print(f"Run this on the other machine within {minutes:g} minutes:\n  {command}")
     if is_loopback(url.rpartition("://")[2].rpartition(":")[0].strip("[]")):
         remark(
-            "\nThe address after the @ is this machine's own. For another machine, start the gateway with --host and\n"
-            "--tls-cert, and put an address there that leads to it."
+            "\nThe address after the @ works only on this machine. For another one, start the gateway with\n"
+            "--host and --tls-cert, and use an address that the other machine can reach."
         )
 
 
@@ -62,10 +60,10 @@ def pair(node_id: str | None, minutes: float, client: Client, as_json: bool) -> 
 @click.option("--home", type=click.Path(file_okay=False), help="State of the node.  [~/.farhand]")
 @json_option()
 def key(node_id: str | None, home: str | None, as_json: bool) -> None:
-    """Show the public key of this machine's node; the first time, make the pair. The private half stays here.
+    """Show the public key of this machine's node, creating the key pair the first time.
 
-    A gateway that is told it with `farhand token create --node ID --public-key KEY` lets this node in, and nobody who
-    cannot sign as it: `farhand node` needs no token then.
+    Register it with `farhand token create --node ID --public-key KEY`; then `farhand node` needs no token. The private
+    key never leaves this machine.
 
     \b
     Example:
@@ -88,15 +86,15 @@ def key(node_id: str | None, home: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("code")
-@click.option("--gateway", "gateway_url", help="Where the gateway is.  [default: what follows the @ in CODE]")
-@click.option("--no-run", is_flag=True, help="Only register; `farhand node` does the rest later.")
+@click.option("--gateway", "gateway_url", help="Address of the gateway.  [default: the part of CODE after the @]")
+@click.option("--no-run", is_flag=True, help="Only register; connect later with `farhand node`.")
 @json_option()
 @node_options
 def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **options: Any) -> None:
-    """Join the gateway that made CODE, and lend it this machine.
+    """Register this machine with the gateway that created CODE, and connect it.
 
-    The code is traded for the right to log in with this machine's key, which is made now and kept in the home, readable
-    by you alone. Limits and tags are stored with it. From then on `farhand node` is enough.
+    This creates a key in the home folder, readable only by you, and registers it with the gateway. Limits and tags are
+    stored too. From then on `farhand node` is enough.
 
     \b
     Examples:
@@ -105,8 +103,8 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     """
     secret, _, place = code.partition("@")
     home = home_folder(options["home"])
-    url = gateway_url or place or os.environ.get("FARHAND_URL") or _announced(options["home"]) or DEFAULT_GATEWAY
-    url = _http(url)
+    url = gateway_url or place or os.environ.get("FARHAND_URL") or _running_gateway(options["home"]) or DEFAULT_GATEWAY
+    url = _http_url(url)
     if options["ca_file"] or options["pinned_cert"]:
         os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
     node_id = options["node_id"] or default_node_id()
@@ -118,9 +116,8 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         deny_tools=tuple(options["denied"]),
         tags=tuple(options["tags"]),
     )
-    holds = effective_limits(
-        home, folder, given, reset=options["reset_limits"]
-    )  # before the code, which is good only once, is used
+    # Checked before the code is used, which works only once.
+    holds = effective_limits(home, folder, given, reset=options["reset_limits"])
     login = NodeKey.fresh(folder)
     body = {"code": secret, "node_id": node_id, "public_key": login.public}
     try:
@@ -128,33 +125,33 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         kept = {"gateway": url, "node_id": str(answer["node_id"]), "token": str(answer["token"])}
         gateway_id = str(answer["gateway_id"])
     except (KeyError, TypeError):
-        raise ClientError("not_a_gateway", f"{url} answers, but not as a gateway") from None
+        raise ClientError("not_a_gateway", f"{url} is not a gateway: unexpected answer") from None
     except ClientError as error:
         if error.code == "unauthorized":
-            reason = "does not take this code: it is wrong, was used, or is too old; `farhand node pair` makes another"
-            raise ClientError("unauthorized", f"{url} {reason}") from None
+            reason = "it is wrong, used or expired; create another with `farhand node pair`"
+            raise ClientError("unauthorized", f"{url} rejected the code: {reason}") from None
         if error.code == "untrusted":
-            hint = "--ca-file names the authority to trust, --pinned-cert the one certificate"
+            hint = "give the authority with --ca-file, or the certificate with --pinned-cert"
             raise ClientError("untrusted", f"{str(error).rpartition(';')[0]}; {hint}") from None
         raise
     kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
     make_home(home)
     if not kept["token"]:
         login.belongs_to(gateway_id)
-    path = _keep(home, kept)
+    path = _store_login(home, kept)
     store_limits(folder, given, reset=options["reset_limits"])
     if as_json:
-        show_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
+        print_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
     else:
         what = f"its token is in {path}" if kept["token"] else f"its key is in {folder}"
         print(f"joined {url} as {kept['node_id']}; {what}", flush=True)
         if holds.described():
-            print(f"lent with {holds.described()}", flush=True)
+            print(f"limits: {holds.described()}", flush=True)
     if not no_run:
-        lend(url, {**options, "node_id": kept["node_id"], "token": kept["token"] or None})
+        run_until_stopped(url, {**options, "node_id": kept["node_id"], "token": kept["token"] or None})
 
 
-def _http(url: str) -> str:
+def _http_url(url: str) -> str:
     url = url if "://" in url else f"http://{url}"
     for socket, plain in (("ws://", "http://"), ("wss://", "https://")):
         if url.startswith(socket):
@@ -162,13 +159,13 @@ def _http(url: str) -> str:
     return url.removesuffix("/v1/nodes/ws").rstrip("/")
 
 
-def _announced(home: str | None) -> str | None:
+def _running_gateway(home: str | None) -> str | None:
     with contextlib.suppress(ClientError):
         return Client(home).find().url
     return None
 
 
-def _keep(home: Path, kept: dict[str, str]) -> Path:
+def _store_login(home: Path, kept: dict[str, str]) -> Path:
     path = home / NODE_TOKEN_FILE
     beside = path.with_suffix(".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

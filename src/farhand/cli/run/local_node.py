@@ -1,4 +1,4 @@
-"""The node that `farhand up` brings along."""
+"""The node that `farhand up` starts for this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farhand.gateway.access.credentials import new_secret
 from farhand.node.names import default_node_id
 from farhand.store.tables.tokens import Token, token_hash
 
-log = logging.getLogger("farhand")
+log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 30.0
@@ -25,12 +25,12 @@ STEADY_SECONDS = 60.0
 
 
 class LocalNode:
-    """A node for this machine in a process of its own, started again should it die; whoever makes it calls `stop`."""
+    """A node in a child process, restarted when it exits. Starts at once; the owner calls `stop`."""
 
     def __init__(self, gateway: Gateway, home: Path, workspace: Path, certificate: str | None) -> None:
         self._gateway = gateway
         node_id = default_node_id()
-        self._secret = new_secret("fhn")  # dies with the gateway
+        self._secret = new_secret("fhn")  # valid as long as the gateway runs
         gateway.hub.credentials.add(
             Token(
                 "local-node",
@@ -52,7 +52,7 @@ class LocalNode:
 
     def stop(self) -> None:
         self._stopping.set()
-        # Not SIGTERM, which is for a restart of the node alone: commands that a caller waits for would go on.
+        # Not SIGTERM, which restarts the node alone and keeps the commands of waiting callers running.
         self._child.send_signal(signal.SIGINT)
         try:
             self._child.wait(10)
@@ -60,11 +60,11 @@ class LocalNode:
             self._child.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Ctrl-C is for the gateway, which ends the node in its turn; a node that has just begun could not answer it.
+        # A session of its own: Ctrl-C reaches only the gateway, which then stops the node.
         child = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-            # Neither the arguments nor the environment carry it: both can be read by what the node runs.
+            # Not in the arguments or the environment, which commands of the node can read.
             pipe.write(self._secret.encode() + b"\n")
         return child
 
@@ -77,6 +77,6 @@ class LocalNode:
                 delay = FIRST_DELAY
             if self._stopping.wait(delay) or self._gateway.stopping:
                 return
-            log.warning("the node of this machine ended with status %d; starting it again", status)
+            log.warning("local node exited with status %d; restarting it", status)
             self._child = self._start()
             delay = min(delay * 2, LONGEST_DELAY)

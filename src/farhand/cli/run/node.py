@@ -1,4 +1,4 @@
-"""`node`: this machine, lent to a gateway. A node starts without anything of the gateway's."""
+"""`node`: connect this machine to a gateway. Loads nothing of the gateway."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import click
 
 from farhand import __version__
-from farhand.cli.json_output import json_option, show_only
-from farhand.cli.run.program import run_loop, set_up_logging
+from farhand.cli.json_output import json_option, print_only
+from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine.files.undo_log import MIB, QUOTA
 from farhand.machine.home import home_folder, make_home
 from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
@@ -28,10 +28,11 @@ from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
 from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.redaction import KnownSecrets
+from farhand.sdk import client as sdk_client
 from farhand.sdk.client import socket_url
 from farhand.sdk.errors import Refused
 
-# What `farhand join` got: the gateway, this node's id and its token, and by what its certificate is known.
+# What `farhand join` stores: the gateway, this node's id and token, and the certificates to trust.
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
 TRUST = ("ca_file", "pinned_cert")
 DEFAULT_GATEWAY = "http://127.0.0.1:3210"
@@ -39,63 +40,48 @@ DEFAULT_GATEWAY = "http://127.0.0.1:3210"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def node_options(command: Command) -> Command:
-    """Add the options of what a machine lends, and of how it connects.
+FOLDER = click.Path(file_okay=False)
+FILE = click.Path(exists=True, dir_okay=False)
+NODE_OPTIONS = (
+    click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
+    click.option("--workspace", type=FOLDER, help="Folder where relative paths start.  [the current one]"),
+    click.option("--root", "roots", multiple=True, type=FOLDER, help="Share only this folder. Repeatable."),
+    click.option("--read-only", is_flag=True, help="Share no tool that changes this machine."),
+    click.option("--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True),
+    click.option("--allow-tool", "allowed", multiple=True, help="Share this tool despite --root. Repeatable."),
+    click.option("--deny-tool", "denied", multiple=True, help="Do not share this tool. Repeatable."),
+    click.option(
+        "--undo-quota",
+        type=click.IntRange(min=0),
+        default=QUOTA // MIB,
+        show_default=True,
+        metavar="MB",
+        help="Space for old contents of changed files, for undo; 0 disables undo.",
+    ),
+    click.option("--tag", "tags", multiple=True, help="Tag for grouping nodes. Repeatable."),
+    click.option("--reset-limits", is_flag=True, help="Replace the stored limits and tags with those given now."),
+    click.option("--ca-file", type=FILE, help="Certificate authority for wss://."),
+    click.option("--home", type=FOLDER, help="State of this node.  [~/.farhand]"),
+    click.option("--log-level", default="info", help="debug, info, warning or error."),
+    click.option("--pinned-cert", type=FILE, help="Trust only this certificate."),
+)
 
-    Limits (--root, --read-only, --allow-tool, --deny-tool) and tags are stored and hold for later starts.
+
+def node_options(command: Command) -> Command:
+    """Add the options for what a node shares and how it connects.
+
+    Limits (--root, --read-only, --allow-tool, --deny-tool) and tags are stored and apply to later starts.
     """
-    for option in reversed(
-        (
-            click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
-            click.option("--workspace", type=click.Path(file_okay=False), help="Where relative paths begin.  [here]"),
-            click.option(
-                "--root",
-                "roots",
-                multiple=True,
-                type=click.Path(file_okay=False),
-                help="Lend only this folder. Repeatable.",
-            ),
-            click.option("--read-only", is_flag=True, help="Lend nothing that changes this machine."),
-            click.option(
-                "--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True
-            ),
-            click.option(
-                "--allow-tool", "allowed", multiple=True, help="Lend this tool in spite of --root. Repeatable."
-            ),
-            click.option("--deny-tool", "denied", multiple=True, help="Do not lend this tool. Repeatable."),
-            click.option(
-                "--undo-quota",
-                type=click.IntRange(min=0),
-                default=QUOTA // MIB,
-                show_default=True,
-                metavar="MB",
-                help="How much old content of changed files is kept for undo; 0: none.",
-            ),
-            click.option("--tag", "tags", multiple=True, help="Tag for grouping. Repeatable."),
-            click.option(
-                "--reset-limits",
-                is_flag=True,
-                help="Forget the stored limits and tags; only those given now hold, and are stored.",
-            ),
-            click.option(
-                "--ca-file", type=click.Path(exists=True, dir_okay=False), help="Certificate authority for wss://."
-            ),
-            click.option("--home", type=click.Path(file_okay=False), help="State of this node.  [~/.farhand]"),
-            click.option("--log-level", default="info", help="debug, info, warning or error."),
-            click.option(
-                "--pinned-cert", type=click.Path(exists=True, dir_okay=False), help="Trust this certificate alone."
-            ),
-        )
-    ):
+    for option in reversed(NODE_OPTIONS):
         command = option(command)
     return command
 
 
 class NodeCommands(click.Group):
-    """`key` and `pair` are of use beside a gateway only, and loaded when it is asked for."""
+    """Loads `key` and `pair` only when they are used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # these end, and fail when they are interrupted
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # these commands end, and fail when interrupted
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         importlib.import_module("farhand.cli.run.join")
         return super().get_command(ctx, cmd_name)
@@ -106,13 +92,13 @@ class NodeCommands(click.Group):
 
 @click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[key|pair]")
 @click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
-@click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then what `farhand join` got]")
+@click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then the one from `farhand join`]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
 @click.option("--with-parent", type=int, hidden=True)
-@json_option("One JSON document on standard output, once it is connected.")
+@json_option("Print one JSON document on standard output once connected.")
 @node_options
 def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, as_json: bool, **options: Any) -> None:
-    """Lend this machine's shell, files and search to a gateway."""
+    """Share this machine's shell, files and search with a gateway."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     if token_stdin:
@@ -120,12 +106,14 @@ def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, as
     else:
         options["token"] = options["token"] or _environment_token()
     if not options["token"]:
-        gateway_url = _paired(home_folder(options["home"]), gateway_url, options)
-    lend(gateway_url or DEFAULT_GATEWAY, options, with_parent, as_json=as_json)
+        gateway_url = _stored_login(home_folder(options["home"]), gateway_url, options)
+    run_until_stopped(gateway_url or DEFAULT_GATEWAY, options, with_parent, as_json=as_json)
 
 
-def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = None, *, as_json: bool = False) -> None:
-    """Run a node until it is told to stop. `as_json`: tell in one document that it is connected, or never was."""
+def run_until_stopped(
+    gateway_url: str, options: dict[str, Any], with_parent: int | None = None, *, as_json: bool = False
+) -> None:
+    """Run a node until SIGTERM or SIGINT. `as_json` prints one document once connected, or at the end."""
     set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
     home = home_folder(options["home"])
     make_home(home)
@@ -148,7 +136,7 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         agent_workspace=with_parent is not None,
         home=home,
         use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
-        confinement=lambda workspace: _Sandboxed(home, workspace),
+        confinement=lambda workspace: _SandboxSettings(home, workspace),
     )
 
     async def serve() -> None:
@@ -164,28 +152,28 @@ def lend(gateway_url: str, options: dict[str, Any], with_parent: int | None = No
         loop.add_signal_handler(signal.SIGTERM, shutdown.set)
         loop.add_signal_handler(signal.SIGINT, end)
         if with_parent is not None:
-            loop.create_task(_end_with(with_parent, shutdown))  # noqa: RUF006
+            loop.create_task(_stop_with_parent(with_parent, shutdown))  # noqa: RUF006
         await run_node(chosen, shutdown, lambda: leave)
 
     facts = {"node_id": node_id, "gateway": gateway_url, "workspace": str(chosen.workspace), "home": str(home)}
     facts |= {"version": __version__, "pid": os.getpid()}
-    connected = _Connected(lambda: show_only({"ready": True, **facts}))
+    connected = _FirstConnection(lambda: print_only({"ready": True, **facts}))
     if as_json:
         connected.listen()
     try:
         run_loop(serve())
     except Refused as error:
         with_nothing = not chosen.token and not chosen.use_key
-        hint = "; this node has neither token nor key: `farhand node pair` on the gateway lets it join"
+        hint = "; this node has neither a token nor a key: run `farhand node pair` on the gateway"
         raise FarhandError(f"{gateway_url}: {error}{hint if with_nothing else ''}") from None
-    if as_json and not connected.told:
-        show_only({"ready": False, **facts})
+    if as_json and not connected.seen:
+        print_only({"ready": False, **facts})
 
 
-class _Sandboxed:
+class _SandboxSettings:
     """Confines commands as `[sandbox]` of this home says, with the same code as the agent's `exec`.
 
-    The settings take some megabytes to read, so a home without any does not load what reads them.
+    Reading the settings needs several megabytes of memory, so a home without settings does not load that code.
     """
 
     def __init__(self, home: Path, workspace: Path) -> None:
@@ -194,7 +182,7 @@ class _Sandboxed:
         self._live: Callable[[], Confinement] | None = None
 
     def __call__(self) -> Confinement:
-        """Raises Failed while the settings cannot be read, or describe a sandbox that cannot be made."""
+        """Return the current confinement. Raises Failed if the settings are invalid."""
         if self._live is None:
             settings = (self._home / "farhand.toml").exists()
             if not settings and not any(name.startswith("FARHAND_SANDBOX_") for name in os.environ):
@@ -210,50 +198,50 @@ class _Sandboxed:
             live = config.LiveConfig(self._home, config.load(self._home))
             return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home)
         except FarhandError as error:
-            raise Failed(f"the settings of this home cannot be used: {error}; the command did not run") from None
+            raise Failed(f"cannot use the settings in {self._home}: {error}; the command did not run") from None
 
 
-class _Connected(logging.Filter):
-    """Tells when the node has been welcomed for the first time, of which its log has a line at any level."""
+class _FirstConnection(logging.Filter):
+    """Calls a function when the node connects for the first time, which the client logs at level INFO."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         super().__init__()
-        self._tell = tell
-        self.told = False
+        self._notify = notify
+        self.seen = False
 
     def listen(self) -> None:
-        lines = logging.getLogger("farhand.sdk.client")
-        self._level = lines.getEffectiveLevel()
-        lines.setLevel(min(self._level, logging.INFO))
-        lines.addFilter(self)
+        logger = logging.getLogger(sdk_client.__name__)
+        self._level = logger.getEffectiveLevel()
+        logger.setLevel(min(self._level, logging.INFO))
+        logger.addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not self.told and getattr(record, "event", "") == "connect.ok":
-            self.told = True
-            self._tell()
+        if not self.seen and getattr(record, "event", "") == "connect.ok":
+            self.seen = True
+            self._notify()
         return record.levelno >= self._level
 
 
-def _paired(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str | None:
-    """Take over what `farhand join` got, unless another gateway or another node is meant."""
+def _stored_login(home: Path, gateway_url: str | None, options: dict[str, Any]) -> str | None:
+    """Use what `farhand join` stored, unless another gateway or node is given; return the gateway."""
     try:
-        kept = json.loads((home / NODE_TOKEN_FILE).read_text())
-        known, node_id, token = str(kept["gateway"]), str(kept["node_id"]), str(kept.get("token", ""))
+        stored = json.loads((home / NODE_TOKEN_FILE).read_text())
+        known, node_id, token = str(stored["gateway"]), str(stored["node_id"]), str(stored.get("token", ""))
     except FileNotFoundError:
         return gateway_url
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FarhandError(f"{home / NODE_TOKEN_FILE} cannot be read: {error}; join again") from None
+        raise FarhandError(f"cannot read {home / NODE_TOKEN_FILE}: {error}; run `farhand join` again") from None
     same = gateway_url is None or node_socket_url(gateway_url) == node_socket_url(known)
     if same and options["node_id"] in (None, node_id):
         options["node_id"], options["token"] = node_id, token or None
         if not any(options[name] for name in TRUST):
-            options.update({name: kept.get(name) for name in TRUST})
+            options.update({name: stored.get(name) for name in TRUST})
         return known
     return gateway_url
 
 
 def _environment_token() -> str | None:
-    """Taken out, so that the commands this node runs do not inherit it, and wiped from where `/proc` shows it."""
+    """Return the token and remove it from the environment, so that neither commands nor `/proc` show it."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     address, token = libc.getenv(b"SA_NODE_TOKEN"), os.environ.get("SA_NODE_TOKEN")
@@ -263,15 +251,15 @@ def _environment_token() -> str | None:
     return token
 
 
-async def _end_with(parent: int, shutdown: asyncio.Event) -> None:
-    """A node that a gateway brought along does not outlive it."""
+async def _stop_with_parent(parent: int, shutdown: asyncio.Event) -> None:
+    """Stop a node that a gateway started when the gateway is gone."""
     while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(0.5)
     shutdown.set()
 
 
 def node_socket_url(url: str) -> str:
-    """The node socket of `http(s)://host:port[/prefix]` or `ws(s)://host:port[/path]`. Raises FarhandError."""
+    """Return the socket of `http(s)://host:port[/prefix]` or `ws(s)://host:port[/path]`. Raises FarhandError."""
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
@@ -279,7 +267,7 @@ def node_socket_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise FarhandError(f"--gateway takes http(s)://host:port or ws(s)://host:port/v1/nodes/ws, not {url!r}")
+        raise FarhandError(f"invalid gateway {url!r}; use http(s)://host:port or ws(s)://host:port/v1/nodes/ws")
     if parts.scheme in ("ws", "wss") and parts.path in ("", "/"):
         full = parts._replace(scheme="https" if parts.scheme == "wss" else "http").geturl()
     return socket_url(full)

@@ -1,4 +1,4 @@
-"""`up` and `gateway`: the gateway as a program."""
+"""`up` and `gateway`: run the gateway."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ import click
 from farhand import __version__, config
 from farhand.app.gateway import Gateway
 from farhand.cli.client import TOKEN_FILE
-from farhand.cli.json_output import json_option, show_only
+from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.local_node import LocalNode
-from farhand.cli.run.program import run_loop, set_up_logging
+from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
 from farhand.node.names import default_node_id
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+FOLDER = click.Path(file_okay=False)
+FILE = click.Path(exists=True, dir_okay=False)
+OPTIONS = (
+    click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
+    click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 picks a free one.  [default: 3210]"),
+    click.option("--home", type=FOLDER, help="State, settings and keys.  [~/.farhand]"),
+    click.option("--workspace", type=FOLDER, help="Folder of the local tools."),
+    click.option("--open", "open_", is_flag=True, help="Accept requests without a token; loopback only."),
+    click.option("--tls-cert", type=FILE, help="Certificate (PEM)."),
+    click.option("--tls-key", type=FILE, help="Private key of the certificate (PEM)."),
+    click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
+    json_option("Print one JSON document on standard output once ready."),
+)
+
+
 def _gateway_options(command: Command) -> Command:
-    for option in reversed(
-        (
-            click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
-            click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 3210]"),
-            click.option("--home", type=click.Path(file_okay=False), help="State, settings and keys.  [~/.farhand]"),
-            click.option("--workspace", type=click.Path(file_okay=False), help="Folder of the local tools."),
-            click.option("--open", "open_", is_flag=True, help="Accept callers without a token; loopback only."),
-            click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), help="Certificate (PEM)."),
-            click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM)."),
-            click.option("--log-level", help="debug, info, warning or error.  [default: info]"),
-            json_option("One JSON document on standard output, once it is ready."),
-        )
-    ):
+    for option in reversed(OPTIONS):
         command = option(command)
     return command
 
 
 @click.command()
 @_gateway_options
-@click.option("--no-node", is_flag=True, help="Leave this machine out.")
+@click.option("--no-node", is_flag=True, help="Do not start a node for this machine.")
 def up(no_node: bool, workspace: str | None, **options: Any) -> None:
-    """Start the gateway and, beside it, a node for this machine."""
+    """Start the gateway and a node for this machine."""
     _run_gateway(options, workspace, with_node=not no_node)
 
 
@@ -72,13 +75,13 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     def ready(gateway: Gateway) -> None:
         nonlocal local
         if options["as_json"]:
-            show_only(_facts(gateway, home, with_node=with_node))
+            print_only(_facts(gateway, home, with_node=with_node))
         else:
-            # All at once: whoever waits for the first line and leaves has the gateway running all the same.
+            # In one write: a reader that closes the pipe after the first line must not stop the gateway.
             click.echo(
                 f"farhand ready on {gateway.url}\n"
-                f"  console   {_sign_in_link(gateway) or 'farhand console makes a sign-in link'}\n"
-                "  lend another machine:  farhand node pair, then there: farhand join CODE"
+                f"  console   {_sign_in_link(gateway) or 'run `farhand console` for a sign-in link'}\n"
+                "  add a machine: run `farhand node pair` here, then `farhand join CODE` there"
             )
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
@@ -89,11 +92,11 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         if local is not None:
             local.stop()
     if options["as_json"] and not running.url:
-        show_only({"ready": False, "home": str(home), "version": __version__, "pid": os.getpid()})
+        print_only({"ready": False, "home": str(home), "version": __version__, "pid": os.getpid()})
 
 
 def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
-    """What a program wants to know of a gateway that has begun to serve."""
+    """Return the document that --json prints once the gateway is ready."""
     return {
         "ready": True,
         "url": gateway.url,
@@ -108,19 +111,19 @@ def _facts(gateway: Gateway, home: Path, *, with_node: bool) -> dict[str, Any]:
 
 
 def _sign_in_link(gateway: Gateway) -> str | None:
-    """A new sign-in link; None where standard output ends up in the log of a service manager."""
+    """Return a new sign-in link, or None if a service manager logs standard output."""
     return None if _output_is_logged(os.environ) else gateway.sign_in_link()
 
 
 def _output_is_logged(environ: Mapping[str, str]) -> bool:
-    """Whether systemd or launchd started this process and keeps what it prints."""
+    """Return whether systemd or launchd started this process and logs its output."""
     if sys.stdout.isatty():
         return False
     status = os.fstat(sys.stdout.fileno())
     if environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}":
         return True
     if "INVOCATION_ID" in environ or "JOURNAL_STREAM" in environ:
-        # Children of a service inherit both; SYSTEMD_EXEC_PID tells which process is the service itself.
+        # Children of a service inherit both; SYSTEMD_EXEC_PID identifies the service itself.
         return environ.get("SYSTEMD_EXEC_PID", str(os.getpid())) == str(os.getpid())
     name = environ.get("XPC_SERVICE_NAME", "0")
     return name != "0" and not name.startswith("application.")

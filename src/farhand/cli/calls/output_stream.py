@@ -1,0 +1,88 @@
+"""Streams that continue where they broke off when the connection is lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TextIO, TypeVar
+
+from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway
+from farhand.cli.output import remark
+
+PIECE_BYTES: Final = 65536
+FIRST_DELAY: Final = 0.2
+MAX_DELAY: Final = 5.0
+
+Item = TypeVar("Item")
+
+
+def resume(
+    read: Callable[[Callable[[], None]], Iterator[Item]], ended: Callable[[], bool] = lambda: False
+) -> Iterator[Item]:
+    """Yield what `read` yields, calling it again after a lost connection, until `ended` returns True.
+
+    `read` receives a function to call once it is connected, and continues after the last item it yielded. The first
+    connection must succeed. Raises ClientError.
+    """
+    connected = lost = False
+    delay = FIRST_DELAY
+
+    def on_connect() -> None:
+        nonlocal connected, lost, delay
+        if lost:
+            remark("farhand: connected again")
+        connected, lost, delay = True, False, FIRST_DELAY
+
+    while True:
+        try:
+            yield from read(on_connect)
+            if ended():
+                return
+        except (NoGateway, ConnectionLost) as error:
+            if not connected:
+                raise
+            if not lost:
+                remark(f"farhand: {error}; trying again")
+                lost = True
+        time.sleep(random.uniform(delay / 2, delay))  # noqa: S311
+        delay = min(delay * 2, MAX_DELAY)
+
+
+def command_output(client: Client, path: str, offset: int = 0) -> Iterator[bytes]:
+    """Yield the output at `path` from a byte offset until its command ends, nothing twice. Raises ClientError."""
+
+    def read(on_connect: Callable[[], None]) -> Iterator[bytes]:
+        nonlocal offset
+        with client.open("GET", f"{path}?offset={offset}", seconds=None) as (response, explained):
+            on_connect()
+            start = int(response.headers.get("X-Offset", offset))
+            if start > offset:
+                remark(f"farhand: {start - offset} bytes of the oldest output are no longer available")
+                offset = start
+            while True:
+                with explained:
+                    piece = response.read1(PIECE_BYTES)
+                if not piece:
+                    return
+                offset += len(piece)
+                yield piece
+
+    def ended() -> bool:
+        """Return whether the command ended; the stream also ends when the gateway stops."""
+        try:
+            with client.open("GET", f"{path}?offset={offset}&wait=0") as (response, explained), explained:
+                response.read()
+                over = response.headers.get("X-Over") == "true"
+                return over and int(response.headers.get("X-Next-Offset", offset)) <= offset
+        except (NoGateway, ConnectionLost):
+            raise
+        except ClientError:  # the node is disconnected; the next request waits for it
+            return False
+
+    return resume(read, ended)
+
+
+def write(piece: bytes, to: TextIO) -> None:
+    to.buffer.write(piece)
+    to.flush()

@@ -1,0 +1,103 @@
+"""Decorators that declare commands which are clients of a gateway."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from farhand.cli.client import Client
+from farhand.cli.json_output import group_json_option, json_option
+
+Function = Callable[..., Any]
+
+SECONDS_PER_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def client_options(function: Function) -> Function:
+    """Give a command --json, --home and --url, and pass it a `client`. Groups hand --home and --url down."""
+
+    @functools.wraps(function)
+    def run(*args: Any, home: str | None, url: str | None, **options: Any) -> Any:
+        context = click.get_current_context().parent
+        while context is not None:
+            home, url = home or context.params.get("home"), url or context.params.get("url")
+            context = context.parent
+        return function(*args, client=Client(home, url), **options)
+
+    # Click lists options in the order of this list, reversed: these come last in the help.
+    own_options = run.__dict__.pop("__click_params__", [])
+    for option in (
+        click.option("--url", metavar="URL", help="Address of the gateway.  [FARHAND_URL, with FARHAND_TOKEN]"),
+        click.option(
+            "--home", type=click.Path(file_okay=False), help="Home of the gateway.  [FARHAND_HOME, ~/.farhand]"
+        ),
+        json_option(expose_value=False),
+    ):
+        option(run)
+    run.__dict__["__click_params__"] += own_options
+    return run
+
+
+def client_command(function: Function) -> click.Command:
+    """Declare a command with the options of every client; it is called with a `client`."""
+    return click.command()(client_options(function))
+
+
+class ClientGroup(click.Group):
+    """A group whose subcommands are client commands."""
+
+    def command(self, name: str | None = None) -> Callable[[Function], click.Command]:  # type: ignore[override]
+        def declare(function: Function) -> click.Command:
+            return click.Group.command(self, name)(client_options(function))
+
+        return declare
+
+    def client_group(self, function: Function) -> ClientGroup:
+        group = client_group(function)
+        self.add_command(group)
+        return group
+
+    def add_alias(self, name: str, text: str) -> None:
+        """Add a subcommand that does what the group does without one."""
+        self.add_command(click.Command(name, params=self.params, callback=self.callback, help=text))
+
+
+def client_group(function: Function) -> ClientGroup:
+    """Declare a group that calls `function` when no subcommand is given."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        if click.get_current_context().invoked_subcommand is None:
+            return function(*args, **options)
+        return None
+
+    declare = click.group(cls=ClientGroup, invoke_without_command=True, subcommand_metavar="[COMMAND]")
+    return declare(client_options(run))
+
+
+def command_group(function: Function) -> ClientGroup:
+    """Declare a group that needs a subcommand."""
+    return click.group(cls=ClientGroup)(group_json_option(function))
+
+
+class Age(click.ParamType):  # type: ignore[type-arg]
+    """An option that takes an age such as 90s, 15m, 2h, 7d or 2w, and passes seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", value.strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is not an age; write 90s, 15m, 2h, 7d or 2w.", param, ctx)
+        return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+
+
+def options_given(**options: Any) -> dict[str, Any]:
+    """Return the options that have a value, for a request in which the others must be absent."""
+    return {name: value for name, value in options.items() if value is not None}
