@@ -1,1 +1,1 @@
-"""The web page. It speaks only the public HTTP interface."""
+"""The web console. It uses only the public HTTP interface."""

@@ -1,4 +1,4 @@
-// The console. It speaks only the public HTTP interface; other people's words reach the page only as text.
+// The console. It uses only the public HTTP interface, and inserts all content as text, never as markup.
 
 const SHAPES = { running: "◐", waiting: "◷", ok: "✓", error: "✕", timeout: "◔", cancelled: "■", denied: "▲", unknown: "?", online: "●", offline: "○" };
 const EVENTS = ["node.online", "node.offline", "node.changed", "node.forgotten", "call.started", "call.ended", "call.waiting",
@@ -23,7 +23,7 @@ function makeButton(kind, act, ...children) {
   return Object.assign(make("button", kind, ...children), { type: "button", onclick: act });
 }
 
-// One row for each item: what is open or in focus stays so when the list is fetched again.
+// One row per item: rows keep their focus and open details when the list is fetched again.
 function rows(parent, key, build) {
   const known = new Map();
   return (items) => {
@@ -77,8 +77,8 @@ function pretty(value) {
   return Object.assign(element, { tabIndex: 0 });
 }
 
-// The secret of this page: the cookie alone is not accepted, since browsers send it to every port of the host. It comes
-// in the fragment after signing in; a new tab asks the others of this origin for it.
+// The page secret: the cookie alone is not accepted, since browsers send it to every port of the host. The secret
+// arrives in the fragment after signing in; a new tab asks the other tabs of this origin for it.
 
 const PLACE = `farhand ${location.pathname.replace(/[^/]*$/, "")}`;
 const tabs = new BroadcastChannel(PLACE);
@@ -106,9 +106,9 @@ function askTabs() {
   });
 }
 
-// Talking to the gateway
+// Requests to the gateway
 
-// Numbers too long for JavaScript stay as they were written.
+// Keep numbers that are too long for JavaScript as they were written.
 const exactly = (_, value, context) =>
   typeof value === "number" && JSON.rawJSON && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
 
@@ -171,9 +171,9 @@ async function connect() {
     if (!secret()) await askTabs();
     say("version", (await ask("v1/health")).version);
   } catch (error) {
-    return stumble(error);
+    return handleFailure(error);
   }
-  disconnect(); // another attempt may have come as far
+  disconnect(); // another attempt may have connected in the meantime
   const line = (events = new AbortController());
   listen(line).catch(() => {
     if (events !== line) return;
@@ -194,20 +194,20 @@ function later() {
   patience = Math.min(patience * 2, 5000);
 }
 
-// What a failed request means for the whole page.
-function stumble(error) {
+// Update the page after a failed request.
+function handleFailure(error) {
   if (error.status === 401) {
     disconnect();
     signedIn(false);
     $("spent").hidden = !location.pathname.endsWith("/signin");
     return setLine("out", "Not signed in");
   }
-  const trouble = error.status ? `The gateway refuses: ${error.message}` : "The gateway does not answer";
-  setLine("offline", "Offline", `${trouble}. This page may be out of date; it recovers by itself.`);
+  const trouble = error.status ? `The gateway refused the request: ${error.message}` : "The gateway does not answer";
+  setLine("offline", "Offline", `${trouble}. This page may be out of date; it reconnects automatically.`);
   later();
 }
 
-// Lists out of date are fetched together, never twice at once, and less often when that is slow.
+// Stale lists are fetched together, never twice at once, and less often when fetching is slow.
 const stale = new Set();
 let fetching, pace = 120;
 
@@ -224,14 +224,14 @@ async function refresh() {
     await Promise.all(lists.map(async (list) => show[list](await ask(`v1/${list}`))));
     signedIn(true);
   } catch (error) {
-    stumble(error);
+    handleFailure(error);
   }
   pace = Math.max(120, 3 * (performance.now() - began));
   fetching = null;
   if (stale.size) touch();
 }
 
-// Last-seen times, and a line that went dead in silence, make no event.
+// Last-seen times change without an event, and a dead connection may send none.
 setInterval(() => events && touch("nodes"), 15_000);
 const comeBack = () => $("signed-out").hidden || connect();
 window.addEventListener("focus", comeBack);
@@ -252,7 +252,7 @@ const listNodes = rows($("nodes"), "node_id", () => {
     about.textContent = [node.node_type, node.version, ...node.tags].filter(Boolean).join(" · ");
     setTime(seen, node.last_seen);
     count.textContent = `Tools: ${node.tools.length || "not listed"}`;
-    names.textContent = node.tools.join(", ") || `Serves names below ${node.capabilities.join(", ")}`;
+    names.textContent = node.tools.join(", ") || `Serves tools under ${node.capabilities.join(", ")}`;
   };
   return { element, update };
 });
@@ -284,8 +284,8 @@ function find() {
   });
   listTools(found);
   say("tools-count", query ? `${found.length} of ${offers.length}` : offers.length);
-  // A node may serve names that it does not list.
-  say("by-name", `Call ${query} by its name`);
+  // A node may serve tools that it does not list.
+  say("by-name", `Call ${query} by name`);
   $("by-name").hidden = !query || offers.some((offer) => offer.name === query);
 }
 
@@ -295,7 +295,7 @@ on("search", "keydown", (event) => {
 });
 on("by-name", "click", () => choose(named($("search").value.trim())));
 
-// The fields that a schema requires, with its defaults.
+// The required fields of a schema, with its defaults.
 function example(schema, root = schema, depth = 0) {
   if (!schema || depth > 8) return null;
   if (schema.$ref) {
@@ -336,7 +336,7 @@ function choose(offer, args) {
     fields = Object.entries(properties ?? {}).flatMap(([name, schema]) => parameter(name, schema, required));
     filled = JSON.stringify(example(offer.parameters) ?? {}, null, 2);
   } catch {
-    // a schema that is none: the node decides
+    // an invalid schema: the node checks the arguments
   }
   $("parameters").replaceChildren(...fields);
   $("args").value = args ?? drafts.get(offer.name) ?? filled;
@@ -353,7 +353,7 @@ function check() {
   try {
     JSON.parse(written());
   } catch (error) {
-    problem = `Not JSON: ${error.message}`;
+    problem = `Invalid JSON: ${error.message}`;
   }
   $("args").ariaInvalid = Boolean(problem);
   say("problem", problem);
@@ -365,8 +365,8 @@ on("form", "keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
 
-// In the background, so that neither a reload nor the browser's few connections end a call; with a key, so that a
-// browser that repeats the request does not repeat the call.
+// Calls run in the background, so that a reload or the browser's connection limit does not end them, and have a key, so
+// that a browser that repeats the request does not repeat the call.
 on("form", "submit", async (event) => {
   event.preventDefault();
   if (!check()) return $("args").focus();
@@ -383,16 +383,16 @@ on("form", "submit", async (event) => {
     showOutcome();
     follow();
   } catch (error) {
-    const text = error.status ? error.message : "No answer came. The call may have run: see Calls once the gateway is back.";
+    const text = error.status ? error.message : "No answer. The call may have run; see Calls when the gateway is back.";
     if (watched === started) $("outcome").replaceChildren(make("p", "bad text", text));
-    if (!error.status || error.status === 401) stumble(error);
+    if (!error.status || error.status === 401) handleFailure(error);
   }
 });
 
 async function follow() {
   const id = watched?.request_id;
   if (!id || !isOpen(watched)) return;
-  // A call just begun may not be written yet; its next event asks again.
+  // A new call may not be recorded yet; its next event fetches it again.
   const record = await ask(callPath(id)).catch(() => null);
   if (!record || watched?.request_id !== id || !isOpen(watched) || record.state === watched.state) return;
   watched = record;
@@ -407,7 +407,7 @@ function showOutcome() {
 
 // Approvals
 
-// Characters that are invisible, or change the order of others, are shown by their numbers: what is read is what runs.
+// Show invisible and reordering characters by their code points, so that what is read is what runs.
 const visibly = (text) =>
   text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (one) => ("\n\t".includes(one) ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
 const DIFF = { "+": "ok", "-": "bad", "@": "soft" };
@@ -433,7 +433,7 @@ const listApprovals = rows($("approvals"), "id", (one) => {
         method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ decision, hash: one.hash }),
       });
     } catch (error) {
-      problem.textContent = error.status ? error.message : "No answer came. Look at the list again before you decide.";
+      problem.textContent = error.status ? error.message : "No answer. Check the list again before you decide.";
       buttons.forEach((button) => (button.disabled = false));
     }
     touch("approvals", "calls");
@@ -450,7 +450,7 @@ const listApprovals = rows($("approvals"), "id", (one) => {
   return { element, update: () => {} };
 });
 
-// A list that just changed may have moved a button under the pointer: it takes no clicks for a moment.
+// A list that just changed may have moved a button under the pointer: ignore clicks for a moment.
 let listed = "";
 function holdClicks(ids) {
   if (ids === listed) return;
@@ -534,7 +534,7 @@ const show = {
     find();
   },
   approvals({ approvals }) {
-    approvals.sort((one, other) => one.asked_at - other.asked_at); // a new one moves none of the others
+    approvals.sort((one, other) => one.asked_at - other.asked_at); // a new approval does not move the others
     listApprovals(approvals);
     holdClicks(approvals.map((one) => one.id).join());
     $("approvals-section").hidden = !approvals.length;

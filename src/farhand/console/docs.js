@@ -1,4 +1,4 @@
-// The page of the HTTP interface: reads /v1/openapi.json and shows it. Everything is put in as text, nothing as markup.
+// The reference of the HTTP interface: shows /v1/openapi.json. All content is inserted as text, never as markup.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ function table(head, rows) {
 }
 
 function example(schema, known, depth = 0) {
-  // What a value of this schema looks like: names of types in the place of values.
+  // An example value of a schema, with type names in place of values.
   if (!schema || depth > 6) return "…";
   if (schema.$ref) return example(known[schema.$ref.split("/").pop()], known, depth + 1);
   const choice = schema.anyOf || schema.oneOf;
@@ -86,4 +86,4 @@ $("filter").addEventListener("input", () => {
   }
 });
 
-show().catch((error) => $("routes").append(make("p", `The description could not be read: ${error.message}`)));
+show().catch((error) => $("routes").append(make("p", `Cannot load the description: ${error.message}`)));

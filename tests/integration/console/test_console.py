@@ -188,7 +188,7 @@ def test_the_link_of_up_signs_in_once(visit: Callable[..., Visit], tmp_path: Pat
         second = visit()
         answer = second.page.goto(link)
         assert answer is not None and answer.status == 401
-        second.seen(second.page.locator("#signed-out"), "This sign-in link was used before or has expired.")
+        second.seen(second.page.locator("#signed-out"), "This sign-in link was already used or has expired.")
         second.seen(second.page.locator("#signed-out"), "farhand console")
         assert second.context.cookies() == [] and not second.page.locator("#signed-in").is_visible()
         assert {re.sub(r".*status of (\d+).*", r"\1", text) for text in second.complaints} == {"401"}
@@ -258,7 +258,7 @@ def test_the_editor_starts_from_the_schema_and_refuses_what_is_no_json(
     before = len(staffed.get("/v1/calls")["calls"])
     page.fill("#args", "{seconds: 1}")
     page.get_by_role("button", name="Call", exact=True).click()
-    one.seen(page.locator("#problem"), "Not JSON")
+    one.seen(page.locator("#problem"), "Invalid JSON")
     assert page.locator("#args").get_attribute("aria-invalid") == "true"
     assert len(staffed.get("/v1/calls")["calls"]) == before
 
@@ -284,7 +284,7 @@ def test_a_tool_nobody_lists_can_be_called_by_name(staffed: GatewayProcess, visi
     one = visit()
     page = one.sign_in(staffed)
     page.fill("#search", "node.unlisted")
-    page.get_by_role("button", name="Call node.unlisted by its name").click()
+    page.get_by_role("button", name="Call node.unlisted by name").click()
     page.get_by_role("button", name="Call", exact=True).click()
     one.seen(page.locator("#outcome"), re.compile("error.*not_found"))
 
@@ -345,7 +345,7 @@ def test_a_node_that_leaves_is_shown_offline(
         one.seen(page.locator("#nodes"), "online")
     one.seen(page.locator("#nodes"), "offline")
     one.seen(page.locator("#nodes-count"), "0 of 1 online")
-    one.seen(page.locator(".picker"), "No node that is online lists such a tool.")
+    one.seen(page.locator(".picker"), "No matching tools.")
 
 
 def test_the_page_outlives_its_gateway(visit: Callable[..., Visit], tmp_path: Path) -> None:
