@@ -161,10 +161,10 @@ def test_everybody_in_an_allow_list_of_all_is_a_guest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("channel", "status", "words"),
     [
-        ('policy = "open"', "ok", "sessions of their own"),
-        ('policy = "open"\ntools = "read"', "warning", "memory included"),
-        ('policy = "open"\ntools = "all"', "failed", "has tools on your machines"),
-        ('allow = ["*"]', "failed", "has tools on your machines"),
+        ('policy = "open"', "ok", "their own sessions"),
+        ('policy = "open"\ntools = "read"', "warning", "including the memory"),
+        ('policy = "open"\ntools = "all"', "failed", "use tools on your machines"),
+        ('allow = ["*"]', "failed", "use tools on your machines"),
         ('policy = "pairing"', "ok", "none is open"),
     ],
 )

@@ -120,7 +120,7 @@ def test_one_command_takes_it_back(plug: Plugin) -> None:
     assert call_id in shown.out and "waiting: node until" in shown.out
     assert farhand("calls", "cancel", call_id).status == 0
     second = farhand("calls", "cancel", call_id)
-    assert second.status == 1 and "over before: cancelled" in second.err
+    assert second.status == 1 and "already ended: cancelled" in second.err
     third = gateway.request("DELETE", f"/v1/calls/{call_id}")
     assert (third.status, third.json()["state"], third.json()["already_over"]) == (200, "cancelled", True)
     assert farhand("calls", "--waiting", "--json").json()["calls"] == []
