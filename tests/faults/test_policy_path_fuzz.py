@@ -18,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from farhand.gateway.calls.policy import Policy, PolicySettings, Subject
+from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.calls.policy_subject import Subject
 from farhand.machine.files.files import Files
 from farhand.protocol.errors import ToolError
 

@@ -12,7 +12,8 @@ import pytest
 
 from farhand.api.server.http import json_fault
 from farhand.channels import email as mail_channel
-from farhand.gateway.calls.policy import Policy, PolicyRule, PolicySettings, Subject
+from farhand.gateway.calls.policy import Policy, PolicyRule, PolicySettings
+from farhand.gateway.calls.policy_subject import Subject
 from farhand.gateway.schedule.heartbeat import nothing_in
 from farhand.gateway.workspace.skill_file import read_head
 from farhand.machine.patch.parse import parse

@@ -149,7 +149,7 @@ def test_jobs_that_a_pinned_run_makes_are_pinned_alike(house: House) -> None:
         ("gsv__Cron", {"action": "add", "job": {**job, "node": "far"}}),
         ("gsv__Cron", {"action": "update", "id": free["id"], "patch": {"name": "mine"}}),
     )
-    assert "pinned alike" in elsewhere and "pinned alike" in changed, (made, elsewhere, changed)
+    assert "the same pin" in elsewhere and "the same pin" in changed, (made, elsewhere, changed)
     assert [one.get("node") for one in cron("list")["jobs"] if one["name"] == name] == ["near"]
 
 

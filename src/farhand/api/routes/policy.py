@@ -11,7 +11,8 @@ from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.route_docs import About
 from farhand.api.server.router import Route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.calls.policy import HTTP, Policy, PolicySettings
+from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.control.policy_review import Explanation, PolicyReview, Replay
 from farhand.gateway.hub import Hub
 from farhand.protocol.calls import NULL

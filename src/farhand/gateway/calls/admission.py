@@ -1,4 +1,4 @@
-"""Whether a call may be made, how long it may take, and the frame that carries it to its node."""
+"""Whether a caller may make a call, how long it may take, and the frame that carries it to its node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OWN = frozenset(OWN_HOST.values())
 
 
 class Denied(NotAllowed):
-    """The caller's credential does not reach this tool."""
+    """A credential of the caller does not allow the call."""
 
 
 def scope_of(spec: ToolSpec | None) -> Scope:
-    """A tool that says it only reads needs less than one that writes files, and any other more."""
+    """Return the scope that a tool needs: the least for one that only reads, the most for any that is not known."""
     if spec is not None and spec.read_only:
         return Scope.TOOLS_READ
     if spec is not None and spec.capability in ("filesystem.write", "filesystem.edit"):
@@ -35,7 +35,7 @@ def scope_of(spec: ToolSpec | None) -> Scope:
 
 
 def allow(target: Target, principal: Principal) -> None:
-    """Check that the acting and the asking credential both may call a tool. Raises Denied."""
+    """Check that both the acting credential and the one it acts for may call a tool. Raises Denied."""
     for credential in principal.credentials:
         _allow(target, credential)
 
@@ -52,11 +52,11 @@ def _allow(target: Target, credential: Credential) -> None:
     if credential.pinned:
         _stay(target, credential)
     elif not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
-        raise Denied(f"this credential is not for {target.tool!r}; it was made for some tools or nodes alone")
+        raise Denied(f"this credential does not include {target.tool!r}; it is limited to some tools or nodes")
 
 
 def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bool:
-    """Whether a principal may call a listed tool. `name` calls it, `host` is where it runs: a node, `gsv`, `local`."""
+    """Whether a principal may call a listed tool by `name`. `host` is where it runs: a node, `gsv` or `local`."""
     if not principal.may(scope_of(spec)):
         return False
     own = host in _OWN
@@ -64,7 +64,7 @@ def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bo
 
 
 def _stay(target: Target, credential: Credential) -> None:
-    """Raises Denied for a tool of a machine that a pinned run may not reach."""
+    """Raise Denied for a tool on a machine that a pinned run may not reach."""
     if target.node is None:
         if target.kind == "native" or target.spec is None or target.spec.capability is None:
             return
@@ -78,6 +78,7 @@ def _stay(target: Target, credential: Credential) -> None:
 
 
 def time_limit(call: ToolCall, target: Target) -> int:
+    """Return the time limit of a call in milliseconds. Raises InvalidArgs."""
     wanted = call.timeout_ms
     if wanted is None:
         spec = target.spec
@@ -90,7 +91,7 @@ def time_limit(call: ToolCall, target: Target) -> int:
 
 
 def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
-    """A tool that ends itself in time is waited for a little longer, so that it can say how it ended; 0 is no limit."""
+    """Return the limit of a tool that ends by itself, plus a grace period to report how; 0 means no limit."""
     args = read_arguments(call.args)
     limit = args.get(parameter, default) if isinstance(args, dict) else default
     if not isinstance(limit, int | float) or limit < 0:
@@ -99,12 +100,15 @@ def _own_limit(call: ToolCall, parameter: str, default: int) -> int:
 
 
 def unambiguous(call: ToolCall) -> ToolCall:
-    """The same call with each name in its arguments once. Of a name that comes twice we would judge the last, and a
-    node in another language might run the first."""
+    """Return the call with each name in its arguments once.
+
+    Of a repeated name the policy would check the last value, and a node in another language might use the first.
+    """
     return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(read_arguments(call.args))))
 
 
 def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
+    """Return the frame that sends a call to its node."""
     connection = node.connection
     return encode(
         ToolRequest(
@@ -118,17 +122,17 @@ def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -
 
 
 def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | None:
-    """Why a node would drop a request without an answer; None: it reads it."""
+    """Return why a node would drop a request without an answer; None if it can read it."""
     if len(request) > connection.max_request_bytes:
         most = connection.max_request_bytes
-        return f"the request has {len(request)} bytes, node {connection.node_id!r} takes at most {most}"
+        return f"the request has {len(request)} bytes, node {connection.node_id!r} accepts at most {most}"
     if connection.plain and (fault := plain_peer_error(args)) is not None:
         return f"arguments: {fault}, which the plain node {connection.node_id!r} cannot read"
     return None
 
 
 def repeated_frame(record: CallRecord) -> bytes:
-    """The request of a call that was open when the gateway stopped, for a node that never got it."""
+    """Return the frame of a call that was open when the gateway stopped, for a node that never received it."""
     _, separator, bare = record.tool.partition("__")
     return encode(
         ToolRequest(

@@ -1,8 +1,8 @@
-"""What a node shows of a longer text: no half of a secret at the place where it was cut.
+"""Hides parts of secrets where a node cut a longer text.
 
-A node does not know the gateway's secrets, and shows the newest characters of what a command printed, again and again
-while it prints: a secret would come in two halves, each innocent. So where such an answer begins or ends in the midst
-of a text, a part of a secret there is hidden as well; what turns out to be none is in the next answer.
+A node does not know the gateway's secrets. While a command prints, it shows the newest characters again and again, so a
+secret could leave in two harmless-looking halves. Where such an excerpt begins or ends in the middle of a text, what
+looks like a part of a secret is hidden too; if it is none, the next answer shows it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from farhand.machine.search.grep import LINE
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.node_shell import TAIL_CHARS
 
-# How the names of tools end that show parts of texts. `Read` shows whole lines.
+# Suffixes of the tools that return excerpts. `Read` returns whole lines.
 CUTTING: Final = ("__Bash", "__Process", "__Grep")
 
 
 def hide_cuts(result: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:
-    """The same answer of such a tool, or one with parts of secrets hidden."""
+    """Return the result of such a tool with parts of secrets hidden at its cuts."""
     data = bytes(result)
     if len(data) < TAIL_CHARS and b'"running"' not in data and (len(data) < LINE or b'"matches"' not in data):
         return result  # nothing was cut
@@ -35,7 +35,7 @@ def hide_cuts(result: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:
 
 
 def _shown(answer: dict[str, Any], secrets: KnownSecrets) -> dict[str, Any]:
-    """An answer, one of the commands in it, or a line that matched."""
+    """Redact an answer, one of the commands in it, or a matching line."""
     shown = dict(answer)
     running = answer.get("status") == "running"
     cut = answer.get("truncated") is True

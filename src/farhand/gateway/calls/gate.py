@@ -19,8 +19,9 @@ from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended
-from farhand.gateway.calls.policy import HTTP, Policy
+from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.policy_check import PolicyCheck
+from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.calls.waiting import WaitingCalls, row_of

@@ -1,7 +1,8 @@
-"""Work that belongs to one machine: a run that is pinned to a node, or to nodes with a tag, reaches no other.
+"""Runs that are pinned to a node, or to the nodes with a tag: they reach no other machine.
 
-The names of a machine's tools mean that machine's then, and the gateway's own machine is another one too. What is no
-machine's stays: messages, memory, sessions, the schedule, the workspace. What such a run sets going is pinned alike.
+In such a run, tool names without a node mean the tools of those nodes, and the gateway's own machine is out of reach.
+Tools that belong to no machine stay available: messages, memory, sessions, the schedule, the workspace. Whatever the
+run starts has the same pin.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOGS = "gsv__LogsGet"
 
 
 class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which nodes a run may reach: those that have all that is named here."""
+    """The nodes that a run may reach: those with this id and this tag, as far as either is given."""
 
     node: str | None = None
     tag: str | None = None
@@ -42,13 +43,13 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.node in (None, node.card.node_id) and (self.tag is None or self.tag in node.card.tags)
 
     def check(self, job: Mapping[str, Any]) -> None:
-        """Raises NotAllowed for a job that this run may not make or change: one that is not pinned alike."""
+        """Raise NotAllowed for a job that the run may not make or change: one with another pin."""
         if Pin.of(job.get("node"), job.get("tag")) != self:
-            raise NotAllowed(f"this run is pinned to {self}; it can make and change only jobs that are pinned alike")
+            raise NotAllowed(f"this run is pinned to {self}; it can make and change only jobs with the same pin")
 
 
 def of_a_machine(name: str, spec: ToolSpec) -> bool:
-    """Whether a tool of the gateway's own works on the machine the gateway runs on."""
+    """Whether a gateway tool works on the machine the gateway runs on."""
     return own_kind(name) == "local" and spec.capability is not None
 
 
@@ -62,7 +63,7 @@ class Pinned:
 
     @property
     def nodes(self) -> list[Node]:
-        """Those within reach that are connected, by their ids."""
+        """The connected nodes within reach, by id."""
         return [
             node
             for _, node in sorted(self._node_registry.nodes.items())
@@ -70,32 +71,32 @@ class Pinned:
         ]
 
     def specs(self) -> dict[str, tuple[ToolSpec, str]]:
-        """What there is within reach, by the names that call it, and whose it is."""
+        """Return the tools within reach by name, each with its host."""
         found = self._catalog.specs(self._pin.fits)
         return {
             name: (spec, host) for name, (spec, host) in found.items() if host != "local" or spec.capability is None
         }
 
     def families(self) -> list[tuple[ToolSpec, str]]:
-        """What stands for the tools of nodes within reach that list none."""
+        """Return stand-ins for the tools of nodes within reach that list none."""
         return self._catalog.families(self._pin.fits)
 
     def absent(self) -> list[tuple[str, ToolSpec, Node]]:
-        """The tools of nodes within reach that are offline."""
+        """Return the tools of nodes within reach that are offline."""
         return self._catalog.absent(self._pin.fits)
 
     def names(self) -> list[str]:
-        """What the tools are called of the machine that names without a node mean."""
+        """Return the names of the tools of the node that names without a node mean."""
         first = {node.card.node_id for node in self.nodes[:1]}
         return [name for name, (_, host) in self.specs().items() if host in first]
 
     def principal(self, principal: Principal) -> Principal:
-        """The principal with its actor narrowed to what is within reach at the moment."""
+        """Return the principal with its actor limited to the nodes that are within reach now."""
         reach = tuple(node.card.node_id for node in self.nodes)
         return principal.replace_actor(msgspec.structs.replace(principal.actor, nodes=reach, pinned=str(self._pin)))
 
     def name(self, name: str) -> str:
-        """The full name of the tool that a name without a node means here; as it is where it means none."""
+        """Return the full name of the tool that a name means in this run."""
         own = self._catalog.own(name)
         if (own is not None and not of_a_machine(name, own.spec)) or split_tool(name) is not None:
             return name
@@ -108,19 +109,19 @@ class Pinned:
         return name
 
     def reads_on_a_node(self, name: str) -> bool:
-        """Whether a name is that of a tool on a node within reach that only reads."""
+        """Whether a name is that of a read-only tool on a node within reach."""
         node_id, tool = split_tool(name) or ("", "")
         specs = [node.specs.get(tool.casefold()) for node in self.nodes if node.card.node_id == node_id]
         return any(spec is not None and spec.read_only for spec in specs)
 
     def arguments(self, name: str, arguments: str) -> str:
-        """The arguments of a call that names nodes itself. Raises NotAllowed for one out of reach, ToolError."""
+        """Return the arguments of a call, which may name nodes. Raises NotAllowed for one out of reach, ToolError."""
         if name not in (TRANSFER, LOGS):
             return arguments
         try:
             given = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return arguments  # the tool says what is wrong
+            return arguments  # the tool reports the error
         if not isinstance(given, dict):
             return arguments
         if name == LOGS:

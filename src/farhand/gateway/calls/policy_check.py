@@ -11,7 +11,8 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
-from farhand.gateway.calls.policy import GATEWAY, Forbidden, Policy, Verdict, subject_of
+from farhand.gateway.calls.policy import Forbidden, Policy, Verdict
+from farhand.gateway.calls.policy_subject import GATEWAY, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed

@@ -1,4 +1,4 @@
-"""What is stored of calls that are refused: little of each, and little of each credential in a day."""
+"""What is stored of refused calls: a little of each, and a limited amount per credential and day."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from farhand.store.tables.calls import CallRecord
 
 log = logging.getLogger(__name__)
 
-# Of the arguments, or of an error's text.
+# Limit for the arguments, and for the error message.
 STORED_BYTES: Final = 4096
-# Characters of names that the caller chose.
+# Limit for names that the caller chose, in characters.
 STORED_NAME: Final = 256
-# What a row of the record and its event take beside the arguments.
+# What a row and its event take besides the arguments.
 ROW_BYTES: Final = 512
 DAY_MS: Final = 24 * 3600 * 1000
 MOST_CREDENTIALS: Final = 10_000
@@ -34,7 +34,7 @@ class RefusedArguments(msgspec.Struct, frozen=True):
 
 
 def shortened(record: CallRecord, secrets: KnownSecrets) -> CallRecord:
-    """The record of a refused call with a digest and the beginning of its arguments, where these are long."""
+    """Return the record of a refused call with long arguments, names and messages shortened."""
     message = record.error_message
     return msgspec.structs.replace(
         record,
@@ -47,11 +47,11 @@ def shortened(record: CallRecord, secrets: KnownSecrets) -> CallRecord:
 
 
 def short_arguments(args: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:
-    """Arguments as they are stored of a call that did nothing: a digest and the beginning of long ones."""
+    """Return what to store of the arguments of a call that did nothing: of long ones, a digest and the beginning."""
     data = bytes(args)
     if len(data) <= STORED_BYTES:
         return args
-    # A multiple of what is kept, since hiding secrets may make it shorter.
+    # More than is kept, since hiding secrets may make it shorter.
     beginning = data[: 4 * STORED_BYTES].decode(errors="ignore")
     kept = RefusedArguments(len(data), hashlib.sha256(data).hexdigest(), secrets.truncate(beginning, STORED_BYTES))
     return msgspec.Raw(msgspec.json.encode(kept))
@@ -62,17 +62,17 @@ def _name(text: str | None) -> str | None:
 
 
 class RefusalBudget:
-    """Counts what refused calls of each credential take in a day. What exceeds the limits is refused unrecorded."""
+    """Counts what refused calls of each credential store in a day; beyond the limits they are not recorded."""
 
     def __init__(self, limits: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
-        """`limits`: bytes and rows for a credential in a day, as the settings have them now; 0: no limit."""
+        """`limits` returns the bytes and rows per credential and day in the current settings; 0 means no limit."""
         self._limits = limits
         self._day = 0
         self._used: dict[str, tuple[int, int]] = {}
         self._omitted: dict[str, int] = {}
 
     def take(self, record: CallRecord, now: int) -> bool:
-        """Whether a refused call is to be stored; it counts then."""
+        """Count a refused call; return whether to store it."""
         if now // DAY_MS != self._day:
             self._day = now // DAY_MS
             self._used.clear()
@@ -98,5 +98,5 @@ class RefusalBudget:
 
     @property
     def omitted(self) -> dict[str, int]:
-        """How many refused calls of which credential were not recorded today."""
+        """How many refused calls of each credential were not recorded today."""
         return dict(self._omitted)

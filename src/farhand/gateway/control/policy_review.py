@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from farhand.gateway.calls.catalog import Catalog, Target
-from farhand.gateway.calls.policy import HTTP, Policy, Subject, Verdict, subject_of
+from farhand.gateway.calls.policy import Policy, Verdict
+from farhand.gateway.calls.policy_subject import HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
@@ -211,7 +212,7 @@ def _denied_by(record: CallRecord) -> str | None:
 
 
 def _explained(policy: Policy, subject: Subject, tool: str) -> Explanation:
-    fitting = policy.all_fitting(subject)
+    fitting = policy.all_matching(subject)
     return Explanation(
         decision=fitting[0].decision,
         rule=fitting[0].rule,

@@ -10,7 +10,7 @@ import msgspec
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.principal import principal_of
 from farhand.gateway.calls.pinning import Pin
-from farhand.gateway.calls.policy import handed_on
+from farhand.gateway.calls.policy_subject import handed_on
 from farhand.gateway.schedule.job_input import JOB_FIELDS
 from farhand.gateway.schedule.jobs import CronBook
 from farhand.gateway.schedule.scheduler import clock

@@ -23,7 +23,7 @@ from farhand.gateway.access.daily_budget import message_budget
 from farhand.gateway.access.principal import Principal, encode_credential
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.calls.pinning import Pin
-from farhand.gateway.calls.policy import VIA
+from farhand.gateway.calls.policy_subject import VIA
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.principal import limited, principal_of
-from farhand.gateway.calls.policy import handed_on
+from farhand.gateway.calls.policy_subject import handed_on
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
 from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome

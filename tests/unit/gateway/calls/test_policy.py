@@ -10,7 +10,9 @@ import pytest
 
 from farhand.config import ConfigError, LiveConfig, load
 from farhand.gateway.calls.catalog import Catalog, Target
-from farhand.gateway.calls.policy import Policy, PolicySettings, Reached, Subject, subject_of
+from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.calls.policy_paths import Reached
+from farhand.gateway.calls.policy_subject import Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolCall
@@ -34,7 +36,7 @@ def test_the_first_rule_that_fits_decides() -> None:
     rules = policy({"decision": "ask", "tool": "*__Bash"}, {"name": "second", "decision": "deny", "tool": "Bash"})
     verdict = rules.judge(call())
     assert (verdict.decision, verdict.rule) == ("ask", "rule 1")
-    assert [one.rule for one in rules.all_fitting(call())] == ["rule 1", "second", "default"]
+    assert [one.rule for one in rules.all_matching(call())] == ["rule 1", "second", "default"]
     assert rules.judge(call("Read")).rule == "default"
 
 

@@ -1,0 +1,138 @@
+"""A call as the rules of the policy see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from farhand.gateway.calls.catalog import Target, read_arguments
+from farhand.gateway.calls.pinning import LOGS, TRANSFER
+from farhand.gateway.calls.policy_paths import Reached
+from farhand.gateway.nodes.endpoints import longest_id
+from farhand.gateway.nodes.registry import Node
+from farhand.machine.patch.parse import parse
+from farhand.protocol.errors import ToolError
+from farhand.protocol.names import join_tool
+
+# The origin of a call that no run makes.
+HTTP: Final = ("http",)
+# The origin of what the gateway does by itself, such as ending the commands of a stopped run; no rule applies to it.
+GATEWAY: Final = ("gateway",)
+# Marks the origin of work that led to a run, by a message or a job, and is not the run's own.
+VIA: Final = "via:"
+MAX_ORIGINS: Final = 16
+# Parameters that are paths.
+PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", "source", "destination"})
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the rules see it."""
+
+    # Every name of the tool, in lower case.
+    names: tuple[str, ...]
+    route: str
+    node_id: str | None = None
+    tags: tuple[str, ...] = ()
+    args: Mapping[str, Any] = {}
+    # Other names of the tool's parameters: a rule may use them, the arguments never do.
+    aliases: Mapping[str, str] = {}
+    # The folder that relative paths start from, if it is known.
+    workspace: str | None = None
+    # Parameters that are paths and were left out: they mean the folder that relative paths start from.
+    left_out: frozenset[str] = frozenset()
+    # Whether `/ETC` may be `/etc` on the machine.
+    folds: bool = False
+    # The nodes that the arguments name, such as the ends of a transfer.
+    reached: tuple[Reached, ...] = ()
+    # Where the call comes from; for a sub-agent, also where its parents' runs come from.
+    origins: tuple[str, ...] = HTTP
+    credential: str = "owner"
+    # The credentials on whose behalf the acting one acts.
+    askers: tuple[str, ...] = ()
+    session_key: str | None = None
+
+    @property
+    def session_proven(self) -> bool:
+        """Whether the gateway itself set the session, as for a run; any other caller only claims it."""
+        return self.credential.startswith("agent:")
+
+
+def subject_of(
+    target: Target,
+    args: msgspec.Raw,
+    *,
+    credential: str,
+    askers: tuple[str, ...] = (),
+    session_key: str | None,
+    origins: Sequence[str],
+    nodes: Mapping[str, Node] = MappingProxyType({}),
+) -> Subject:
+    """Return a call as the rules see it; `args` are those of `Catalog.checked`. Raises InvalidArgs.
+
+    `nodes` are those that the arguments can name.
+    """
+    arguments = read_arguments(args)
+    if not isinstance(arguments, Mapping):
+        arguments = {} if arguments is None else {"": arguments}
+    node = target.node
+    named = [] if node is not None else _named_nodes(target.tool, arguments, nodes)
+    schema = {} if target.spec is None else target.spec.parameters.get("properties")
+    names = [target.tool] if node is None else [join_tool(node.card.node_id, target.tool), target.tool]
+    return Subject(
+        names=tuple(name.casefold() for name in names),
+        route=target.kind,
+        node_id=None if node is None else node.card.node_id,
+        tags=() if node is None else tuple(node.card.tags),
+        args=_with_patched_paths(target.tool, arguments),
+        aliases={} if target.own is None else target.own.aliases,
+        workspace=None if node is None else _workspace_of(node),
+        left_out=frozenset(name for name in PATHS if name in schema and arguments.get(name) in (None, ""))
+        if isinstance(schema, dict)
+        else frozenset(),
+        folds=any(one.card.runtime.get("hostOs") != "linux" for one in ([node] if node is not None else named)),
+        reached=tuple(Reached(one.card.node_id, tuple(one.card.tags), _workspace_of(one)) for one in named),
+        origins=tuple(origins),
+        credential=credential,
+        askers=askers,
+        session_key=session_key,
+    )
+
+
+def handed_on(origins: Iterable[str]) -> tuple[str, ...]:
+    """Return the origins of what a call starts: its own, then those that led to it."""
+    known = sorted(origins, key=lambda origin: not origin.startswith(VIA))
+    return tuple(dict.fromkeys(origin.removeprefix(VIA) for origin in known))[:MAX_ORIGINS]
+
+
+def _named_nodes(tool: str, arguments: Mapping[str, Any], nodes: Mapping[str, Node]) -> list[Node]:
+    """Return the nodes that a call of a gateway tool works on."""
+    if tool == TRANSFER:
+        ends = [arguments.get(role) for role in ("source", "destination")]
+        ids = [longest_id(end, nodes) for end in ends if isinstance(end, str)]
+        return [nodes[node_id] for node_id in dict.fromkeys(ids) if node_id in nodes]
+    if tool == LOGS:
+        asked = arguments.get("nodeId")
+        return [node for name, node in nodes.items() if name == asked or (not asked and node.online)]
+    return []
+
+
+def _workspace_of(node: Node) -> str | None:
+    workspace = node.card.runtime.get("workspace")
+    return workspace if isinstance(workspace, str) else None
+
+
+def _with_patched_paths(tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments with the files that a patch names in its text as its paths."""
+    patch = arguments.get("patch")
+    if tool != "apply_patch" or not isinstance(patch, str):
+        return arguments
+    own = arguments.get("path")
+    try:
+        sections = parse(patch, path=own if isinstance(own, str) else None)
+    except ToolError:
+        return arguments  # the tool rejects it too
+    paths = [path for section in sections for path in (section.path, section.move_to) if path]
+    return {**arguments, "path": paths}
