@@ -1,7 +1,7 @@
-"""Fan-out: one call to many nodes, a few at a time, perhaps one of them first.
+"""Fan-out: the same call on many nodes, a few at a time, with an optional canary.
 
-Each node's call is an ordinary one: it passes the gate, has its own record and may be refused like any other. What is
-decided here is only which calls are made, and when.
+The call of each node is an ordinary one: it passes the gate, has its own record and can be refused. This module only
+decides which calls are made, and when.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ WAITING, RUNNING, OFFLINE, SKIPPED, FAILED = "waiting", "running", "offline", "s
 
 
 class FanOutRequest(msgspec.Struct, kw_only=True):
-    """Which tool, without its node, on which nodes: ids, and `tag:NAME` for all that carry a tag."""
+    """A tool, named without its node, and the nodes: ids, and `tag:NAME` for all nodes with a tag."""
 
     tool: str
     args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     nodes: list[str]
     concurrency: int = 10
-    # So many nodes first; if one of them fails, the others are left alone.
+    # How many nodes are called first; if one of them fails, the others are not called.
     canary: int | bool = 0
-    # Begin nothing more after the first failure.
+    # Start no more calls after the first failure.
     stop_on_failure: bool = False
-    # A node that is not connected is no failure.
+    # Do not count offline nodes as failures.
     skip_offline: bool = False
     timeout_ms: int | None = None
     session_key: str | None = None
-    # Give each node's whole result too.
+    # Include the whole result of each node.
     results: bool = False
-    # Tell what happens while it happens, as server-sent events.
+    # Report progress as server-sent events.
     stream: bool = False
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part. `state` is that of its call; `failed`: it ran, but its command did not end well."""
+    """The result of one node. `state` is that of its call; `failed` means that it ran and its command failed."""
 
     node_id: str
     state: str
@@ -71,14 +71,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     duration_ms: int | None = None
     exit_code: int | None = None
-    # The first line of what came back.
+    # The first line of the result.
     output: str = ""
     error: ToolFailure | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
 
 
 class FanOutAnswer(msgspec.Struct, frozen=True):
-    """`ok` only when every node that was to be called succeeded, and there was one."""
+    """The results of all nodes; `ok` if there was at least one to call and every one succeeded."""
 
     group_id: str
     tool: str
@@ -89,10 +89,8 @@ class FanOutAnswer(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Something that happened: `planned` once, then `started` and `ended` for each node, at last `done`.
-
-    In between `waiting` for each call that waits to be approved.
-    """
+    """An event: `planned` once, `started` and `ended` for each node, `waiting` for each call that needs an approval,
+    and finally `done`."""
 
     type: str
     row: Row | UnsetType = UNSET
@@ -101,7 +99,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class FanOuts:
-    """Begins fan-outs."""
+    """Starts fan-outs."""
 
     def __init__(self, database: Store, node_registry: NodeRegistry, gate: Gate) -> None:
         self._database = database
@@ -109,19 +107,18 @@ class FanOuts:
         self._gate = gate
 
     async def begin(self, request: FanOutRequest, principal: Principal, key: str | None) -> FanOut:
-        """Write it down and start it. The same key again finds the same nodes, and what their calls came to.
+        """Record a fan-out and start it. The same key again returns the same nodes with the results of their calls.
 
-        Raises InvalidArgs, NotFound for a node or tag that is not known, IdempotencyConflict, StoreError; nothing has
-        been called then.
+        Raises InvalidArgs, NotFound for an unknown node or tag, IdempotencyConflict, StoreError; no call was made then.
         """
         check(request)
-        if key is not None:  # the same arguments, however they are written, are the same calls
+        if key is not None:  # arguments that differ only in formatting are the same request
             request = msgspec.structs.replace(request, args=msgspec.Raw(canonical(request.args)))
         nodes = self._chosen(request.nodes)
         now = self._node_registry.clock()
         record = FanOutRecord(new_call_id(), request.tool, principal.id, nodes, now)
         made = {node_id: new_call_id() for node_id in nodes}
-        asked = msgspec.structs.replace(request, stream=False, results=False)  # how it is told does not matter
+        asked = msgspec.structs.replace(request, stream=False, results=False)  # the form of the answer does not matter
         digest = hashlib.sha256(b"fanout\0" + msgspec.json.encode(asked)).digest()
 
         def write(store: Tx) -> tuple[str, dict[str, str]]:
@@ -139,15 +136,15 @@ class FanOuts:
 
         group_id, call_ids = await self._database.write(write)
         found = {node_id: self._node_registry.nodes.get(node_id) for node_id in call_ids}
-        away = {
+        offline = {
             node_id: node.absence if node else self._node_registry.unknown(node_id)
             for node_id, node in found.items()
             if node is None or not node.online
         }
-        return FanOut(self._gate, request, principal, group_id, call_ids, away, key)
+        return FanOut(self._gate, request, principal, group_id, call_ids, offline, key)
 
     def _chosen(self, wanted: Sequence[str]) -> list[str]:
-        """The ids of the nodes that are meant, each once, in the order of their naming. Raises NotFound."""
+        """Return the ids of the chosen nodes, each once, in the given order. Raises NotFound."""
         chosen: dict[str, None] = {}
         for name in wanted:
             if name.startswith(TAG) and name not in self._node_registry.nodes:
@@ -164,9 +161,11 @@ class FanOuts:
 
 
 def check(request: FanOutRequest) -> None:
-    """Raises InvalidArgs naming what cannot be meant."""
+    """Raise InvalidArgs for an invalid request."""
     if not request.tool or SEPARATOR in request.tool:
-        raise InvalidArgs(f"tool is named without its node, as 'Bash'; the nodes say where, not {request.tool!r}")
+        raise InvalidArgs(
+            f"tool must be named without its node, such as 'Bash', not {request.tool!r}; nodes says where it runs"
+        )
     if not 1 <= len(request.nodes) <= MOST_NODES:
         raise InvalidArgs(f"nodes must name 1 to {MOST_NODES} nodes or tags, not {len(request.nodes)}")
     if not 1 <= request.concurrency <= MOST_AT_ONCE:
@@ -178,7 +177,7 @@ def check(request: FanOutRequest) -> None:
 
 
 class FanOut:
-    """One that is under way. Whoever leaves it calls `abandon`."""
+    """A running fan-out. A caller who leaves early calls `abandon`."""
 
     def __init__(
         self,
@@ -187,34 +186,34 @@ class FanOut:
         principal: Principal,
         group_id: str,
         made: dict[str, str],
-        away: dict[str, str],
+        offline: dict[str, str],
         key: str | None,
     ) -> None:
-        """`made`: the id of the call for each node. `away`: the nodes that are offline, and what to say of each."""
+        """`made` has the call id of each node, `offline` the message for each node that is offline."""
         self._gate = gate
         self._request = request
         self._principal = principal
         self._made = made
-        self._online = [node_id for node_id in made if node_id not in away]
+        self._online = [node_id for node_id in made if node_id not in offline]
         self._lasting = key is not None
         self._stopped = ""
         self._began = time.perf_counter()
-        self._happened: list[Progress] = []
-        self._wakes = asyncio.Event()
+        self._events: list[Progress] = []
+        self._changed = asyncio.Event()
         self.group_id = group_id
         self._rows = {
             node_id: Row(
-                node_id=node_id, state=OFFLINE, error=ToolFailure("failed", f"{away[node_id]}; it was not called")
+                node_id=node_id, state=OFFLINE, error=ToolFailure("failed", f"{offline[node_id]}; it was not called")
             )
-            if node_id in away
+            if node_id in offline
             else Row(node_id=node_id, state=WAITING)
             for node_id in made
         }
-        self._happened.append(Progress("planned", answer=self.answer()))
+        self._events.append(Progress("planned", answer=self.answer()))
         self.task = asyncio.get_running_loop().create_task(self._work())
 
     def abandon(self) -> None:
-        """Nobody waits for it: begin nothing more and cancel what runs; one with a key goes on."""
+        """Start no more calls and cancel those that run, unless the request has an idempotency key."""
         if not self._lasting:
             self.task.cancel()
 
@@ -232,16 +231,16 @@ class FanOut:
         )
 
     async def follow(self) -> AsyncGenerator[Progress, None]:
-        """What happens, from the beginning to the end."""
+        """Yield all events from the beginning to the end."""
         position = 0
         while True:
-            self._wakes.clear()
-            while position < len(self._happened):
+            self._changed.clear()
+            while position < len(self._events):
                 position += 1
-                yield self._happened[position - 1]
+                yield self._events[position - 1]
             if self.task.done():
                 return
-            await self._wakes.wait()
+            await self._changed.wait()
 
     # -- under way --------------------------------------------------------------------------------------
 
@@ -255,7 +254,7 @@ class FanOut:
             await self._wave(self._online[first:])
         finally:
             answer = self.answer()
-            self._tell(Progress("done", answer=answer))
+            self._emit(Progress("done", answer=answer))
         return answer
 
     async def _wave(self, nodes: Sequence[str]) -> None:
@@ -274,7 +273,7 @@ class FanOut:
         request = self._request
         call_id = self._made[node_id]
         self._rows[node_id] = Row(node_id=node_id, state=RUNNING, request_id=call_id)
-        self._tell(Progress("started", self._rows[node_id]))
+        self._emit(Progress("started", self._rows[node_id]))
         call = ToolCall(
             call_id,
             join_tool(node_id, request.tool),
@@ -295,7 +294,7 @@ class FanOut:
 
     async def _ended(self, call: ToolCall, key: str | None) -> CallRecord:
         opened = await self._gate.begin(call, principal=self._principal, idempotency_key=key)
-        opened.on_approval(lambda approval: self._tell(Progress("waiting", approval=ApprovalRequested.of(approval))))
+        opened.on_approval(lambda approval: self._emit(Progress("waiting", approval=ApprovalRequested.of(approval))))
         try:
             return await self._gate.wait(opened)
         except BaseException:
@@ -304,15 +303,15 @@ class FanOut:
 
     def _end(self, row: Row) -> None:
         self._rows[row.node_id] = row
-        self._tell(Progress("ended", row))
+        self._emit(Progress("ended", row))
 
-    def _tell(self, progress: Progress) -> None:
-        self._happened.append(progress)
-        self._wakes.set()
+    def _emit(self, progress: Progress) -> None:
+        self._events.append(progress)
+        self._changed.set()
 
 
-class _Said(msgspec.Struct):
-    """What results of commands and texts have in common, where they have it."""
+class _ResultFields(msgspec.Struct):
+    """The fields that results of commands and texts may have."""
 
     exitCode: Any = None  # noqa: N815
     status: Any = None
@@ -324,11 +323,11 @@ class _Said(msgspec.Struct):
 def _row(node_id: str, record: CallRecord, whole: bool, secrets: KnownSecrets) -> Row:
     ended = result_of(record)
     state, ok = record.state.value, ended.ok
-    said = _said(ended.result) if ended.ok else _Said()
-    exit_code = said.exitCode if isinstance(said.exitCode, int) else None
-    if ok and (exit_code not in (None, 0) or said.status in ("failed", "timed_out", "killed", "lost")):
+    fields = _result_fields(ended.result) if ended.ok else _ResultFields()
+    exit_code = fields.exitCode if isinstance(fields.exitCode, int) else None
+    if ok and (exit_code not in (None, 0) or fields.status in ("failed", "timed_out", "killed", "lost")):
         state, ok = FAILED, False
-    words = next((text for text in (said.output, said.content, said.text) if isinstance(text, str)), None)
+    words = next((text for text in (fields.output, fields.content, fields.text) if isinstance(text, str)), None)
     if words is None and ended.ok:
         words = bytes(ended.result).decode(errors="replace")
     if ended.error is not None:
@@ -348,8 +347,8 @@ def _row(node_id: str, record: CallRecord, whole: bool, secrets: KnownSecrets) -
     )
 
 
-def _said(result: msgspec.Raw) -> _Said:
+def _result_fields(result: msgspec.Raw) -> _ResultFields:
     try:
-        return msgspec.json.decode(result, type=_Said)
+        return msgspec.json.decode(result, type=_ResultFields)
     except (msgspec.MsgspecError, RecursionError):
-        return _Said()
+        return _ResultFields()
