@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Ses
 from farhand.api.mcp.tools import Names, outcome, tools
 from farhand.api.routes.invoke import not_recorded
 from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.api.server.route_docs import EVENTS, JSON, About
 from farhand.api.server.router import Route
 from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
@@ -220,7 +222,9 @@ class McpDoor:
         if ended.done():
             if asked.given_up and _accepts(request, SSE):
                 return Reply(content_type=SSE)  # who cancelled is not answered: its stream ends with nothing in it
-            return Reply(_ended(ended.result(), request_id, modern=session is None))
+            record = ended.result()
+            render = partial(_ended, record, request_id, modern=session is None)
+            return Reply(await beside_loop(result_bytes(record), render))
         version = request.header(b"mcp-protocol-version") or rpc.ASSUMED_VERSION
         return self._stream(request, exchange.pieces(version))
 
@@ -254,7 +258,10 @@ class McpDoor:
         async def pieces() -> AsyncGenerator[bytes, None]:
             ended = await self._hub.gate.end_of(call_id)
             assert ended is not None
-            yield rpc.event(_ended(ended, request_id, modern=False), _place(call_id, request_id))
+            yield await beside_loop(
+                result_bytes(ended),
+                lambda: rpc.event(_ended(ended, request_id, modern=False), _place(call_id, request_id)),
+            )
 
         return pieces()
 
@@ -356,7 +363,11 @@ class _Exchange:
                 yield rpc.opening(version, place)
             while (message := await news.get()) is not None:
                 yield rpc.event(message, place)
-            yield rpc.event(_ended(ended.result(), self._request_id, modern=self._session is None), place)
+            record = ended.result()
+            yield await beside_loop(
+                result_bytes(record),
+                lambda: rpc.event(_ended(record, self._request_id, modern=self._session is None), place),
+            )
         finally:
             if telling is not None:
                 telling.cancel()

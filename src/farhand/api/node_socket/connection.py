@@ -10,12 +10,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import picows
 
 from farhand.api.node_socket.sips import Sips
+from farhand.api.server.large_bodies import beside_loop
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.gateway.hub import Hub
 from farhand.gateway.nodes.keys import proves
@@ -27,6 +29,7 @@ from farhand.protocol.malformed import may_be_response, readable_request_id
 from farhand.protocol.messages import (
     FreezeReport,
     GatewayChallenge,
+    Message,
     NodeAnswer,
     NodeHello,
     NodeProof,
@@ -61,6 +64,8 @@ CLOSE_WAIT_SECONDS = 2.0
 UPDATE_PAUSE_SECONDS = 0.02
 UPDATE_REST = 10.0
 # Hellos longer than this are dealt with one after the other, so far apart for each credential.
+# Longer messages are decoded beside the event loop. No response of a plain node that is accepted is that long.
+LARGE_MESSAGE_BYTES = MAX_TOOL_RESPONSE_BYTES
 LONG_HELLO_BYTES = 64 * 1024
 LONG_HELLO_SECONDS = 0.5
 CONGESTED_BYTES = 32 * 1024 * 1024
@@ -96,6 +101,8 @@ class NodeConversation(picows.WSListener):
         self._resting: asyncio.TimerHandle | None = None
         self._newest_update: ToolsUpdate | None = None
         self._sips: Sips | None = None
+        # Messages that are decoded beside the loop.
+        self._decoding: set[asyncio.Future[Message]] = set()
         self._socket: picows.WSTransport | None = None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -254,8 +261,22 @@ class NodeConversation(picows.WSListener):
             self._greet_in_turn(text)
             return
         self._hub.node_registry.seen(connection)
+        if len(text) < LARGE_MESSAGE_BYTES:
+            self._handle(connection, text, partial(decode, text))
+            return
+        decoding = asyncio.ensure_future(beside_loop(len(text), partial(decode, text)))
+        self._decoding.add(decoding)
+        decoding.add_done_callback(partial(self._decoded, connection, text))
+
+    def _decoded(self, connection: Connection, text: bytes, decoding: asyncio.Future[Message]) -> None:
+        self._decoding.discard(decoding)
+        # A node whose connection was closed meanwhile sends the result again when it is back.
+        if self._socket is not None and not decoding.cancelled():
+            self._handle(connection, text, decoding.result)
+
+    def _handle(self, connection: Connection, text: bytes, read: Callable[[], Message]) -> None:
         try:
-            message = decode(text)
+            message = read()
         except ProtocolError as error:
             log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
             if isinstance(error.__context__, UnicodeError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.server.http import Problem, Reply, Request, read_json
+from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
@@ -92,7 +94,7 @@ class InvokeDoor:
             return Reply(content_type=EVENT_STREAM, pieces=events)
         record = await watched(self._hub, request, opened)
         request.id = record.id
-        return Reply(answer_of(record))
+        return Reply(await beside_loop(result_bytes(record), partial(answer_of, record)))
 
     async def _events(self, opened: OpenCall) -> AsyncGenerator[bytes, None]:
         asked: asyncio.Future[Approval] = asyncio.get_running_loop().create_future()
@@ -103,7 +105,8 @@ class InvokeDoor:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 yield _event("approval_requested", _encode(ApprovalRequested.of(asked.result())))
-            yield _event("done", answer_of(await asyncio.shield(ended)))
+            record = await asyncio.shield(ended)
+            yield await beside_loop(result_bytes(record), lambda: _event("done", answer_of(record)))
         finally:
             asked.cancel()
             if not ended.done():  # the client left

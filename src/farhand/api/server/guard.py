@@ -32,6 +32,7 @@ from farhand.api.server.http import (
     too_large,
 )
 from farhand.api.server.idempotency import Repeats
+from farhand.api.server.large_bodies import PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
 from farhand.api.server.router import Route, Router
 from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
@@ -218,7 +219,7 @@ class Guard:
             reply.pieces = self._while_valid(reply.pieces, caller.ending)
         if not reply.bare:
             if reply.pieces is None:
-                reply.body = self.secrets.redact(reply.body)
+                reply.body = await redacted(reply.body, self.secrets)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
         reply.headers = [*reply.headers, *cross_origin]
@@ -422,8 +423,12 @@ def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
 async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:
     veil = StreamRedactor(known)
     async for piece in pieces:
-        if shown := veil.feed(piece):
-            yield shown
+        for start in range(0, len(piece), PIECE_BYTES):
+            part = piece[start : start + PIECE_BYTES]
+            if shown := veil.feed(part):
+                yield shown
+            if len(part) < len(piece):
+                await asyncio.sleep(0)
     if rest := veil.finish():
         yield rest
 

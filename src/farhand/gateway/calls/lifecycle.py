@@ -239,7 +239,7 @@ class Lifecycle:
         self._release_node(opened)
         record = ended(opened.record, end.state, detail, now, duration)
         if record.idempotency_key is not None and opened.principal is not None:
-            size = 0 if record.result is None else len(bytes(record.result))
+            size = 0 if record.result is None else memoryview(record.result).nbytes
             self._keyed_calls().add(opened.principal.actor, size, now)
         if opened.read_only and end.state is CallState.ERROR:
             # Nothing of it is stored yet, and it did nothing: long arguments would only fill the disk.

@@ -28,6 +28,7 @@ KEY_FILE: Final = "journal.key"
 HEAD_FILE: Final = "journal.head"
 KEY_BYTES: Final = 32
 HASH_BYTES: Final = 32
+LARGE_BYTES: Final = 256 * 1024
 APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
 LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
 
@@ -81,11 +82,16 @@ class Sealer:
 
     def hash(self, before: bytes, rows: Iterable[JournalRow]) -> bytes:
         """Of rows that were committed at once, behind those with the hash `before`."""
+        state = self._base.copy()
         parts = [before]
         for row, covered in rows:
             parts.append(packed(row))
-            parts.append(covered)
-        state = self._base.copy()
+            if len(covered) > LARGE_BYTES:  # not copied: that would hold the interpreter up
+                state.update(b"".join(parts))
+                state.update(covered)
+                parts = []
+            else:
+                parts.append(covered)
         state.update(b"".join(parts))
         return state.digest()
 
