@@ -75,7 +75,7 @@ CALLS = [(page, command) for page in PAGES for command in commands_of(page)]
 def test_commands_and_their_options_exist(page: Path, command: str) -> None:
     words = shlex.split(command.replace("…", "x"))
     module, _, name = COMMANDS[words[0]][0].partition(":")
-    found: click.Command = getattr(importlib.import_module(module), name)
+    found: click.Command = getattr(importlib.import_module(f"farhand.cli.{module}"), name)
     rest = words[1:]
     while isinstance(found, click.Group) and rest and rest[0] in found.commands:
         found, rest = found.commands[rest[0]], rest[1:]
