@@ -113,3 +113,17 @@ def test_revoking_a_token_revokes_what_it_made_for_good(gateway: GatewayProcess)
         gateway.stop()
         gateway.start()
         wait_until(lambda: gateway.request("GET", "/readyz", token=None).status == 200, 20, "the gateway")
+
+
+def test_rules_that_stop_a_token_stop_the_tokens_it_makes(gateway: GatewayProcess) -> None:
+    name, admin = token(gateway, "admin")
+    child = make_token(gateway, admin, scopes=["tools.exec"])["token"]
+
+    def state(secret: str) -> str:
+        body = {"tool": "exec", "args": {"command": "true"}}
+        return str(gateway.request("POST", "/v1/tools/invoke", body, token=secret).json()["state"])
+
+    assert state(child) == "ok"
+    write_policy(gateway.home, f'\n[[policy.rules]]\ndecision = "deny"\ncredential = "{name}"\ntool = "exec"\n')
+    wait_until(lambda: state(admin) == "denied", 20, "the new rule")
+    assert state(child) == "denied"

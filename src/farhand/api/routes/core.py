@@ -338,7 +338,9 @@ class Doors:
         record = await gate.cancel(call_id)
         if record is None:
             raise _no_call(request)
-        return json_reply({**self._view(record), "already_over": over})
+        own = request.credential.id in (record.credential, record.on_behalf_of)
+        view = self._view(record) if own or request.credential.may(Scope.READ) else _state_view(record)
+        return json_reply({**view, "already_over": over})
 
     def _view(self, record: CallRecord) -> dict[str, Any]:
         view = _call_view(record)
@@ -463,6 +465,11 @@ class Doors:
         if not removed:
             raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
         return json_reply({"revoked": token_id, "also": [token.id for token in removed[1:]]})
+
+
+def _state_view(record: CallRecord) -> dict[str, Any]:
+    """Return a call of another credential for one that may cancel it, but not read it."""
+    return {"request_id": record.id, "id": record.id, "state": record.state.value}
 
 
 def _call_view(record: CallRecord) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 
 def policy_routes(hub: Hub, settings: Callable[[], PolicySettings], workspace: str) -> list[Route]:
     """`settings`: those in force."""
-    review = PolicyReview(hub.database, hub.node_registry, hub.catalog)
+    review = PolicyReview(hub.database, hub.node_registry, hub.catalog, hub.credentials.makers)
 
     async def shown(_request: Request) -> Reply:
         return json_reply(settings())

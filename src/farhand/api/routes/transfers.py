@@ -16,11 +16,13 @@ from farhand.api.server.router import Route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.calls.open_call import new_call_id
+from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.hub import Hub
 from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
 from farhand.gateway.transfers.relay import Role
 from farhand.gateway.transfers.tool import transferred
 from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
+from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
 from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
@@ -30,6 +32,9 @@ from farhand.store.tables.transfers import TransferRecord, TransferState
 
 T = TypeVar("T")
 
+HUNG_UP = "the caller hung up"
+# How long a download may wait for its reader to take the next piece: it holds one of the node's transfers meanwhile.
+UNREAD_SECONDS = 60.0
 # A node's file, opened in the browser, must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
 STATUS = {
@@ -103,7 +108,11 @@ class DownloadReceiver(OwnReceiver):
         await self._give(None)
 
     async def _give(self, piece: bytes | None) -> None:
-        await self.pieces.put(piece)
+        try:
+            async with asyncio.timeout(UNREAD_SECONDS):
+                await self.pieces.put(piece)
+        except TimeoutError:
+            raise Cancelled(f"nothing of it was read for {UNREAD_SECONDS:g} s") from None
         if self._unread:
             raise Cancelled("nobody reads it any more")
 
@@ -222,6 +231,8 @@ class TransferDoors:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        # Wait for the clients of downloads to leave.
+        self._watches: set[asyncio.Future[None]] = set()
 
     async def begin(self, request: Request) -> Reply:
         wanted: TransferRequest = await request.json(_decoder)
@@ -231,6 +242,7 @@ class TransferDoors:
         transfers = self._hub.transfers
         transfer_id = request.id = new_call_id()
         try:
+            self._check_policy(request, wanted.source, wanted.destination, wanted.agent_id)
             begun = await transfers.begin(
                 transfer_id,
                 wanted.source,
@@ -269,7 +281,7 @@ class TransferDoors:
             if isinstance(begun, TransferRecord):
                 return begun
             if gone.done() and not stops.done() and not wanted:
-                return await transfers.cancel(begun.record.id, "the caller hung up") or begun.record
+                return await transfers.cancel(begun.record.id, HUNG_UP) or begun.record
             return begun.record
         finally:
             for future in (waiting, gone, stops):
@@ -284,8 +296,11 @@ class TransferDoors:
             raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
         entry = ManifestEntry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
         private = request.query("private") == "1"
-        sender = UploadSender(request.query("name") or "upload", entry, request.stream(), private=private)
-        begun = await self._begin_own(request, UPLOAD, _needed(request, "destination"), {"send": sender})
+        name = request.query("name") or "upload"
+        sender = UploadSender(name, entry, request.stream(), private=private)
+        begun = await self._begin_own(
+            request, UPLOAD, _needed(request, "destination"), {"send": sender}, judged_source=f"{UPLOAD}/{name}"
+        )
         record = await self._hub.transfers.wait(begun)
         try:
             transferred(record)
@@ -302,12 +317,28 @@ class TransferDoors:
             await self._hub.transfers.cancel(begun.record.id, "a folder is not a file")
             raise Problem(400, "invalid_args", "this is a folder; /v1/transfers/manifest lists its files")
         kind = offer.mime or "application/octet-stream"
+        if request.method == "HEAD":
+            await self._hub.transfers.cancel(begun.record.id, "only its size was wanted")
+        else:
+            self._cancel_when_gone(request, begun)
         return Reply(
             content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
             headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
-            pieces=self._pieces(request, begun, receiver),
+            pieces=self._pieces(begun, receiver),
             bare=True,
         )
+
+    def _cancel_when_gone(self, request: Request, begun: OpenTransfer) -> None:
+        """Cancel a download when its client leaves, also before it has read anything."""
+
+        async def cancel() -> None:
+            await request.gone()
+            await self._hub.transfers.cancel(begun.record.id, HUNG_UP)
+
+        watch = asyncio.ensure_future(cancel())
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        begun.ended.add_done_callback(lambda _: watch.cancel())
 
     async def manifest(self, request: Request) -> Reply:
         """What is at `source`: its name, and the files, folders and links of a folder."""
@@ -340,11 +371,24 @@ class TransferDoors:
             }
         )
 
+    def _check_policy(self, request: Request, source: str, destination: str, agent_id: str | None) -> None:
+        """Apply the policy as to a call of `gsv__Transfer` with these ends. Raises Forbidden, InvalidArgs."""
+        args = msgspec.Raw(msgspec.json.encode({"source": source, "destination": destination}))
+        call = ToolCall(request.id, TRANSFER, args, agent_id=agent_id)
+        self._hub.gate.check_policy(call, request.principal)
+
     async def _begin_own(
-        self, request: Request, source: str, destination: str, own: dict[Role, OwnEnd]
+        self,
+        request: Request,
+        source: str,
+        destination: str,
+        own: dict[Role, OwnEnd],
+        *,
+        judged_source: str | None = None,
     ) -> OpenTransfer:
         request.id = new_call_id()
         try:
+            self._check_policy(request, judged_source or source, destination, request.query("agent"))
             begun = await self._hub.transfers.begin(
                 request.id,
                 source,
@@ -374,19 +418,15 @@ class TransferDoors:
             raise problem(error) from None
         raise Problem(502, "failed", "the transfer ended before it began")
 
-    async def _pieces(self, request: Request, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
+    async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
         """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
         ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
-        gone = asyncio.ensure_future(request.gone())
         held: bytes | None = None
         try:
             while True:
                 following = asyncio.ensure_future(receiver.pieces.get())
-                waits: set[asyncio.Future[Any]] = {following, ended, gone}
+                waits: set[asyncio.Future[Any]] = {following, ended}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    following.cancel()
-                    return
                 if following.done():
                     piece = following.result()
                 elif receiver.pieces.empty():
@@ -399,6 +439,8 @@ class TransferDoors:
                 if held is not None:
                     yield held
                 held = piece
+            if begun.cancelled == HUNG_UP:
+                return
             transferred(await ended)
             if held is not None:
                 yield held
@@ -406,8 +448,7 @@ class TransferDoors:
             raise problem(error) from None
         finally:
             ended.cancel()
-            gone.cancel()
-            await self._hub.transfers.cancel(begun.record.id, "the caller hung up")
+            await self._hub.transfers.cancel(begun.record.id, HUNG_UP)
 
     def _claim(self, request: Request, wanted: TransferRequest, key: str) -> KeyClaim:
         body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
@@ -427,7 +468,8 @@ class TransferDoors:
         record = await self._hub.transfers.cancel(request.params["transfer_id"])
         if record is None:
             raise _unknown(request)
-        return json_reply(view(record))
+        own = record.credential == request.credential.id or request.credential.may(Scope.READ)
+        return json_reply(view(record) if own else {"id": record.id, "state": record.state.value})
 
 
 def view(record: TransferRecord) -> dict[str, Any]:

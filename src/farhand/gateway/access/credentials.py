@@ -236,6 +236,11 @@ class Credentials:
             name = self._makers.get(name, "")
         return frozenset(found)
 
+    def makers(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The tokens that made some credentials, directly or through others, without these themselves."""
+        names = frozenset(names)
+        return tuple(sorted(frozenset[str]().union(*map(self.lineage, names)) - names))
+
     def reduced(self, credential: Credential) -> Credential:
         """Return a credential that was stored earlier, with those of its scopes that it would be given now."""
         scopes = credential.scopes

@@ -130,6 +130,16 @@ class Gate:
         self._lifecycle.apply(opened, CallEvent.RECORDED if opened.waiting is None else CallEvent.HELD)
         return opened
 
+    def check_policy(self, call: ToolCall, principal: Principal, origins: Sequence[str] = HTTP) -> None:
+        """Apply the policy to what a request does by itself, as if it were this call of one of the gateway's tools.
+
+        Raises Forbidden where the policy denies the call, or asks about it; InvalidArgs.
+        """
+        tool = self._catalog.own(call.tool)
+        if self.policy is not None and tool is not None:
+            target = Target(None, call.tool, tool.spec.capability, tool.spec, tool)
+            self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, origins)
+
     async def wait(self, opened: OpenCall) -> CallRecord:
         """Return the record of a call once it has ended; for one in the background, as it is now.
 

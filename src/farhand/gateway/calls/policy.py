@@ -68,7 +68,7 @@ class PolicyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     # Where the call comes from: `http`, `direct`, `cron:*`, `telegram`, `hook:*` and so on.
     origin: Patterns = []
     # `owner`, the id of a token, `agent:main` and so on. A rule that stops calls also matches those made on behalf of
-    # the credential.
+    # the credential, and by tokens that it made.
     credential: Patterns = []
     # The credential on whose behalf an agent acts; never matches a direct call.
     on_behalf_of: Patterns = []
@@ -179,7 +179,7 @@ class _Rule:
             return False
         if self._credentials and not self._credential_matches(subject):
             return False
-        if self._askers and not (subject.askers and self._each(_any((one,), self._askers) for one in subject.askers)):
+        if self._askers and not self._askers_match(subject):
             return False
         if self._origins and not self._origins_match(subject):
             return False
@@ -197,9 +197,15 @@ class _Rule:
         return all(_any((origin,), self._origins) for origin in subject.origins if not origin.startswith(VIA))
 
     def _credential_matches(self, subject: Subject) -> bool:
-        """A token does not escape the rules for it by letting an agent act for it."""
-        acting = (subject.credential, *subject.askers) if self._stops else (subject.credential,)
+        """A token does not escape the rules for it by letting an agent, or a token it made, act for it."""
+        acting = (subject.credential, *subject.askers, *subject.makers) if self._stops else (subject.credential,)
         return _any(acting, self._credentials)
+
+    def _askers_match(self, subject: Subject) -> bool:
+        if not subject.askers:
+            return False
+        askers = (*subject.askers, *subject.makers) if self._stops else subject.askers
+        return self._each(_any((one,), self._askers) for one in askers)
 
     def _node_matches(self, subject: Subject) -> bool:
         """A rule that stops the calls of a node also stops calls that name it, such as transfers."""

@@ -95,6 +95,16 @@ class PolicyCheck:
         verdict = self._verdict(call, target, waiting.principal, waiting.origins)
         return verdict if verdict is not None and verdict.decision == "ask" else None
 
+    def refuse_held(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
+        """Raise Forbidden unless the policy lets a call run at once: for requests that cannot wait for an answer."""
+        verdict = self._verdict(call, target, principal, origins)
+        if verdict is not None and verdict.decision == "ask":
+            self._note("policy.denied", call, principal, origins, verdict)
+            raise Forbidden(
+                f"the policy asks the owner about {call.tool!r} ({verdict.rule}), and this request cannot wait for the "
+                f"answer; call {call.tool} by POST /v1/tools/invoke instead"
+            )
+
     def until(self, approval: Verdict | None, before: int | None) -> int:
         """Return when a wait ends: for an approval, when no answer counts as a denial."""
         policy = self._policy()
@@ -114,6 +124,7 @@ class PolicyCheck:
             call.args,
             credential=principal.id,
             askers=principal.askers,
+            makers=() if self._credentials is None else self._credentials.makers(principal.ids),
             session_key=call.session_key,
             origins=origins,
             nodes=self._node_registry.nodes,

@@ -52,6 +52,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     credential: str = "owner"
     # The credentials on whose behalf the acting one acts.
     askers: tuple[str, ...] = ()
+    # The tokens that made any of these, directly or through others.
+    makers: tuple[str, ...] = ()
     session_key: str | None = None
 
     @property
@@ -66,6 +68,7 @@ def subject_of(
     *,
     credential: str,
     askers: tuple[str, ...] = (),
+    makers: tuple[str, ...] = (),
     session_key: str | None,
     origins: Sequence[str],
     nodes: Mapping[str, Node] = MappingProxyType({}),
@@ -97,6 +100,7 @@ def subject_of(
         origins=tuple(origins),
         credential=credential,
         askers=askers,
+        makers=makers,
         session_key=session_key,
     )
 

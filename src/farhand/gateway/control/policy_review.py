@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -75,7 +75,15 @@ class Replay(msgspec.Struct, frozen=True):
 class PolicyReview:
     """Judges without doing anything."""
 
-    def __init__(self, database: Store, node_registry: NodeRegistry, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        database: Store,
+        node_registry: NodeRegistry,
+        catalog: Catalog,
+        makers: Callable[[Iterable[str]], tuple[str, ...]] = lambda _: (),
+    ) -> None:
+        """`makers` as `Credentials.makers`."""
+        self._makers = makers
         # One at a time.
         self._replaying = asyncio.Lock()
         self._database = database
@@ -103,6 +111,7 @@ class PolicyReview:
             self._catalog.named(target, args),
             credential=credential,
             askers=_listed(on_behalf_of),
+            makers=self._makers((credential, *_listed(on_behalf_of))),
             session_key=session_key,
             origins=origins,
             nodes=self._node_registry.nodes,
@@ -196,6 +205,7 @@ class PolicyReview:
             args,
             credential=record.credential,
             askers=_listed(record.on_behalf_of),
+            makers=self._makers((record.credential, *_listed(record.on_behalf_of))),
             session_key=record.session_key,
             origins=origins,
             nodes=self._node_registry.nodes,

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
 from farhand.gateway.nodes.queries import Queries
@@ -66,6 +67,8 @@ log = logging.getLogger(__name__)
 MAX_ACTIVE = 8
 # Of them with one node at either end.
 MAX_ACTIVE_OF_ONE = 5
+# Of them for one token.
+MAX_ACTIVE_OF_TOKEN = 3
 MAX_OPEN = 1000
 # How long an end may be away before the transfer fails.
 AWAY_SECONDS = 60.0
@@ -159,6 +162,9 @@ class Transfers:
         self._numbers = itertools.count(1)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MAX_ACTIVE_OF_ONE))
+        self._token_shares: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_ACTIVE_OF_TOKEN)
+        )
         self._arrivals = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -417,9 +423,12 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def _slot(self, opened: OpenTransfer) -> AsyncIterator[None]:
-        """A place among those that move, of which a single node has a share: one that does nothing holds up itself."""
+        """A place among those that move, of which a single node and a single token have a share: one that does nothing
+        holds up itself."""
         nodes = {end.node_id for end in (opened.source, opened.destination) if end.node_id and not end.in_workspace}
         async with contextlib.AsyncExitStack() as places:
+            if Credential(opened.record.credential, frozenset()).is_token:
+                await places.enter_async_context(self._token_shares[opened.record.credential])
             for node_id in sorted(nodes):
                 await places.enter_async_context(self._shares[node_id])
             await places.enter_async_context(self._slots)

@@ -451,3 +451,12 @@ def test_an_allowed_path_of_the_workspace_is_not_that_of_another_agent() -> None
     for path, fits in (("notes/x", True), ("agents/other/notes/x", False), ("agents/other/../main/notes/x", False)):
         subject = Subject(names=("gsv__writefile",), route="native", args={"path": path})
         assert (decided(rule, subject, "deny") == "allow") is fits, path
+
+
+def test_rules_that_stop_a_token_stop_the_tokens_it_made() -> None:
+    made = call(credential="child", makers=("maker",))
+    assert decided({"decision": "deny", "credential": "maker"}, made) == "deny"
+    assert decided({"decision": "allow", "credential": "maker"}, made, "deny") == "deny"
+    assert decided({"decision": "deny", "on_behalf_of": "maker"}, made) == "allow", "a direct call"
+    acting = call(credential="agent:main", askers=("child",), makers=("maker",))
+    assert decided({"decision": "deny", "on_behalf_of": "maker"}, acting) == "deny"
