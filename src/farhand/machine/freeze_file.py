@@ -1,4 +1,4 @@
-"""The freeze_state of whatever must stay stopped when its program is killed: a node, and the gateway."""
+"""The freeze order on disk, which survives the end of the program: of a node, and of the gateway."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 
 from farhand.protocol.freeze import FreezeOrder, FreezeState
 
-# Where a gateway keeps it in its home, and a node in its folder there.
+# In the home of a gateway, and in the folder of a node.
 FREEZE_FILE = "freeze.json"
 
 
 class StoredFreeze(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file says."""
+    """The content of the file."""
 
     order: FreezeOrder | None = None
     thawed_at: int | None = None
 
 
 class FreezeFile(FreezeState):
-    """Survives whatever happens to the program. A file that cannot be read holds as an order would."""
+    """A freeze state stored in a file. An unreadable file counts as a freeze."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class FreezeFile(FreezeState):
             kept = StoredFreeze(FreezeOrder(at, "farhand", f"{path} cannot be read: {error}"))
         self.order, self.thawed_at = kept.order, kept.thawed_at
 
-    def _keep(self) -> None:
-        with self._keeping:  # a thaw may come while a freeze is still being written, in another thread
+    def _store(self) -> None:
+        with self._keeping:  # a thaw may arrive while a freeze is being written in another thread
             self._write()
 
     def _write(self) -> None:

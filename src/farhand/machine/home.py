@@ -1,4 +1,4 @@
-"""The home folder: where state, settings and keys of this user's Farhand lie."""
+"""The home folder: state, settings and keys of this user's Farhand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from farhand.protocol.errors import FarhandError
 
-# Where the gateway of a home listens unless its settings say otherwise.
+# Default port of the gateway.
 DEFAULT_PORT = 3210
 
 
@@ -17,16 +17,16 @@ class HomeError(FarhandError):
 
 
 def home_folder(option: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """What was named, or `~/.farhand`. Raises HomeError where there is no such user."""
+    """Return the chosen home, or `~/.farhand`. Raises HomeError if the user is unknown."""
     chosen = option or environ.get("FARHAND_HOME") or "~/.farhand"
     try:
         return Path(chosen).expanduser().absolute()
     except RuntimeError:
-        raise HomeError(f"the home folder {chosen} cannot be used: nobody knows where that user's home is") from None
+        raise HomeError(f"the home folder {chosen} cannot be used: the home of that user is unknown") from None
 
 
 def make_home(home: Path) -> None:
-    """Create the home, or close it to others. Raises HomeError when that cannot be done."""
+    """Create the home, or make an existing one private. Raises HomeError."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.chmod(0o700)

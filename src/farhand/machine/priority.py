@@ -1,4 +1,4 @@
-"""Work that can wait gives way to work that is waited for."""
+"""Thread priority for bulk work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BULK_NICENESS = 10
 
 
 def lower_thread_priority() -> None:
-    """Let this thread, which moves bytes, wait for those that answer calls, where the system can tell threads apart.
+    """Lower the priority of this thread, which moves bulk data, below those that answer calls (Linux).
 
-    Not to the utmost: one that is kept waiting with Python's lock in its hands keeps the answers waiting too.
+    Not to the minimum: a thread that waits while it holds the interpreter lock delays the others too.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a connection needs to be told of the line it goes over."""
+"""Socket options for the transfer connections."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Final
 
 QUICK_MICROSECONDS: Final = 1000
 LITTLE_BYTES: Final = 512 * 1024
-# For SO_LINGER: what was not sent when a connection is closed is not sent any more.
+# For SO_LINGER: discard unsent data when the connection is closed.
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-# struct tcp_info, as far as the smoothed round trip in microseconds.
+# struct tcp_info up to the smoothed round-trip time in microseconds.
 _ROUND_TRIP: Final = struct.Struct("=68xI")
 
 
 def limit_buffers_on_fast_links(connection: socket.socket) -> None:
-    """Let little of a file wait between two ends that are near each other: whoever takes it in gets it in small
-    portions then, and others their turns. Over a long line much must be under way, and the system knows how much."""
+    """Use small buffers between two near ends, so that data arrives in small portions and other work gets its turn.
+
+    Over a long line, large buffers are needed, which the system sizes itself.
+    """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, struct.error):

@@ -1,4 +1,4 @@
-"""The time zone this machine is set to."""
+"""The time zone of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UTC_NAMES = ("Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "Universal", "Zu
 
 
 def machine_zone(environ: Mapping[str, str]) -> ZoneInfo:
-    """`TZ`, what /etc/localtime leads to, or /etc/timezone; UTC where none of them names a zone."""
+    """Return the zone of `TZ`, /etc/localtime or /etc/timezone; UTC if none of them names one."""
     for name in (environ.get("TZ", "").removeprefix(":"), _linked(), _written()):
         try:
             if name:

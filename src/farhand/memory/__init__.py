@@ -1,1 +1,1 @@
-"""What the agent wrote down for itself, found again: chunks of Markdown, a keyword index, vectors, search."""
+"""Search in the notes of agents: chunks, keyword and vector index."""

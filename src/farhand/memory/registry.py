@@ -1,4 +1,4 @@
-"""Which embedder the settings ask for."""
+"""Choose the embedder from the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Provider(msgspec.Struct, frozen=True):
 
 
 def make_embedder(settings: MemorySettings, provider: Provider) -> Embedder | None:
-    """None: search by keyword alone. What is asked for and cannot be had says so when it is used."""
+    """Return the configured embedder, or None for keyword search only. One that cannot work fails when it is used."""
     model = settings.embedding_model
     if model == NONE or (not model and not is_installed()):
         return None

@@ -1,4 +1,4 @@
-"""The tables of the index, and the questions that are asked of its words."""
+"""The tables of the index, and the queries on its words."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CREATE VIRTUAL TABLE terms USING fts5vocab(words, row);
 CREATE TABLE vectors (
     id INTEGER PRIMARY KEY, embedder TEXT NOT NULL, hash BLOB NOT NULL, bits BLOB NOT NULL, UNIQUE (embedder, hash)
 );
-CREATE TABLE coordinates (id INTEGER PRIMARY KEY, vector BLOB NOT NULL); -- apart: most look-ups do not need them
+CREATE TABLE coordinates (id INTEGER PRIMARY KEY, vector BLOB NOT NULL); -- separate: most queries do not need them
 CREATE TABLE centres (embedder TEXT PRIMARY KEY, centre BLOB NOT NULL, counted INTEGER NOT NULL);
 PRAGMA user_version = {VERSION};
 """
 
 
-# CROSS JOIN: first the words in their order, then a look whose chunk it is.
+# CROSS JOIN fixes the order: first the words, then the chunk of each.
 _MATCHING = """
 SELECT chunks.id FROM words CROSS JOIN chunks ON chunks.id = words.rowid
 WHERE words MATCH ? AND words.rowid > ? AND chunks.space IN (SELECT value FROM json_each(?)) """

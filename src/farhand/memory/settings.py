@@ -1,4 +1,4 @@
-"""`[memory]` in `farhand.toml`. Read by every command, so it needs nothing heavy."""
+"""`[memory]` in `farhand.toml`. Imported by every command, so it has no heavy imports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NONE: Final = "none"
 
 
 class MemorySettings(msgspec.Struct, forbid_unknown_fields=True):
-    # A model of the embedding server, `local`, or `none`. Empty: the local model where it is installed.
+    # A model of the embedding server, `local`, or `none`. Empty: the local model if it is installed.
     embedding_model: str = ""
     # Up to and including `/v1`; by default the model provider's.
     embedding_url: str = ""
-    # By default the model provider's, for that provider's address only.
+    # Defaults to the model provider's key, for that provider's address only.
     embedding_api_key: str = ""
-    # The least score of a hit, 0 to 1, where a search does not say; 0.35 by default.
+    # Default minimum score of a hit, 0 to 1; 0.35 if not set.
     min_score: float | None = None

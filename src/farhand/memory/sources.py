@@ -1,4 +1,4 @@
-"""Where memory files come from, and which files are memory files."""
+"""The sources of memory files, and which files are memory files."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from farhand.protocol.errors import NotAllowed, ToolError
 MAIN_FILE: Final = "MEMORY.md"
 FOLDER: Final = "memory"
 LARGEST_FILE: Final = 16 * 1024 * 1024
-# How long a change that the kernel does not tell of may stay unseen.
+# How long a change without a kernel notification may stay unnoticed.
 LOOK_SECONDS: Final = 60.0
-# The stamp of a file that may be changed again without its times showing it.
+# The stamp of a file whose next change might not alter its timestamps.
 UNSETTLED: Final = ""
 _SETTLING_NS: Final = 100_000_000
 
 
 class Source(Protocol):
-    """Memory files of one place."""
+    """The memory files of one place."""
 
-    # Tells this place from every other, across restarts.
+    # Identifies this place across restarts.
     name: str
-    # Put before its paths where they are shown.
+    # Prefix of its paths when they are displayed.
     prefix: str
 
     async def listing(self) -> Mapping[str, str]:
-        """Every memory file with a stamp that changes when its content may have changed. Raises ToolError.
+        """Return every memory file with a stamp that changes when its content may have changed. Raises ToolError.
 
-        The same object as before says that nothing did.
+        Returning the same object again means that nothing changed.
         """
 
     async def read(self, path: str) -> bytes:
-        """Raises NotFound, NotAllowed, or Failed."""
+        """Return the content of a file. Raises NotFound, NotAllowed, or Failed."""
 
     def close(self) -> None:
-        """Let go of what it holds open; it can be used again."""
+        """Close open resources; the source can still be used."""
 
 
 def is_memory_path(path: str) -> bool:
-    """`MEMORY.md`, or a Markdown file that lies in `memory/` itself and is not hidden."""
+    """Return whether a path is `MEMORY.md` or a visible Markdown file directly in `memory/`."""
     folder, slash, name = path.rpartition("/")
     if not slash:
         return path == MAIN_FILE
@@ -58,7 +58,7 @@ def is_memory_path(path: str) -> bool:
 
 
 def checked_path(path: str) -> str:
-    """A path as a caller may write it, in its plain form. Raises NotAllowed for anything but a memory file."""
+    """Return the normalised path of a memory file. Raises NotAllowed for any other file."""
     check_path_text("path", path)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     plain = "/".join(parts)
@@ -70,7 +70,7 @@ def checked_path(path: str) -> str:
 class FolderSource:
     """The memory files of a folder. A link is followed only to another memory file of the same folder.
 
-    The kernel says which of them changed, where it can; elsewhere, and now and then, all of them are looked at.
+    Changes are reported by the kernel where possible; elsewhere, and periodically, all files are checked.
     """
 
     def __init__(self, folder: Path, prefix: str = "", *, look_seconds: float = LOOK_SECONDS) -> None:
@@ -80,7 +80,7 @@ class FolderSource:
         self.prefix = prefix
         self._known: dict[str, str] = {}
         self._looked = -math.inf
-        # What is to be looked at each time: links, what was changed just now, what could not be read.
+        # Checked every time: links, recently changed files, unreadable files.
         self._unsettled: list[str] = []
         self._watch: FolderWatch | None = None
 
@@ -101,7 +101,7 @@ class FolderSource:
             self._watch = None
 
     def _changed(self) -> set[str] | None:
-        """The paths to look at; None for all."""
+        """Return the paths to check; None for all."""
         told = self._watch.changed() if self._watch is not None else None
         if told is None or (0, FOLDER) in told or time.monotonic() - self._looked > self._look_seconds:
             return None
@@ -146,7 +146,7 @@ class FolderSource:
         return found
 
     def _is_readable(self, path: str) -> bool:
-        """Asked where a stamp tells nothing: links, and what was changed just now."""
+        """Return whether a file without a stamp can be read: a link, or one that changed recently."""
         try:
             self._open(path).close()
         except ToolError:
@@ -171,7 +171,7 @@ def _nameable(name: str) -> bool:
 
 
 def _stamp(status: os.stat_result, latest: int) -> str:
-    """The time of change, which nobody can set back, tells more than the time of modification."""
+    """Return the stamp of a file. The change time is used because, unlike the modification time, it cannot be set."""
     changed = status.st_ctime_ns
     if changed > latest or not stat.S_ISREG(status.st_mode):
         return UNSETTLED

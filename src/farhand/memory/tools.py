@@ -1,4 +1,4 @@
-"""The agent's two tools on its memory."""
+"""The memory tools of an agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def memory_tools(memory: Memory) -> list[Tool]:
 
 
 def told(found: SearchResult) -> str:
-    """The hits as text; an empty one when there are none and nothing is to be said about it."""
+    """Return the hits as text; empty if there are neither hits nor a note."""
     parts = [
         f"[{hit.path}:{hit.start_line}-{hit.end_line}] (score: {hit.score:.2f})\n{hit.text}\n" for hit in found.hits
     ]
@@ -55,13 +55,13 @@ def told(found: SearchResult) -> str:
 
 
 def shown(passage: Passage) -> str:
-    """The lines under their place in the file; a passage that is too long ends with where to go on."""
+    """Return the lines with their position in the file; a passage that is too long ends with how to continue."""
     text = passage.text
     end = passage.end_line
     rest = ""
     if len(text) > MOST_PASSAGE:
         lines = text[:MOST_PASSAGE].split("\n")
-        whole = lines[:-1] or lines  # a single line that is too long is cut
+        whole = lines[:-1] or lines  # a single overlong line is cut
         text, end = "\n".join(whole), passage.start_line + len(whole) - 1
         left = passage.end_line - end
         rest = f"\n[{left} more lines; go on with from={end + 1}]" if left else "\n[the rest of this line is left out]"

@@ -1,6 +1,6 @@
-"""Text as the numbers BERT models read: words of a fixed vocabulary, longer ones in pieces.
+"""WordPiece tokenisation for BERT models: words of a fixed vocabulary, longer ones in pieces.
 
-The vocabulary beside this file is the one of BERT base, uncased, published by Google under the Apache licence 2.0.
+The vocabulary in this folder is that of BERT base, uncased, published by Google under the Apache licence 2.0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def token_ids(text: str, most: int) -> list[int]:
-    """At most `most` numbers, the marks of beginning and end among them."""
+    """Return at most `most` token ids, including the start and end tokens."""
     known = vocabulary()
     numbers = [known[START]]
     for word in _words(text):
@@ -68,7 +68,7 @@ def _pieces(word: str, known: dict[str, int]) -> list[int]:
 
 
 def _is_punctuation(character: str) -> bool:
-    # All signs of ASCII count, those too that Unicode calls symbols.
+    # All ASCII punctuation counts, including what Unicode classifies as symbols.
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character)[0] == "P"

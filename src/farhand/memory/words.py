@@ -1,8 +1,8 @@
-"""Text as the keyword index takes it, and the words of a query.
+"""Text normalisation for the keyword index, and the words of a query.
 
-SQLite's tokenizer cuts at spaces, which Chinese, Japanese and Thai do not write. Runs of such characters are therefore
-rewritten as overlapping pairs, and a last single one, so that every character begins one token: two or more characters
-are found by their pairs, a single one by the beginning of a token.
+SQLite's tokenizer splits at spaces, which Chinese, Japanese and Thai do not use. Runs of such characters are rewritten
+as overlapping pairs plus the last single character, so that every character begins one token: several characters are
+found by their pairs, a single one by token prefix.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _FILLER_WORDS = (
     "me my of on or our shall should so that the their them there these they this to us was we were what when where "
     "which who whom whose why will with would you your"
 )
-# Words of English questions that tell nothing of what is asked for; other languages' are found to be common.
+# English function words; those of other languages are recognised by their frequency.
 _FILLERS = frozenset(_FILLER_WORDS.split())
 
 _UNSPACED = re.compile(
     "["
     "\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u109f\u1780-\u17d3"  # Thai, Lao, Burmese, Khmer
     "\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\uac00-\ud7af"  # Korean writes spaces, but joins particles to its words
+    "\uac00-\ud7af"  # Korean uses spaces, but attaches particles to words
     "\U00020000-\U0003ffff"
     "]+"
 )
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A word to look for; `prefix`: a token need only begin with it."""
+    """A word to search for; `prefix`: a token need only start with it."""
 
     text: str
     prefix: bool = False
@@ -46,7 +46,7 @@ def folded(text: str) -> str:
 
 
 def indexed(text: str) -> str:
-    """The text to hand to the tokenizer."""
+    """Return the text for the tokenizer."""
     text = text.replace("\0", " ")
     if text.isascii():
         return text.lower()
@@ -54,7 +54,7 @@ def indexed(text: str) -> str:
 
 
 def query_terms(query: str) -> list[Term]:
-    """The telling words of any text whatever, each once; none for a text without letters and digits."""
+    """Return the significant words of a text, each once; none for a text without letters and digits."""
     text = folded(query[:MOST_QUERY])
     found: dict[Term, None] = {}
     position = 0

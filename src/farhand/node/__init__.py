@@ -1,1 +1,1 @@
-"""The node program: lends this machine to a gateway."""
+"""The program `farhand node`: connects a machine to a gateway and offers its tools."""

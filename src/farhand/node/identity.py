@@ -1,4 +1,4 @@
-"""A node's key: made once, kept in its folder, and never sent anywhere."""
+"""The key of a node: created once, stored in the node's folder, never sent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
 
 KEY_FILE: Final = "key.json"
-# The private half says what it is, so that it is masked wherever it turns up.
+# A recognisable prefix, so that the private key is redacted wherever it appears.
 SEED: Final = "fhk_"
 
 
 class NodeKey:
-    """The Ed25519 key in a node's folder, and the gateway it is used with."""
+    """The Ed25519 key in a node's folder, and the gateway it belongs to."""
 
     def __init__(self, path: Path, seed: bytes, gateway_id: str | None) -> None:
-        # Loaded by nodes that have a key, and by them alone: it costs two and a half megabytes.
+        # Imported late: it takes 2.5 MB, which nodes without a key save.
         from nacl.signing import SigningKey  # noqa: PLC0415
 
         self._path = path
@@ -28,24 +28,24 @@ class NodeKey:
 
     @classmethod
     def load(cls, folder: Path) -> NodeKey | None:
-        """The key in a node's folder; None where there is none. Raises FarhandError for one that cannot be used."""
+        """Load the key of a node's folder; return None if there is none. Raises FarhandError for an unusable one."""
         path = folder / KEY_FILE
         try:
             kept = json.loads(path.read_text())
             seed, gateway_id = from_text(str(kept["seed"]).removeprefix(SEED)), kept.get("gateway_id")
             if len(seed) != KEY_BYTES or not isinstance(gateway_id, str | None):
-                raise ValueError("this is not what a node writes there")
+                raise ValueError("invalid content")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FarhandError(f"the key in {path} cannot be read: {error}; move it away and join again") from None
         if path.stat().st_mode & 0o077:
-            raise FarhandError(f"others may read the key in {path}: run chmod 600 {path}, or join again for a new one")
+            raise FarhandError(f"the key in {path} is readable by others: run chmod 600 {path}, or join again")
         return cls(path, seed, gateway_id)
 
     @classmethod
     def make(cls, folder: Path) -> NodeKey:
-        """The key in a node's folder, made now if there is none."""
+        """Load the key of a node's folder, or create one."""
         known = cls.load(folder)
         if known is not None:
             return known
@@ -55,7 +55,7 @@ class NodeKey:
 
     @classmethod
     def fresh(cls, folder: Path) -> NodeKey:
-        """A new pair for a node's folder, written once it belongs to a gateway; it then takes an older one's place."""
+        """Return a new key for a node's folder; it is stored, replacing an older one, when it belongs to a gateway."""
         return cls(folder / KEY_FILE, os.urandom(KEY_BYTES), None)
 
     @property
@@ -66,13 +66,13 @@ class NodeKey:
         return self._key.sign(data).signature
 
     def expects(self, gateway_id: str) -> bool:
-        """The gateway it was registered with; where nobody said which that is, the first one that asks."""
+        """Return whether this is the gateway of the key; a key without one is bound to the first that asks."""
         if self._gateway_id is None:
             self.belongs_to(gateway_id)
         return gateway_id == self._gateway_id
 
     def belongs_to(self, gateway_id: str) -> None:
-        """From now on it signs for this gateway alone."""
+        """Bind the key to this gateway: it signs for no other."""
         self._gateway_id = gateway_id
         self._save()
 

@@ -1,7 +1,7 @@
-"""What a machine lends, kept with its node: limits and tags hold for every later start until they are reset.
+"""The limits and tags of a node, stored with it: they apply to every later start until they are reset.
 
-Limits given on the command line are stored beside the node's key. Limits in the `[node]` table of `farhand.toml` hold
-for every node of that home and are changed there alone.
+Limits given on the command line are stored beside the node's key. Limits in the `[node]` table of `farhand.toml`
+apply to every node of that home and are changed only there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN: Final = (*TOOLS, UNDO)
 
 
 class LendingError(FarhandError):
-    """Limits that cannot be read, or that would lend more than before."""
+    """Limits that cannot be read, or that would allow more than before."""
 
 
 class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,13 +41,13 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return ToolLimits(self.read_only, bool(self.root), self.allow_tools, self.deny_tools)
 
     def check(self) -> None:
-        """Raise LendingError for a tool that does not exist: a typing error must not lend what was to be kept."""
+        """Raise LendingError for an unknown tool: a typing error must not allow what was to be denied."""
         for name in (*self.allow_tools, *self.deny_tools):
             if name not in _KNOWN:
                 raise LendingError(f"unknown tool {name!r} in the limits; known: {', '.join(_KNOWN)}")
 
     def narrowed(self, given: LendingLimits) -> LendingLimits:
-        """Return these limits with the given ones added. Raise LendingError when that would lend more than these do."""
+        """Return these limits with the given ones added. Raises LendingError if that would allow more than these."""
         outside = [root for root in given.root if self.root and not _inside(root, self.root)]
         if outside:
             raise LendingError(f"--root {outside[0]} is outside of {' and '.join(self.root)}, which alone is lent")
@@ -64,7 +64,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return together
 
     def described(self) -> str:
-        """Return the options that say the same, for people."""
+        """Return the equivalent command-line options."""
         options = [f"--root {root}" for root in self.root]
         options += ["--read-only"] if self.read_only else []
         options += [f"--allow-tool {name}" for name in self.allow_tools]
@@ -73,16 +73,16 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return " ".join(options)
 
     def announced(self) -> dict[str, Any]:
-        """Return the limits as a node announces them. They are shown to people; nothing is decided by them."""
+        """Return the limits as a node announces them, for display only."""
         shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tags=()))
         return shown
 
 
 def effective_limits(home: Path, folder: Path, given: LendingLimits, *, reset: bool = False) -> LendingLimits:
-    """Return what holds for the node of `folder` when it is started with `given`, and store nothing.
+    """Return the limits of the node of `folder` when it is started with `given`; store nothing.
 
-    `reset` forgets what was stored. Raises LendingError when `given` would lend more than what holds already, and when
-    what was stored cannot be read.
+    `reset` ignores stored limits. Raises LendingError if `given` would allow more than the stored limits, or if those
+    cannot be read.
     """
     given.check()
     stored = LendingLimits() if reset else _stored(folder / LENT_FILE)
@@ -100,7 +100,7 @@ def effective_limits(home: Path, folder: Path, given: LendingLimits, *, reset: b
 
 
 def store_limits(folder: Path, given: LendingLimits, *, reset: bool = False) -> None:
-    """Keep what was given for later starts of the node of `folder`, beside what was stored before unless `reset`."""
+    """Store the given limits for later starts, in addition to the stored ones unless `reset`."""
     path = folder / LENT_FILE
     kept = given if reset else _stored(path).narrowed(given)
     if kept == LendingLimits() and not path.exists():
@@ -127,7 +127,7 @@ def _stored(path: Path) -> LendingLimits:
 
 
 def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLimits:
-    """Read `[node]`, each key overridden by `FARHAND_NODE_<KEY>` as in every other table."""
+    """Read `[node]`; `FARHAND_NODE_<KEY>` overrides a key, as in every other table."""
     try:
         values = tomllib.loads(path.read_text()).get("node", {}) if path.exists() else {}
         for field in msgspec.structs.fields(LendingLimits):

@@ -1,4 +1,4 @@
-"""What the owner of a machine lends: the limits that every way into a node asks before it does anything."""
+"""The limits a machine's owner sets; every entry point of a node checks them first."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from farhand.tools.undo import NAME as UNDO
 
 TOOLS: Final = ("Glob", "Read", "Write", "Edit", "Grep", "Bash", "Process")
 _CHANGING: Final = frozenset({"Write", "Edit", "Bash", UNDO})
-# A tool is not lent when one that does the same or more is not: Process manages what Bash started, and an undo writes.
+# A tool is denied together with the one it depends on: Process manages what Bash started, and Undo writes.
 _NEEDS: Final = {"Process": "Bash", UNDO: "Write"}
 
 
 class ToolLimits(msgspec.Struct, frozen=True):
-    """What the owner of this machine allows, whatever the gateway asks."""
+    """Which tools the owner of this machine allows, whatever the gateway asks for."""
 
     read_only: bool = False
-    # Only some folders are lent. A shell cannot be kept inside them, so it is not lent either.
+    # Only some folders are allowed. A shell cannot be confined to them, so it is denied as well.
     confined: bool = False
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
 
     def refusal(self, tool: str) -> str | None:
-        """Return why a tool is not lent, naming the option that says so; None if it is lent."""
+        """Return why a tool is denied, naming the option responsible; None if it is allowed."""
         needed = _NEEDS.get(tool, tool)
         for name in (tool, needed):
             if name in self.denied:
@@ -37,6 +37,6 @@ class ToolLimits(msgspec.Struct, frozen=True):
         return None
 
     def require(self, tool: str, action: str = "") -> None:
-        """Raise NotAllowed unless the tool is lent; `action` names what was asked for when it was not the tool."""
+        """Raise NotAllowed unless the tool is allowed; `action` names what was requested if not the tool itself."""
         if (refusal := self.refusal(tool)) is not None:
             raise NotAllowed(f"{action} needs {tool}: {refusal}" if action else refusal)

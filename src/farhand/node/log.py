@@ -1,4 +1,4 @@
-"""What a node program writes down of itself: JSON lines in its folder, in files that take turns, secrets masked."""
+"""The log of a node program: JSON lines in rotating files, without secrets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MOST_MESSAGE: Final = 8000
 _BLOCK: Final = 64 * 1024
 
-# Every call, for the file alone: a terminal would be flooded.
+# Logs every call, to the file only.
 calls = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def logging_to_file(folder: Path, node_id: str, workspace: Path, secrets: KnownSecrets | None = None) -> Iterator[None]:
-    """Keep everything this program logs, from `node.start` to `shutdown`."""
+    """Write everything this program logs to files in `folder`, from `node.start` to `shutdown`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     handler = _TurningFile(folder / FILE, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(_JsonLines(node_id, str(workspace), secrets or KnownSecrets()))
@@ -44,16 +44,16 @@ def logging_to_file(folder: Path, node_id: str, workspace: Path, secrets: KnownS
     try:
         yield
     finally:
-        calls.info("the node program ends", extra={"event": "shutdown"})
+        calls.info("node program stopped", extra={"event": "shutdown"})
         program.removeHandler(handler)
         calls.removeHandler(handler)
         handler.close()
 
 
 class _TurningFile(logging.FileHandler):
-    """A file of its owner's alone that makes way for a new one once it is full.
+    """A rotating file that only its owner can read.
 
-    (`logging.handlers` has one that makes each line twice, and brings half a megabyte of other things along.)
+    `RotatingFileHandler` formats each line twice, and its module takes half a megabyte.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -105,14 +105,14 @@ class _JsonLines(logging.Formatter):
 
 
 def last_lines(folder: Path, count: int) -> tuple[list[str], bool]:
-    """The newest `count` lines, oldest first, through as many files as it takes; and whether there are more."""
+    """Return the newest `count` lines of all files, oldest first, and whether there are more."""
     found: list[bytes] = []
     room = MOST_ANSWER_BYTES
     for name in (FILE, *(f"{FILE}.{number}" for number in range(1, EARLIER_FILES + 1))):
         try:
             file = (folder / name).open("rb")
         except FileNotFoundError:
-            continue  # one that is full has just made way, and nothing was written since
+            continue  # just rotated, and nothing was written since
         with file:
             for line in _backwards(file):
                 room -= len(line)
@@ -127,7 +127,7 @@ def _in_order(lines: list[bytes]) -> list[str]:
 
 
 def _backwards(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file from the last to the first."""
+    """Yield the lines of a file from the last to the first."""
     position = file.seek(0, os.SEEK_END)
     rest = b""
     while position > 0:

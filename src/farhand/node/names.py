@@ -1,4 +1,4 @@
-"""What a node is called when nobody gave it a name."""
+"""The default name of a node."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import socket
 
 
 def default_node_id() -> str:
-    """The host name, in letters a node id may have."""
+    """Return the host name, reduced to the characters allowed in a node id."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.") or "this-machine"

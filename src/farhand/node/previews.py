@@ -1,4 +1,4 @@
-"""What a call would do to this machine, asked by a gateway whose owner is to approve it."""
+"""Previews of calls, requested by a gateway whose owner must approve them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PreviewQuery(msgspec.Struct):
 
 
 class PreviewQueries:
-    """Answers for one node, within what its owner lends: each tool previews its own calls."""
+    """Previews calls of one node, within the limits of its owner; each tool previews its own calls."""
 
     def __init__(self, tools: ToolRegistry, limits: ToolLimits) -> None:
         self._tools = tools
         self._limits = limits
 
     async def preview(self, params: msgspec.Raw) -> Preview:
-        """Return the preview; what cannot be shown is said in its note. Raises InvalidArgs."""
+        """Return the preview; its note says what cannot be shown. Raises InvalidArgs."""
         try:
             question = msgspec.json.decode(params, type=PreviewQuery)
         except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`farhand node`: the sdk client with the node family of tools."""
+"""`farhand node`: the SDK client with the tools of a node."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from farhand.tools.node_files import NodeFileTools
 from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.undo import UndoTool
 
-# A Farhand node and gateway agree on more than the plug-in guide's limits: whole files and images come through.
+# Between a Farhand node and gateway, larger than the plug-in guide's limits: whole files and images fit.
 MAX_BYTES = 32 * MIB
 
 CALLS_AT_ONCE = 16
-# One for every call, the rest for questions and housekeeping. Each is started when it is first needed.
+# One for every call, the rest for queries and housekeeping. Each is started on demand.
 THREADS = CALLS_AT_ONCE + 16
 
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN"})
@@ -73,24 +73,24 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    # Forget the limits and tags that were stored with this node: what is given here is all that holds.
+    # Ignore stored limits and tags; only those given here apply.
     reset_limits: bool = False
     ca_file: str | None = None
     pinned_cert: str | None = None
-    # Log in by the key in this node's folder.
+    # Log in with the key in this node's folder.
     use_key: bool = False
-    # Given the workspace, returns what is asked before each command whether it is confined.
+    # Given the workspace, returns a function that is called before each command and says whether it is confined.
     confinement: Callable[[Path], Callable[[], Confinement]] = lambda _: unconfined
-    # The workspace is also that of the agent of a gateway on this machine.
+    # The workspace is shared with the agent of a gateway on this machine.
     agent_workspace: bool = False
-    # Bytes of old content that are kept; 0: none.
+    # Bytes of old content stored for undo; 0 disables it.
     undo_quota: int = QUOTA
 
 
 async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callable[[], bool] = lambda: True) -> None:
-    """Serve until `shutdown`. Raises FarhandError when this node cannot start, or is refused for good.
+    """Serve until `shutdown`. Raises FarhandError if this node cannot start, or is refused permanently.
 
-    `leave` is asked then: commands that a caller waits for go on for the next start of this node, or are ended.
+    `leave` is called then: if it returns true, commands that a caller waits for continue until the next start.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "farhand-node"))
     try:
@@ -135,7 +135,7 @@ async def _serve(
     freeze_state = FreezeFile(folder / FREEZE_FILE)
     undo_log = UndoLog(options.home / UNDO_FOLDER / folder.name, quota=options.undo_quota)
     try:
-        # A frozen node starts no process, the keeper of its commands included; the first command after a thaw does.
+        # A frozen node starts no process, not even the keeper; the first command after a thaw does.
         async with Jobs(folder / "jobs", environment=environment, eager=freeze_state.order is None) as jobs:
             transaction_folder = folder / TRANSACTIONS_FOLDER
             files = Files(
@@ -146,7 +146,7 @@ async def _serve(
                 read_only=holds.read_only,
                 undo_log=undo_log,
                 transaction_folder=transaction_folder,
-                # Which caller a node works for it does not know, so none changes the gateway's steering files here.
+                # A node does not know for which caller it works, so it never changes the gateway's steering files.
                 steering=SteeringFiles(options.home, [workspace] if options.agent_workspace else []),
             )
             await asyncio.to_thread(roll_back_unfinished, files)
@@ -156,7 +156,7 @@ async def _serve(
             transfers = Transfers(files, folder / "transfers", freeze_state, limits)
 
             async def preview(params: msgspec.Raw) -> Any:
-                from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - much that a node at rest does without
+                from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - memory of an idle node
 
                 return await PreviewQueries(tools, limits).preview(params)
 
@@ -170,7 +170,7 @@ async def _serve(
                 job = await jobs.find_call(name)
                 return "" if job is None else (await jobs.end(job)).describe("ended when the node was back")
 
-            if freeze_state.order is not None:  # whatever is left of an ending that was cut short
+            if freeze_state.order is not None:  # an earlier freeze may have been interrupted
                 log.warning(
                     "this node is %s; it takes no call until its gateway lifts that", freeze_state.order.summary
                 )
@@ -217,7 +217,7 @@ async def _serve(
 
 
 def given_limits(options: NodeOptions) -> LendingLimits:
-    """Return the limits and tags that this start was given, as they are stored."""
+    """Return the limits and tags given to this start."""
     return LendingLimits(
         root=tuple(str(root) for root in options.roots),
         read_only=options.read_only,
@@ -236,9 +236,9 @@ def _lent(options: NodeOptions, folder: Path) -> LendingLimits:
 
 @contextlib.asynccontextmanager
 async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
-    """Hold a node's folder: two programs that take the same calls would run them twice.
+    """Lock a node's folder: two programs that accept the same calls would run them twice.
 
-    One that is just ending is waited for. Raises FarhandError while another runs.
+    Waits for one that is just ending. Raises FarhandError while another runs.
     """
     with open_private(folder / "lock", "w") as file:
         deadline = time.monotonic() + ANOTHER_SECONDS
@@ -254,9 +254,9 @@ async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
 
 
 def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> list[ConfinedRoot]:
-    """Return the folders that commands in the sandbox can write, for the file tools; none without a sandbox.
+    """Return the folders that sandboxed commands can write, for the file tools; none without a sandbox.
 
-    A file tool that wrote elsewhere could plant what runs outside of the sandbox later.
+    A file tool that wrote elsewhere could plant a program that later runs outside of the sandbox.
     """
     try:
         sandbox, _ = confinement()
@@ -269,7 +269,7 @@ def _sandbox_roots(confinement: Callable[[], Confinement], workspace: Path) -> l
 
 
 def _workspace(workspace: Path, roots: list[Path]) -> Path:
-    """Return where relative paths begin: with roots, the first of them unless the workspace is in one."""
+    """Return the base of relative paths: with roots, the first of them unless the workspace is in one."""
     if roots and not any(workspace.resolve().is_relative_to(root.resolve()) for root in roots):
         workspace = roots[0]
     if not workspace.is_dir():
@@ -278,12 +278,12 @@ def _workspace(workspace: Path, roots: list[Path]) -> Path:
 
 
 def node_folder(home: Path, node_id: str) -> Path:
-    """Where a node keeps what it must not forget."""
+    """Return the folder with a node's state."""
     return home / "nodes" / _folder_name(node_id)
 
 
 def _folder_name(node_id: str) -> str:
-    """A node id as the name of a folder: two ids never share one, whatever the file system thinks of their letters."""
+    """Return a folder name for a node id, unique also on file systems that ignore case."""
     return f"{re.sub(r'[^a-z0-9.-]', '-', node_id.lower())[:40]}-{hashlib.sha256(node_id.encode()).hexdigest()[:8]}"
 
 

@@ -1,6 +1,6 @@
-"""What a gateway may ask a node beside tool calls: output of a command, jobs, programs on the PATH, the log.
+"""Queries of a gateway beside tool calls: output of a command, jobs, programs on the PATH, the log.
 
-Every answer asks the limits of the machine's owner first, and no question starts a process.
+Every query checks the limits of the machine's owner first, and none starts a process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farhand.node.log import MOST_LINES, last_lines
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.protocol.freeze import FreezeState
 
-if TYPE_CHECKING:  # the gateway answers some of these for its own machine, and needs no client for it
+if TYPE_CHECKING:  # the gateway answers some of these for its own machine and needs no client for it
     from farhand.sdk.client import Query
 
 MOST_BYTES = 256 * 1024
@@ -34,7 +34,7 @@ _BIN_NAME = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
 
 class OutputQuery(msgspec.Struct):
-    """Output from `offset` on, of the command of a call or of a job; waits for some when there is none yet."""
+    """Output from `offset` on of a call's command or of a job; waits if there is none yet."""
 
     call_id: str | None = None
     job_id: str | None = None
@@ -51,7 +51,7 @@ class LogsQuery(msgspec.Struct):
 
 
 class NodeQueries:
-    """Answers for one node, within what its owner lends."""
+    """Answers queries for one node, within the limits of its owner."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class NodeQueries:
     async def probe(self, params: msgspec.Raw) -> dict[str, Any]:
         """Report which programs are on the PATH with which this node was started.
 
-        Starts nothing. Raises NotAllowed on a frozen node and where Bash, which could run them, is not lent.
+        Starts nothing. Raises NotAllowed on a frozen node and where Bash, which could run them, is denied.
         """
         if self._freeze_state.order is not None:
             raise self._freeze_state.order.node_refusal()
@@ -138,7 +138,7 @@ class NodeQueries:
         return {"lines": lines, "truncated": truncated}
 
     async def _find(self, question: OutputQuery, seconds: float) -> Job:
-        """The job asked for; that of a call may be about to start."""
+        """Return the requested job; that of a call may be about to start."""
         if question.job_id is not None:
             return await self._jobs.get(question.job_id)
         if question.call_id is None:
@@ -152,7 +152,7 @@ class NodeQueries:
 
 
 def _on_path(names: list[str], path: str) -> dict[str, bool]:
-    # Relative folders of the PATH depend on where a command runs, so nothing is looked for there.
+    # Relative folders of the PATH depend on the working directory, so they are not searched.
     folders = os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder).is_absolute())
     return {name: bool(folders) and shutil.which(name, path=folders) is not None for name in names}
 

@@ -1,4 +1,4 @@
-"""The node's tools as this machine's owner lends them: the seven of the family, within the owner's limits."""
+"""The seven tools of a node, within the limits of the machine's owner."""
 
 from __future__ import annotations
 
@@ -66,11 +66,7 @@ def _lent(
     unlisted: bool = False,
     preview: Callable[..., Any] | None = None,
 ) -> RegisteredTool:
-    """Make the tool of a method, within the limits.
-
-    `at_once` does what the method does where that needs no waiting, and so no thread; None where it does. `preview`
-    returns what the method would do with the same arguments.
-    """
+    """Create the tool of a method, within the limits. `preview` takes the same arguments as the method."""
     name = spec.name
     parameters = Parameters(method)
     refusal = limits.refusal(name)
@@ -115,24 +111,24 @@ def _lent(
 
 
 def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = None) -> None:
-    """Into the log: which call, how long, how it ended. Not the arguments: they are the gateway's to keep."""
+    """Log a call, its duration and outcome. Arguments are not logged: the gateway stores them."""
     fields: dict[str, Any] = {"callId": ctx.request_id, "tool": name}
     fields["durationMs"] = round((time.perf_counter() - began) * 1000, 1)
     if error is None:
-        calls.info("%s ended well", name, extra={"event": "tool.execute.ok", "fields": fields})
+        calls.info("%s succeeded", name, extra={"event": "tool.execute.ok", "fields": fields})
     else:
         fields["kind"] = error.kind.value
         calls.warning("%s failed: %s", name, error.message, extra={"event": "tool.execute.error", "fields": fields})
 
 
 async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:
-    """Return the work's result; a cancelled call cancels it at once, so that it can say what it ended."""
+    """Return the result; a cancelled call cancels the work at once, so that it can report what it ended."""
     task = asyncio.ensure_future(work)
     cancelled = asyncio.ensure_future(ctx.cancel.cancelled())
     try:
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError as error:
-        task.cancel(*error.args)  # the message says whether the command goes on
+        task.cancel(*error.args)  # the message says whether the command continues
         if PROGRAM_STOPPING in error.args:
             await asyncio.wait({task})
         raise

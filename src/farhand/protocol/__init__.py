@@ -1,1 +1,1 @@
-"""The nouns that cross a process border, and their codec. Pure: no sockets, no clocks, no files."""
+"""Types that cross a process boundary and their codecs. Pure: no sockets, clocks or files."""

@@ -1,4 +1,4 @@
-"""The nouns of a tool call: what can be called, the call, and how it ended."""
+"""The types of a tool call: what can be called, the call, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import msgspec
 from farhand.protocol.errors import ErrorKind, ToolError
 
 NULL: Final = msgspec.Raw(b"null")
-# The message with which a call is cancelled only because the program that runs it stops: the call stays open, and what
-# it started goes on.
+# The cancellation message for a call that is interrupted only because its program stops: the call stays open, and the
+# processes it started continue.
 PROGRAM_STOPPING: Final = "this program is leaving"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller must know of a tool."""
+    """The description of a tool that callers see."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
-    # True: running it twice does no harm, so its record need not wait for the disk.
+    # Running it twice does no harm, so its record need not be durable before it starts.
     read_only: bool = False
     capability: str | None = None
-    # How long a call may take when its caller does not say.
+    # The default time limit of a call.
     timeout_ms: int | None = None
-    # The argument with the tool's own limit in milliseconds, where it has one: the call is given a little more.
+    # The argument that holds the tool's own time limit in milliseconds, if any: the call gets a little more.
     timeout_parameter: str | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One call of one tool, as its caller meant it. The arguments stay the bytes that came in."""
+    """One call of one tool. The arguments are kept as the bytes that were received."""
 
     id: str
     tool: str
@@ -41,7 +41,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ToolFailure(msgspec.Struct, frozen=True):
-    """Why a call failed, in one of the six kinds."""
+    """Why a call failed: one of the six kinds, and a message."""
 
     kind: str
     message: str
@@ -53,7 +53,7 @@ class ToolFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: ToolError) -> ToolFailure:
-        # A file's name may hold bytes that are no text; the message must be text to be sent at all.
+        # File names may contain bytes that are not valid text; the message must be encodable.
         return cls(error.kind.value, error.message.encode(errors="backslashreplace").decode())
 
 

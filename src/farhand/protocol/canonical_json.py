@@ -1,4 +1,4 @@
-"""Whether two JSON texts say the same."""
+"""Canonical form of JSON texts, for comparing them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NoReturn
 
 import msgspec
 
-# Longer texts are compared byte for byte: what somebody waits for is not held up by them.
+# Longer texts are compared byte for byte, to bound the time this takes.
 MAX_CANONICAL_BYTES = 256 * 1024
 
 
 def canonical(raw: bytes | msgspec.Raw) -> bytes:
-    """One text for all that differ in blanks, in the order of names or in how characters are escaped.
+    """Return one text for all JSON texts that differ only in whitespace, key order or character escapes.
 
-    Nothing is lost: numbers stay as they are written. What could have two meanings (a name that comes twice), is no
-    JSON or is longer than `MAX_CANONICAL_BYTES` is returned as it came.
+    Numbers keep their spelling. A text with a repeated key, invalid JSON, and anything longer than
+    `MAX_CANONICAL_BYTES` is returned unchanged.
     """
     text = bytes(raw)
     if len(text) > MAX_CANONICAL_BYTES:
@@ -33,12 +33,12 @@ def _number(text: str) -> msgspec.Raw:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("repeated key")
     return value
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _read = json.JSONDecoder(

@@ -1,8 +1,8 @@
-"""Failures that cross a process border.
+"""Errors that cross a process boundary.
 
 FarhandError
-├── ProtocolError            a peer sent something that is not a message
-└── ToolError                a tool call ended badly; carries one of the six kinds
+├── ProtocolError            a peer sent an invalid message
+└── ToolError                a tool call failed; carries one of the six kinds
     ├── InvalidArgs          invalid_args
     ├── NotAllowed           not_allowed
     ├── Timeout              timeout
@@ -29,7 +29,7 @@ class ErrorKind(StrEnum):
 
     @classmethod
     def read(cls, name: str) -> ErrorKind:
-        """The kind a peer named; a kind we do not know is `failed`, so that its text still arrives."""
+        """Return the kind a peer named; an unknown kind becomes `failed`."""
         return _KINDS.get(name, cls.FAILED)
 
 
@@ -37,15 +37,15 @@ _KINDS = {kind.value: kind for kind in ErrorKind}
 
 
 class FarhandError(Exception):
-    """Root of every exception this package raises on purpose."""
+    """Base class of all exceptions Farhand raises deliberately."""
 
 
 class ProtocolError(FarhandError):
-    """A peer sent something that is not a message of the protocol."""
+    """A peer sent something that is not a valid message of the protocol."""
 
 
 class ToolError(FarhandError):
-    """A tool call failed in a way its caller can act on."""
+    """A tool call failed in a way that its caller can act on."""
 
     kind: ClassVar[ErrorKind] = ErrorKind.FAILED
 
@@ -55,7 +55,7 @@ class ToolError(FarhandError):
 
     @staticmethod
     def of(kind: str, message: str) -> ToolError:
-        """The exception for a kind read from the wire."""
+        """Return the exception for a kind read from the wire."""
         return _CLASSES[ErrorKind.read(kind)](message)
 
 

@@ -1,5 +1,8 @@
-"""What a plain peer can read of JSON. Its parser goes 127 levels deep and holds numbers as doubles; a message with more
-in it is dropped without an answer."""
+"""Limits of JSON: what a plain peer can parse, and how many values are decoded at all.
+
+The parser of a plain peer supports 127 levels of nesting and holds numbers as doubles. It drops other messages
+silently.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-# Of a value inside of a message, which is one level itself.
+# Of a value inside a message, which is one level itself.
 MAX_DEPTH: Final = 126
 
-# In one body or in the arguments of one call.
+# In one request body, or in the arguments of one call.
 MAX_VALUES: Final = 100_000
 
 _SEPARATORS: Final = b",[{"
@@ -20,10 +23,10 @@ _LONG_NUMBER: Final = re.compile(rb"\d{200}|[eE]\+?\d{3}")
 
 
 def plain_peer_error(raw: bytes | msgspec.Raw) -> str | None:
-    """Why a plain peer cannot read a value; None: it can."""
+    """Return why a plain peer cannot parse a value, or None if it can."""
     text = bytes(raw)
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH and not _LONG_NUMBER.search(text):
-        return None  # nearly every one, and then it need not be taken apart
+        return None  # the common case, without decoding
     try:
         level: list[Any] = [msgspec.json.decode(text)]
     except msgspec.MsgspecError:
@@ -43,10 +46,10 @@ def plain_peer_error(raw: bytes | msgspec.Raw) -> str | None:
 
 
 def check_value_count(raw: bytes | msgspec.Raw) -> None:
-    """Raises msgspec.DecodeError for JSON that holds more values than it is read for.
+    """Raise msgspec.DecodeError for JSON with more than `MAX_VALUES` values.
 
-    Millions of small values take seconds and gigabytes to decode, where one text of the same length takes neither. They
-    are counted by their separators, outside of texts.
+    Decoding millions of small values takes seconds and gigabytes; one string of the same length takes neither. Values
+    are counted by their separators outside of strings.
     """
     text = bytes(raw)
     if _count(text, _SEPARATORS) <= MAX_VALUES:
@@ -58,5 +61,5 @@ def check_value_count(raw: bytes | msgspec.Raw) -> None:
 
 
 def _count(text: bytes, characters: bytes) -> int:
-    """How many of these there are: `count` takes ten times as long where they are many."""
+    """Count these characters. Ten times as fast as `bytes.count` where there are many."""
     return len(text) - len(text.translate(None, characters))

@@ -1,7 +1,7 @@
-"""Login of a node by its Ed25519 key: how a key is written, and which bytes a node signs.
+"""Login of a node by its Ed25519 key: the text form of a key, and the bytes a node signs.
 
-The signature names the gateway, the node, the gateway's one-time number and its time. So what was listened to is worth
-nothing: another connection has another number, and another gateway another name.
+The signature covers the gateway, the node, the gateway's nonce and its time, so it is useless for another connection
+or another gateway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from farhand.protocol.messages import GatewayChallenge
 
-# Of the `Authorization` header a node with a key comes with.
+# Scheme of the `Authorization` header.
 SCHEME: Final = "Ed25519"
 PREFIX: Final = "ed25519:"
 KEY_BYTES: Final = 32
@@ -27,18 +27,18 @@ def signed_bytes(challenge: GatewayChallenge, node_id: str) -> bytes:
 
 
 def key_text(public_key: bytes) -> str:
-    """`ed25519:` and the key in base64url, as people pass it on."""
+    """Return `ed25519:` and the key in base64url."""
     return PREFIX + to_text(public_key)
 
 
 def read_key(text: str) -> bytes:
-    """The key in such a text. Raises ValueError saying what is wrong with it."""
+    """Return the key in such a text. Raises ValueError."""
     try:
         key = from_text(text.strip().removeprefix(PREFIX))
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise ValueError(f"a public key is {PREFIX} and 43 letters, as `farhand node key` shows it, not {text[:60]!r}")
+        raise ValueError(f"not a public key: {text[:60]!r}; expected {PREFIX} and 43 characters (`farhand node key`)")
     return key
 
 

@@ -1,4 +1,4 @@
-"""When a silent link is asked whether anybody is there, and when it is given up."""
+"""When a silent link is pinged, and when it is given up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from farhand.protocol.version import LINK_DEADLINE_SECONDS, LINK_PING_SECONDS
 
 AGAIN_SECONDS = 5.0
-# Loops round waits to milliseconds, some of them to none: what comes a little early is to wait once more, not spin.
+# Event loops round waits to milliseconds, some of them to zero, which would spin.
 SHORTEST_WAIT = 0.001
 
 
@@ -18,13 +18,13 @@ class LivenessAction(Enum):
 
 
 class Liveness:
-    """Of one link. However often and early it is looked at, a silence has one ping for each of its moments."""
+    """The liveness of one link. Calling `check` early or often does not add pings."""
 
     def __init__(self) -> None:
         self._next_ping = LINK_PING_SECONDS
 
     def check(self, silent: float) -> tuple[LivenessAction, float]:
-        """What to do after so many seconds of silence, and in how many to look again."""
+        """Return what to do after this many seconds of silence, and in how many seconds to check again."""
         if silent >= LINK_DEADLINE_SECONDS:
             return LivenessAction.GIVE_UP, 0.0
         if silent < LINK_PING_SECONDS:

@@ -1,7 +1,7 @@
-"""The manifest of a transfer: what is in it, in the order in which its content is sent.
+"""The manifest of a transfer: its files in the order in which their content is sent.
 
-A stream is one row of bytes: the manifest itself (part 0), then the content of each entry (parts 1, 2, …) one after
-the other. So one offset says everything about how far a transfer has come, be it a file or a folder of thousands.
+A stream is the manifest itself (part 0) followed by the content of each entry (parts 1, 2, …). One offset therefore
+describes the progress of any transfer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farhand.protocol.errors import ProtocolError
 
 MAX_ENTRIES = 200_000
 MAX_MANIFEST_BYTES = 48 * 1024 * 1024
-# What is between two entries. A path may contain it too, but not so often.
+# The separator of two entries. Paths may contain it too, but rarely.
 _BETWEEN = b"],["
 
 
@@ -26,32 +26,32 @@ class EntryKind(StrEnum):
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file, folder or link beneath what is sent; the path of a file sent alone is empty."""
+    """A file, folder or link below what is sent; the path of a single file is empty."""
 
     path: str
     kind: EntryKind
     size: int = 0
     executable: bool = False
-    # When the file last changed, in nanoseconds, as its sender tells it.
+    # Modification time in nanoseconds, as reported by the sender.
     changed: int = 0
     target: str = ""
-    # A file or folder for its owner alone.
+    # Readable by its owner only.
     private: bool = False
 
 
 class Manifest:
-    """Entries, and where in the stream each begins and ends."""
+    """Entries, and the range of the stream each of them occupies."""
 
     def __init__(self, entries: list[ManifestEntry]) -> None:
         self.entries = entries
         self.encoded = _encoder.encode(entries)
-        # Where part 0, 1, 2, … ends.
+        # The offsets at which parts 0, 1, 2, … end.
         self.ends = list(accumulate((entry.size for entry in entries), initial=len(self.encoded)))
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises ProtocolError for a manifest that no sender of ours would send, such as one with paths that climb."""
-        if data.count(_BETWEEN) >= MAX_ENTRIES:  # before millions of them are made
+        """Decode a manifest. Raises ProtocolError for an invalid one, such as one with paths that lead outside."""
+        if data.count(_BETWEEN) >= MAX_ENTRIES:  # before millions of entries are decoded
             raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries")
         try:
             entries = _decoder.decode(data)
@@ -60,12 +60,12 @@ class Manifest:
         _check(entries)
         manifest = cls(entries)
         if manifest.encoded != data:
-            raise ProtocolError("not a manifest: it is not spelled as it should be")
+            raise ProtocolError("not a manifest: not in canonical form")
         return manifest
 
     @property
     def single(self) -> bool:
-        """A file alone."""
+        """True for a single file."""
         return len(self.entries) == 1 and self.entries[0].path == ""
 
     @property
@@ -74,12 +74,12 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the size of all files in bytes."""
         return self.ends[-1] - self.ends[0]
 
     @property
     def total(self) -> int:
-        """Length of the stream."""
+        """Return the length of the stream."""
         return self.ends[-1]
 
 
@@ -88,16 +88,16 @@ def _check(entries: list[ManifestEntry]) -> None:
         raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries")
     if len(entries) == 1 and entries[0].path == "":
         if entries[0].kind is not EntryKind.FILE or entries[0].size < 0:
-            raise ProtocolError("not a manifest: what is sent alone is a file")
+            raise ProtocolError("not a manifest: a single entry must be a file")
         return
     folders = {""}
     seen = set()
     for entry in entries:
         parent, _, name = entry.path.rpartition("/")
         if name in ("", ".", "..") or "\0" in name:
-            raise ProtocolError(f"not a manifest: {entry.path!r} is no path beneath a folder")
+            raise ProtocolError(f"not a manifest: {entry.path!r} is not a path below a folder")
         if parent not in folders or entry.path in seen:
-            raise ProtocolError(f"not a manifest: {entry.path!r} comes twice, or before its folder")
+            raise ProtocolError(f"not a manifest: {entry.path!r} is repeated, or precedes its folder")
         if entry.size < 0 or (entry.size and entry.kind is not EntryKind.FILE):
             raise ProtocolError(f"not a manifest: {entry.path!r} has {entry.size} bytes")
         seen.add(entry.path)
@@ -108,15 +108,17 @@ def _check(entries: list[ManifestEntry]) -> None:
 
 
 def leads_out(entries: list[ManifestEntry]) -> ManifestEntry | None:
-    """The first link that leads, or may lead, out of the folder that is sent."""
+    """Return the first link that leads, or may lead, out of the folder that is sent."""
     folders = {"", *(entry.path for entry in entries if entry.kind is EntryKind.FOLDER)}
     links = (entry for entry in entries if entry.kind is EntryKind.LINK)
     return next((link for link in links if not _stays_beneath(link.path, link.target, folders)), None)
 
 
 def _stays_beneath(path: str, target: str, folders: set[str]) -> bool:
-    """Whether a link at `path` leads, by its text, to something beneath. Where it climbs, what it climbs out of must be
-    a folder that is sent: out of another link, `..` leads to wherever that one is."""
+    """Return whether the target of a link at `path` lies below.
+
+    A `..` must leave a folder that is sent: leaving another link, it would lead anywhere.
+    """
     if not target or target.startswith("/") or "\0" in target:
         return False
     here = path.split("/")[:-1]

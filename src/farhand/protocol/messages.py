@@ -1,13 +1,14 @@
-"""Messages of the node socket and their codec: text in, one message out, or `ProtocolError`.
+"""Messages of the node socket and their codec.
 
-The first six are the plug-in guide's, and all that a plain peer ever sees. The rest is sent only to a peer
-that announced the feature named beside it, in the `farhand` object of its hello or welcome.
+The first six are those of the plug-in guide, and all that a plain peer ever sees. The others are sent only to a peer
+that announced the feature named beside them, in the `farhand` object of its hello or welcome.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -27,17 +28,17 @@ FEATURE_RESUME = "resume"
 FEATURE_TOOLS = "tools"
 FEATURE_QUERY = "query."
 FEATURE_TRANSFER = "transfer"
-# A long transfer may have a connection of its own, beside the node socket.
+# A long transfer may use a connection of its own beside the node socket.
 FEATURE_FILES = "files"
 FEATURE_FREEZE = "freeze"
-# Before the name of a tool that is not among those a node offers, and can be called all the same.
+# Prefix of a tool name that a node does not list but accepts calls for.
 FEATURE_UNLISTED = "tool."
-# What every Farhand peer can do; `transfer` is announced by those that move files.
+# The features of every Farhand peer; `transfer` is announced by peers that move files.
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE)
 
 
 class NodeInfo(Struct, frozen=True, omit_defaults=True):
-    """Who a node is."""
+    """Identity of a node."""
 
     id: str
     name: str
@@ -47,7 +48,7 @@ class NodeInfo(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_env(cls, node_type: str, version: str, environ: Mapping[str, str] | None = None) -> Self:
-        """Identity from `SA_NODE_ID`, `SA_NODE_NAME` and `SA_NODE_TAGS`, with the guide's fallbacks."""
+        """Read `SA_NODE_ID`, `SA_NODE_NAME` and `SA_NODE_TAGS`, with the guide's fallbacks."""
         env = os.environ if environ is None else environ
         host = env.get("HOSTNAME") or env.get("HOST") or platform.node() or "unknown"
         return cls(
@@ -60,18 +61,18 @@ class NodeInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class Resume(Struct, frozen=True, omit_defaults=True):
-    """What a returning node still knows of calls it accepted earlier."""
+    """What a returning node knows of calls it accepted earlier."""
 
-    # Names one life of the node program: what another life accepted, this one cannot speak for.
+    # Identifies one run of the node program: it cannot report on calls that another run accepted.
     boot: str
     running: list[str] = []
     finished: list[str] = []
-    # Accepted by an earlier life of the program: asked again, the node tells what became of them.
+    # Accepted by an earlier run of the program; their outcome is reported when they are sent again.
     earlier: list[str] = []
 
 
 class NodeExtras(Struct, frozen=True, omit_defaults=True):
-    """What a Farhand node adds to its hello."""
+    """Farhand's additions to the hello."""
 
     features: list[str] = []
     tools: list[ToolSpec] = []
@@ -79,12 +80,12 @@ class NodeExtras(Struct, frozen=True, omit_defaults=True):
     role: str = "specialized"
     max_request_bytes: int | None = None
     resume: Resume | None = None
-    # By whose order this node takes no call.
+    # The order by which this node accepts no calls.
     frozen: FreezeOrder | None = None
 
 
 class GatewayExtras(Struct, frozen=True, omit_defaults=True):
-    """What a Farhand gateway adds to its welcome, for a node that announced features."""
+    """Farhand's additions to the welcome, for a node that announced features."""
 
     features: list[str] = []
     gateway_id: str = ""
@@ -105,7 +106,7 @@ class GatewayWelcome(Struct, frozen=True, kw_only=True, tag_field="type", tag="g
 
 
 class GatewayChallenge(Struct, frozen=True, tag_field="type", tag="gateway_challenge"):
-    """Gateway -> a node that came with a key instead of a token: sign this (see `login`), then say hello."""
+    """Gateway -> a node that logs in by key: sign this (see `key_auth`), then send the hello."""
 
     gateway_id: str
     nonce: str
@@ -113,7 +114,7 @@ class GatewayChallenge(Struct, frozen=True, tag_field="type", tag="gateway_chall
 
 
 class NodeProof(Struct, frozen=True, tag_field="type", tag="node_proof"):
-    """Node -> gateway: the signature that was asked for, in base64url."""
+    """Node -> gateway: the requested signature in base64url."""
 
     signature: str
 
@@ -142,29 +143,29 @@ class Pong(Struct, frozen=True, tag_field="type", tag="pong"):
 
 
 class ToolCancel(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="tool_cancel"):
-    """Gateway -> node (`cancel`): stop working on this call."""
+    """Gateway -> node (`cancel`): stop this call."""
 
     request_id: str
     reason: str = ""
-    # Also end what the call started and left running, even though the call itself is over.
+    # Also end the processes that the call left running after it ended.
     all: bool = False
 
 
 class ToolAck(Struct, frozen=True, tag_field="type", tag="tool_ack"):
-    """Gateway -> node (`resume`): these results are on disk; forget them."""
+    """Gateway -> node (`resume`): these results are stored; drop them."""
 
     request_ids: list[str]
 
 
 class ToolsUpdate(Struct, frozen=True, tag_field="type", tag="tools_update"):
-    """Node -> gateway (`tools`): what this node offers has changed."""
+    """Node -> gateway (`tools`): the tools of this node changed."""
 
     capabilities: list[str]
     tools: list[ToolSpec] = []
 
 
 class NodeQuery(Struct, frozen=True, tag_field="type", tag="node_query"):
-    """Gateway -> node (`query.<kind>`): a question beside the tool calls, such as a command's output so far."""
+    """Gateway -> node (`query.<kind>`): a question beside tool calls, such as the output of a command so far."""
 
     query_id: int
     kind: str
@@ -180,21 +181,21 @@ class NodeAnswer(Struct, frozen=True, tag_field="type", tag="node_answer"):
 
 
 class NodeFreeze(Struct, frozen=True, tag_field="type", tag="node_freeze"):
-    """Gateway -> node (`freeze`): end everything, and take no call until this gateway lifts it."""
+    """Gateway -> node (`freeze`): end everything, and accept no call until this gateway lifts the freeze."""
 
     number: int
     order: FreezeOrder
 
 
 class NodeThaw(Struct, frozen=True, tag_field="type", tag="node_thaw"):
-    """Gateway -> node (`freeze`): take calls again. A node frozen by another gateway stays so."""
+    """Gateway -> node (`freeze`): accept calls again. A freeze by another gateway stays."""
 
     number: int
     gateway_id: str
 
 
 class FreezeReport(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="freeze_report"):
-    """Node -> gateway: what came of a freeze or a thaw of this number."""
+    """Node -> gateway: the outcome of the freeze or thaw with this number."""
 
     number: int
     frozen: bool
@@ -204,36 +205,36 @@ class FreezeReport(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
 
 
 class TransferOffer(Struct, frozen=True, omit_defaults=True):
-    """What a sender has: the stream is its manifest, then the content of every file, in the manifest's order."""
+    """What a sender has. The stream is its manifest, then the content of every file in the manifest's order."""
 
-    # The last part of the source's path.
+    # The last component of the source path.
     name: str
     folder: bool
     files: int
-    # Bytes of all files.
+    # Size of all files in bytes.
     size: int
     manifest_bytes: int
     manifest_digest: str
     mime: str | None = None
-    # The source is for its owner alone.
+    # The source is readable by its owner only.
     private: bool = False
 
 
 class TransferOpen(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_open"):
-    """Gateway -> node (`transfer`): be the sender or the receiver of a transfer, perhaps once more after a break."""
+    """Gateway -> node (`transfer`): send or receive a transfer; repeated after an interruption."""
 
     stream: int
     transfer_id: str
     role: Literal["send", "receive"]
     path: str
-    # For the receiver: what the sender has.
+    # For the receiver: the sender's offer.
     offer: TransferOffer | None = None
-    # Admits one connection of the node's to the files socket, for the bytes of this try (`files`).
+    # Admits one connection of the node to the files socket, for the bytes of this attempt (`files`).
     ticket: str | None = None
 
 
 class TransferReady(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_ready"):
-    """Node -> gateway: a sender's offer; a receiver's place to begin, or that it has the whole already."""
+    """Node -> gateway: the sender's offer; the receiver's starting offset, or that it already has everything."""
 
     stream: int
     offer: TransferOffer | None = None
@@ -242,7 +243,7 @@ class TransferReady(Struct, frozen=True, omit_defaults=True, tag_field="type", t
 
 
 class TransferCredit(Struct, frozen=True, tag_field="type", tag="transfer_credit"):
-    """Receiver -> gateway -> sender: all before `offset` is written; send as far as `until`. The first one starts."""
+    """Receiver -> gateway -> sender: everything before `offset` is written; send up to `until`."""
 
     stream: int
     offset: int
@@ -250,16 +251,16 @@ class TransferCredit(Struct, frozen=True, tag_field="type", tag="transfer_credit
 
 
 class TransferDone(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_done"):
-    """Node -> gateway: the receiver has the whole in its place, or either end cannot go on."""
+    """Node -> gateway: the receiver has everything in place, or one end cannot continue."""
 
     stream: int
     error: ToolFailure | None = None
-    # The receiver threw away what it had, since it was not what the sender has: from the start it may go well.
+    # The receiver discarded its data because it differed from the sender's; a new attempt may succeed.
     again: bool = False
 
 
 class TransferStop(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="transfer_stop"):
-    """Gateway -> node: send or write nothing more of this transfer. Unless `keep`, remove what is left of it."""
+    """Gateway -> node: stop this transfer. Unless `keep`, remove its partial data."""
 
     transfer_id: str
     keep: bool = False
@@ -291,7 +292,7 @@ Message = (
 
 TRANSFER_MESSAGES: Final = (TransferReady, TransferCredit, TransferDone, TransferOpen, TransferStop)
 
-# Field order on the wire is the guide's, which is also the order of the array form.
+# The field order of the guide, which is also the order of the array form.
 _ORDER: Final[dict[str, tuple[str, ...]]] = {
     "node_hello": ("protocol_version", "node", "capabilities"),
     "gateway_welcome": ("protocol_version", "gateway_version"),
@@ -310,24 +311,24 @@ _items_decoder: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw]
 
 
 def encode(message: Message) -> bytes:
-    """The text frame of a message: compact JSON, the tag first."""
+    """Return the text frame of a message: compact JSON, the tag first."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes | str) -> Message:
-    """The message in a text frame. Whatever is wrong with the frame is a ProtocolError, nothing else."""
+    """Return the message in a text frame. Raises ProtocolError for any invalid frame."""
     try:
         raw = data.encode() if isinstance(data, str) else bytes(data)
         if not raw.isascii():
-            raw.decode()  # bodies are passed on unread, so a broken character must be caught here
+            raw.decode()  # bodies are forwarded without decoding, so invalid UTF-8 must be detected here
         if raw.startswith(_TAG_FIRST):
-            # Nearly every frame is as we would write it, and then no key in it is repeated.
+            # Nearly every frame equals our own encoding, which has no repeated key.
             try:
                 message = _decoder.decode(raw)
                 if _encoder.encode(message) == raw:
                     return message
             except msgspec.MsgspecError:
-                pass  # some forms of a message are read below alone
+                pass  # some forms of a message are only decoded below
         if raw.lstrip(b" \t\r\n")[:1] == b"[":
             raw = _from_array(raw)
         raw = _checked(raw)
@@ -337,7 +338,7 @@ def decode(data: bytes | str) -> Message:
 
 
 def _checked(raw: bytes) -> bytes:
-    """The frame itself, once no key repeats; a node in array form is turned into an object."""
+    """Return the frame if no key repeats; a node in array form becomes an object."""
     fields = _fields_decoder.decode(raw)
     _refuse_repeats(raw, fields)
     for name in ("node", "error"):
@@ -355,13 +356,13 @@ def _checked(raw: bytes) -> bytes:
 
 
 def _refuse_repeats(raw: bytes, fields: dict[str, Raw]) -> None:
-    # A parser keeps the last of two equal keys in silence. Every byte of a compact frame belongs to a field we
-    # hold, and in any other frame so does every quotation mark: what is left over is a repeated key.
+    # The parser silently keeps the last of two equal keys. Every byte of a compact frame, and every quotation mark
+    # of any other frame, belongs to a decoded field: anything left over is a repeated key.
     compact = 1 + sum(len(key.encode()) + len(value) + 4 for key, value in fields.items())
     if len(raw) == compact:
         return
     held = sum(2 + key.count('"') + bytes(value).count(b'"') for key, value in fields.items())
-    # A quotation mark inside a key can be written without one: such a frame cannot be counted, so it is refused.
+    # A quotation mark in a key can be escaped without one; such a frame cannot be counted and is refused.
     hidden = b"\\u0022" in raw and any('"' in key for key in fields)
     if raw.count(b'"') != held or hidden:
         raise ProtocolError("not a message: a key is repeated")
@@ -374,3 +375,35 @@ def _from_array(raw: bytes) -> bytes:
     if order is None or len(items) - 1 > len(order):
         raise ProtocolError(f"not a message: array of {len(items)} items tagged {tag!r}")
     return _encoder.encode({"type": tag, **dict(zip(order, items[1:], strict=False))})
+
+
+# -- frames that cannot be decoded ----------------------------------------------------------------------------------
+
+# Peers write the id among the first fields; searching no further bounds the work for a frame of any size.
+SEARCHED_BYTES: Final = 64 * 1024
+_REQUEST_ID: Final = re.compile(rb'"request_id"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,128})"')
+
+
+class _Head(Struct):
+    type: Any = None
+
+
+_head_decoder: msgspec.json.Decoder[_Head] = msgspec.json.Decoder(_Head)
+
+
+def may_be_response(frame: bytes) -> bool:
+    """Return whether a frame that cannot be decoded may be a `tool_response`.
+
+    False only for an object of another type: such messages are ignored, known or not.
+    """
+    try:
+        kind = _head_decoder.decode(frame).type
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return True
+    return not isinstance(kind, str) or kind == ToolResponse.__struct_config__.tag
+
+
+def readable_request_id(frame: bytes) -> str | None:
+    """Return the first request id in a frame that cannot be decoded."""
+    found = _REQUEST_ID.search(frame[:SEARCHED_BYTES])
+    return None if found is None else found[1].decode("ascii")

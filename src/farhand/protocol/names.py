@@ -1,4 +1,4 @@
-"""Names: of capabilities, of nodes, and of a tool on a node."""
+"""Names of capabilities, nodes, agents, and tools on a node."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import unicodedata
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MAX_NAME_LENGTH, MAX_NODE_ID_LENGTH
 
-# The gateway's own tools are named `gsv__…`, so no node may carry this id.
+# The gateway's own tools are named `gsv__…`, so no node may use this id.
 NATIVE = "gsv"
 
 SEPARATOR = "__"
 
-# After a capability: this tool or any below it, of a node that does not list its tools.
+# Suffix of a capability: the tool itself or any below it, on a node that does not list its tools.
 ANY_BELOW = ".*"
 
-# A longer one names nothing: a node's id and a capability are much shorter.
+# No valid name is longer: a node id and a capability are much shorter.
 MAX_TOOL_NAME_CHARS = 1024
 
-# The agent that is meant when none is named.
+# The default agent.
 MAIN_AGENT = "main"
 
 _AGENT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -28,7 +28,7 @@ _NODE_ID = re.compile(r"[^\W_](?:[\w.:@-]*[^\W_])?")
 
 
 def validate_capability(name: str) -> str:
-    """Return `name`, or raise ValueError saying which rule it breaks.
+    """Return `name`, or raise ValueError naming the rule it breaks.
 
     Capabilities and dotted tool names are non-empty segments joined by single dots, without whitespace.
     """
@@ -44,7 +44,7 @@ def validate_capability(name: str) -> str:
 
 
 def validate_node_id(node_id: str) -> str:
-    """Return `node_id`, or raise ValueError saying why it cannot name a node."""
+    """Return `node_id`, or raise ValueError saying why it is not a valid node id."""
     if not node_id:
         raise ValueError("a node id must not be empty")
     if len(node_id) > MAX_NODE_ID_LENGTH:
@@ -62,7 +62,7 @@ def validate_node_id(node_id: str) -> str:
 
 
 def validate_agent_id(agent_id: str) -> str:
-    """Return `agent_id`, or raise ValueError saying why it cannot name an agent: it is the name of a folder too."""
+    """Return `agent_id`, or raise ValueError saying why it is not a valid agent id, which is also a folder name."""
     if not _AGENT_ID.fullmatch(agent_id) or ".." in agent_id:
         raise ValueError(
             f"{agent_id[:100]!r} is not an agent id: at most 64 letters, digits and . _ - "
@@ -72,7 +72,7 @@ def validate_agent_id(agent_id: str) -> str:
 
 
 def acceptable_name(name: str) -> bool:
-    """Whether a capability a node announced may be listed: valid, and not absurdly long."""
+    """Return whether a capability that a node announced may be listed."""
     try:
         validate_capability(name)
     except ValueError:
@@ -80,7 +80,7 @@ def acceptable_name(name: str) -> bool:
     return len(name) <= MAX_NAME_LENGTH and one_line(name, MAX_NAME_LENGTH) == name
 
 
-# Cyrillic and Greek letters, and digits, that are read as a Latin letter (a selection of Unicode's confusables).
+# Cyrillic and Greek letters, and digits, that look like a Latin letter (a selection of Unicode's confusables).
 _LOOK_ALIKE = {
     ord(other): latin
     for latin, others in {
@@ -115,23 +115,23 @@ _LOOK_ALIKE = {
 
 
 def look_alike(name: str, other: str) -> bool:
-    """Whether a reader could take one name for the other: they differ in case, form or similar letters alone."""
+    """Return whether two names differ only in case, form or similar letters."""
     return not spellings(name).isdisjoint(spellings(other))
 
 
 def spellings(name: str) -> set[str]:
-    """Return what a reader may take a name for: two names are `look_alike` where these overlap."""
+    """Return the forms a name may be mistaken for; two names are `look_alike` if these overlap."""
     plain = unicodedata.normalize("NFKC", name)
     return {plain.casefold(), plain.translate(_LOOK_ALIKE).casefold().translate(_LOOK_ALIKE)}
 
 
 def same_letters(name: str, other: str) -> bool:
-    """Whether two names differ in case, punctuation or similar letters alone, as `Lap-Top` and `laptop`."""
+    """Return whether two names differ only in case, punctuation or similar letters, as `Lap-Top` and `laptop`."""
     return not letter_spellings(name).isdisjoint(letter_spellings(other))
 
 
 def letter_spellings(name: str) -> set[str]:
-    """Return what two names have in common that differ in case, punctuation or similar letters alone."""
+    """Return the forms shared by names that differ only in case, punctuation or similar letters."""
     return spellings(_letters(name))
 
 
@@ -150,7 +150,7 @@ def source_name(path: str) -> str:
 
 
 def covers(capability: str, tool: str) -> bool:
-    """Whether a node that announced `capability` serves `tool`: the same name, or one below it."""
+    """Return whether `capability` includes `tool`: the same name, or one below it."""
     capability, tool = capability.casefold(), tool.casefold()
     return tool == capability or tool.startswith(capability + ".")
 
@@ -160,6 +160,6 @@ def join_tool(node_id: str, tool: str) -> str:
 
 
 def split_tool(name: str) -> tuple[str, str] | None:
-    """`laptop__Bash` -> (`laptop`, `Bash`); None for a name that does not say its node."""
+    """Split `laptop__Bash` into (`laptop`, `Bash`); return None for a name without a node."""
     node_id, separator, tool = name.partition(SEPARATOR)
     return (node_id, tool) if separator and node_id and tool else None

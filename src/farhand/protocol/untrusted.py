@@ -1,4 +1,4 @@
-"""What a node, a person or a program says of itself, as one printable line with a bound, before anything shows it."""
+"""Text from nodes, people and programs, reduced to one bounded printable line before it is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Any, Final
 
-# Blank in most fonts, though a letter or a mark by category.
+# Blank in most fonts, although a letter or a mark by category.
 _BLANK: Final = re.compile("[\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5\u2800]")
 _BREAKS: Final = frozenset({"Zl", "Zp", "Zs"})
 
@@ -18,8 +18,8 @@ LONGEST_VALUE: Final = 1024
 def one_line(text: str, longest: int) -> str:
     """Return a text as one printable line of at most `longest` characters.
 
-    Taken out are control and format characters (bidirectional overrides, zero-width), surrogates, private and
-    unassigned ones.
+    Removes control and format characters (bidirectional overrides, zero-width characters), surrogates, private and
+    unassigned code points.
     """
     text = text[: 8 * longest]
     if not text.isprintable():
@@ -37,7 +37,7 @@ def _shown(character: str) -> str:
 
 
 def plain_value(value: Any, depth: int = 0) -> Any:
-    """Return a JSON value with each text in it one printable line; what is nested too deep or too many is left out."""
+    """Return a JSON value with every string reduced to one line; values too deep or too many are dropped."""
     match value:
         case str():
             return one_line(value, LONGEST_VALUE)

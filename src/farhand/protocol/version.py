@@ -1,26 +1,26 @@
-"""The version of the node socket, and the sizes both ends hold to."""
+"""The version of the node socket, and the limits both ends observe."""
 
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1
-# 1  2026-11  six messages of the plug-in guide; everything Farhand adds is announced as a feature instead
+# 1  2026-11  the six messages of the plug-in guide; Farhand announces its additions as features
 
 KIB = 1024
 MIB = 1024 * KIB
 
-# What the guide allows a tool response to be.
+# The guide's limit for a tool response.
 MAX_TOOL_RESPONSE_BYTES = 4 * MIB
 
-# Longest tool request a plain node reads; it drops anything longer without an answer.
+# The longest tool request that a plain node accepts; it drops longer ones silently.
 MAX_REQUEST_BYTES = 256 * KIB
 
-# Longest result a plug-in sends before it is truncated.
+# The longest result that a plug-in sends without truncating it.
 MAX_RESPONSE_BYTES = 1 * MIB
 
-# Longest frame either end reads at all; beyond it the connection is closed.
+# The longest frame either end accepts; a longer one closes the connection.
 MAX_FRAME_BYTES = 64 * MIB
 
-# Longest frame a gateway takes from a plain node; a tool response in it has at most MAX_TOOL_RESPONSE_BYTES.
+# The longest frame a gateway accepts from a plain node; its response has at most MAX_TOOL_RESPONSE_BYTES.
 MAX_PLAIN_FRAME_BYTES = 16 * MIB
 
 MAX_HELLO_BYTES = 1 * MIB
@@ -34,26 +34,25 @@ CLOSE_UNAUTHORIZED = 4401
 CLOSE_NOT_ALLOWED = 4403
 CLOSE_VERSION = 4406
 CLOSE_HELLO_TIMEOUT = 4408
-# A newer connection of the same node took over.
+# A newer connection of the same node replaced this one.
 CLOSE_REPLACED = 4409
 CLOSE_SILENT = 4410
 
-# A plain node's response cannot be assigned to a call.
+# A response of a plain node cannot be matched to a call.
 CLOSE_UNREADABLE = 4422
 
 # Both ends wait this long for the other's first message.
 HELLO_SECONDS = 10.0
 
 LINK_PING_SECONDS = 20.0
-# A silent link is asked after the first and given up after the second: half-open links end within 45 s.
+# A silent link is pinged after the first and closed after the second: half-open links end within 45 s.
 LINK_DEADLINE_SECONDS = 40.0
 
-# How much of a file goes into one frame. Larger ones cost the same for each byte, but whoever handles one does nothing
-# else meanwhile.
+# File bytes per frame. Larger frames cost the same per byte but block the event loop longer.
 TRANSFER_FRAME_BYTES = 256 * KIB
 
-# From this size on, a transfer is worth connections of its own.
+# From this size on, a transfer uses connections of its own.
 LONG_TRANSFER_BYTES = 4 * MIB
 
-# How much of a transfer may be under way, unacknowledged, between its two ends.
+# Unacknowledged bytes of a transfer between its two ends.
 TRANSFER_WINDOW_BYTES = 8 * MIB

@@ -1,4 +1,4 @@
-"""What a plug-in author imports: lend tools of this process to a gateway."""
+"""The plug-in SDK: offer tools of this process to a gateway."""
 
 from farhand.protocol.errors import (
     Cancelled,

@@ -1,7 +1,7 @@
-"""Which calls this node has accepted, so that none starts twice.
+"""The calls this node has accepted, so that none starts twice.
 
-In memory for a plug-in: another life of the program knows nothing, and says so by another boot id. On disk for a node
-that must survive being killed: the next life of the program still knows what the last one had accepted.
+A plug-in keeps them in memory: the next run of the program has another boot id and knows nothing. A node that must
+survive being killed stores them on disk.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import os
 import uuid
 from pathlib import Path
 
-# Calls of an earlier life that are remembered; each is some forty bytes of the hello.
+# Calls of an earlier run that are remembered; each adds about forty bytes to the hello.
 MOST_EARLIER = 4096
 
-# A ledger with more settled lines than this is begun anew.
+# A file with more settled lines than this is rewritten.
 MOST_LINES = 20_000
 
 
 class AcceptedCalls:
-    """Calls accepted in this life, kept in memory."""
+    """Calls accepted in this run, kept in memory."""
 
     def __init__(self) -> None:
         self.boot = uuid.uuid4().hex
-        # Accepted by an earlier life of this node, and never acknowledged.
+        # Accepted by an earlier run of this node, and never acknowledged.
         self.earlier: set[str] = set()
 
     def accept(self, request_id: str) -> None:
-        """Remember a call before it starts."""
+        """Record a call before it starts."""
 
     def settle(self, request_id: str) -> None:
-        """The gateway has the outcome."""
+        """Drop a call: the gateway has its outcome."""
         self.earlier.discard(request_id)
 
 
 class AcceptedCallsFile(AcceptedCalls):
-    """Calls accepted by every life since the machine was started; one writer. Whoever opens it calls `close`."""
+    """Calls accepted by every run since the machine was booted; one writer. The owner calls `close`."""
 
     def __init__(self, path: Path, machine_boot: str) -> None:
-        """`machine_boot` names this run of the machine: what was accepted before a reboot cannot be spoken for."""
+        """`machine_boot` identifies the boot: nothing is known of calls accepted before a reboot."""
         super().__init__()
         open_ids: dict[str, None] = {}
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
@@ -59,7 +59,7 @@ class AcceptedCallsFile(AcceptedCalls):
         self._rewrite()
 
     def accept(self, request_id: str) -> None:
-        """Raises OSError when it cannot be remembered; then the call must not start."""
+        """Record a call before it starts. Raises OSError if that fails; the call must not start then."""
         self._append("+", request_id)
         self._open[request_id] = None
 
@@ -71,7 +71,7 @@ class AcceptedCallsFile(AcceptedCalls):
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Begin the file anew with what is open, beside the old one and then in its place."""
+        """Replace the file by one with only the open calls."""
         beside = self._path.with_suffix(".new")
         with open(beside, "w", opener=_for_owner_alone) as file:
             file.write("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
@@ -85,7 +85,7 @@ class AcceptedCallsFile(AcceptedCalls):
         os.close(self._file)
 
     def _append(self, sign: str, request_id: str) -> None:
-        # Reaches the page cache, which outlives us; a reboot makes another ledger anyway.
+        # The page cache outlives this program, and a reboot starts a new file anyway.
         line = f"{sign}{request_id}\n".encode()
         if os.write(self._file, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -93,7 +93,7 @@ class AcceptedCallsFile(AcceptedCalls):
 
 
 def storable(request_id: str) -> bool:
-    """Whether an id fits a line of the ledger; ids of a Farhand gateway do."""
+    """Return whether an id can be stored as one line; ids of a Farhand gateway can."""
     return request_id.isascii() and request_id.isprintable() and len(request_id) <= 128
 
 

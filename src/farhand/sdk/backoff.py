@@ -1,4 +1,4 @@
-"""How long to wait before connecting again."""
+"""Delays between reconnection attempts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ReconnectBackoff(msgspec.Struct, frozen=True):
     initial_delay: float = 1.0
     max_delay: float = 60.0
     backoff_factor: float = 2.0
-    # Reconnects that may fail in a row; 0 means any number.
+    # Failed attempts in a row before giving up; 0 means unlimited.
     max_attempts: int = 0
 
     def delay(self, attempt: int) -> float:
-        """Seconds before reconnect `attempt`, counted from 0."""
+        """Return the seconds before reconnect `attempt`, counted from 0."""
         try:
             base = min(self.initial_delay * self.backoff_factor**attempt, self.max_delay)
         except OverflowError:

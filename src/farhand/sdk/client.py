@@ -1,4 +1,4 @@
-"""The node client: connects to a gateway, serves a registry, and comes back whenever the link breaks."""
+"""The node client: connects to a gateway, serves a registry, and reconnects when the link breaks."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ from farhand.sdk.context import CancelToken
 from farhand.sdk.dispatcher import Dispatcher, EndCall
 from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdown
 from farhand.sdk.freeze import EndAll, FreezeHandler
+from farhand.sdk.heap import trim_heap
 from farhand.sdk.key_auth import LoginKey, prove
-from farhand.sdk.memory import give_back
 from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ DEFAULT_URL = f"ws://localhost:3210{SOCKET_PATH}"
 MAX_QUERIES = 64
 REFUSALS_BELIEVED = 5
 SHUTTING_DOWN = "the node is shutting down"
-# A ping must be answered, by whatever traffic, within this time; else the link is half-open.
+# Any traffic within this time answers a ping; otherwise the link is half-open.
 PONG_SECONDS = 15.0
 
 
@@ -77,29 +77,29 @@ Query = Callable[[Raw], Awaitable[Any]]
 
 
 class Extension(Protocol):
-    """More that a node can do: messages and binary frames of features it announces."""
+    """Additional messages and binary frames, of features that the node announces."""
 
     features: tuple[str, ...]
-    # Announced too, and not asked of the gateway.
+    # Announced as well, but not required of the gateway.
     also: tuple[str, ...]
 
     def attach(self, link: GatewayLink) -> None:
-        """A gateway that has all `features` is there."""
+        """Start using a link to a gateway that has all `features`."""
         ...
 
     def detach(self) -> None:
-        """The link is gone."""
+        """Stop using the link: it is lost."""
         ...
 
     def on_message(self, message: Message) -> None: ...
 
     def on_frame(self, frame: memoryview) -> None:
-        """What `frame` shows is there until this returns."""
+        """Handle a binary frame; `frame` is valid until this returns."""
         ...
 
 
 class NodeClient:
-    """Serves one registry to one gateway. Every argument has the plug-in guide's name and default."""
+    """Serves one registry to one gateway. Every argument has the name and default of the plug-in guide."""
 
     def __init__(
         self,
@@ -131,18 +131,19 @@ class NodeClient:
         end_call: EndCall | None = None,
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises ConfigError for settings that cannot work.
+        """Create a client. Raises ConfigError for invalid settings.
 
-        `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`. `ca_file` is trusted for `wss://`
-        beside the system's authorities; with `pinned_cert` the gateway must show that very certificate, whatever name
-        it is for. `token_in_query=False` keeps the token out of the URL; it then travels in the `Authorization` header
-        alone, which a SerialAgent gateway does not read. With None it is put into the URL only after such a gateway,
-        recognized by its answer, has refused the header. `ledger` remembers accepted calls (default: in memory);
-        `queries` answer a gateway's questions beside the tool calls; `extension` takes the messages nobody else does.
-        With `key` the node logs in by signing instead of by the token, which is then not sent at all.
-        `freeze_state` keeps a freeze (default: in memory), and `end_all` ends what calls have left running,
-        `end_call` what one call has. `leave` is asked at shutdown: when true, calls that the next life of the program
-        can continue go on.
+        - `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`.
+        - `ca_file` is trusted for `wss://` in addition to the system's authorities; with `pinned_cert` the gateway
+            must present exactly that certificate, whatever its name.
+        - `token_in_query=False` sends the token in the `Authorization` header only, which a SerialAgent gateway does
+            not read. With None, it is added to the URL after such a gateway, recognized by its response, refused it.
+        - `ledger` stores accepted calls (default: in memory). `queries` answer a gateway's questions beside tool calls.
+          `extension` handles all other messages.
+        - With `key`, the node logs in by signing a challenge, and the token is not sent.
+        - `freeze_state` stores a freeze (default: in memory). `end_all` ends the processes that calls left running,
+          `end_call` those of one call.
+        - `leave` is called at shutdown: if it returns true, calls that the next run of the program can continue go on.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
@@ -162,7 +163,7 @@ class NodeClient:
         self.key = key
         self._token = None if key else os.environ.get("SA_NODE_TOKEN") if token is None else token
         if self._token and not self._token.isprintable():
-            raise ConfigError("token holds a character that cannot be sent, perhaps a line break")
+            raise ConfigError("token contains a character that cannot be sent, perhaps a line break")
         self._heartbeat = heartbeat_interval
         self._backoff = reconnect_backoff or ReconnectBackoff()
         self._max_concurrent = max_concurrent_tools
@@ -185,11 +186,11 @@ class NodeClient:
         self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
 
     async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | CancelToken | None = None) -> NoReturn:
-        """Serve until told to stop.
+        """Serve until `shutdown`.
 
         Raises Shutdown once the event is set or the token is cancelled, ReconnectExhausted after `max_attempts`
-        failures in a row, and Refused when the gateway turns this node away for good. However it ends, tools are
-        cancelled and the socket closed.
+        failures in a row, and Refused when the gateway rejects this node permanently. In every case, tools are
+        cancelled and the socket is closed.
         """
         dispatcher = Dispatcher(
             registry,
@@ -212,8 +213,8 @@ class NodeClient:
                     try:
                         await connection.serve(stop)
                     except Refused as refused:
-                        # Where this node was welcome before, a no may be a garbled line's, or that of something which
-                        # stands in while the gateway restarts. It has to be said again and again to be believed.
+                        # A node that was welcome before may be refused by a corrupted connection, or by something that
+                        # replaces the gateway while it restarts. Only repeated refusals are final.
                         refusals += 1
                         if not served or connection.welcomed or refusals >= REFUSALS_BELIEVED:
                             raise
@@ -245,7 +246,7 @@ class NodeClient:
     def spawn(
         self, registry: ToolRegistry, shutdown: asyncio.Event | CancelToken | None = None
     ) -> asyncio.Task[NoReturn]:
-        """`run` as a task of the current loop."""
+        """Start `run` as a task of the current loop."""
         return asyncio.get_running_loop().create_task(self.run(registry, shutdown))
 
     def hello(self, registry: ToolRegistry, dispatcher: Dispatcher) -> NodeHello:
@@ -278,10 +279,10 @@ class NodeClient:
             if self._url_with_token is None:
                 raise
         self._url, self._url_with_token = self._url_with_token, None
-        clear = "; it crosses the network unencrypted, use wss://" if self._in_clear else ""
+        clear = "; it is sent unencrypted, use wss://" if self._in_clear else ""
         log.log(
             logging.WARNING if self._in_clear else logging.INFO,
-            "%s reads node tokens in the URL only; sending it there%s",
+            "%s reads node tokens only from the URL; sending the token there%s",
             self.shown_url,
             clear,
         )
@@ -293,7 +294,7 @@ class NodeClient:
 
 
 class _Connection:
-    """One link, from the hello to its end."""
+    """One connection, from the hello to its end."""
 
     def __init__(self, client: NodeClient, registry: ToolRegistry, dispatcher: Dispatcher) -> None:
         self._client = client
@@ -310,7 +311,7 @@ class _Connection:
         self.welcomed = False
 
     async def serve(self, stop: asyncio.Future[Any]) -> None:
-        """Returns when `stop` is done; raises LinkLost or Refused when the link ends first."""
+        """Serve the connection; return when `stop` is done. Raises LinkLost or Refused if the link ends first."""
         connecting = asyncio.ensure_future(self._client.connect(self))
         try:
             await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -347,11 +348,11 @@ class _Connection:
                 f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
             )
         log.info("connected to %s as %s", client.shown_url, client.node_info.id, extra={"event": "connect.ok"})
-        give_back()
+        trim_heap()
 
     @staticmethod
     async def _said(awaited: asyncio.Future[Any], what: str, link: GatewayLink, stop: asyncio.Future[Any]) -> bool:
-        """Wait for something the gateway says first; False once `stop` is done. Raises LinkLost, Refused."""
+        """Wait for the gateway's next handshake message; return False once `stop` is done. Raises LinkLost, Refused."""
         waits = {awaited, link.ended, stop}
         await asyncio.wait(waits, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
@@ -363,7 +364,7 @@ class _Connection:
         return True
 
     def _welcomed(self, link: GatewayLink, welcome: GatewayWelcome) -> None:
-        """Ready at once: the next frame, perhaps already here, may be a request."""
+        """Get ready immediately: the next frame, possibly already received, may be a request."""
         if welcome.protocol_version == PROTOCOL_VERSION:
             if welcome.farhand is not UNSET:
                 self._extras = welcome.farhand
@@ -395,7 +396,7 @@ class _Connection:
             raise link.ended.result()
 
     async def _beat(self, link: GatewayLink) -> None:
-        """Ping at once and at every interval; drop a link on which a ping stays unanswered."""
+        """Ping now and at every interval; drop a link on which a ping stays unanswered."""
         loop = asyncio.get_running_loop()
         interval = self._client.heartbeat_interval
         next_ping = loop.time()
@@ -414,7 +415,7 @@ class _Connection:
             await asyncio.sleep(min(next_ping - now, PONG_SECONDS) if unanswered is None else min(interval, 1.0))
 
     def _outdated(self) -> bool:
-        """Whether the registry changed after the hello told of it."""
+        """Return whether the registry changed since the hello was sent."""
         told = self._told
         return told is not None and (
             told.capabilities != self._registry.capabilities()
@@ -453,7 +454,7 @@ class _Connection:
                 self._client.freezing.thaw(message, link.send)
             case NodeQuery():
                 if len(self._asked) >= MAX_QUERIES:
-                    busy = ToolFailure("failed", f"busy: {MAX_QUERIES} questions are open; try again later")
+                    busy = ToolFailure("failed", f"busy: {MAX_QUERIES} queries are open; try again later")
                     link.send(encode(NodeAnswer(message.query_id, error=busy)))
                 else:
                     self._do(self._answer(link, message))
@@ -480,14 +481,17 @@ class _Connection:
         except ToolError as error:
             answer = NodeAnswer(query.query_id, error=ToolFailure.of(error))
         except Exception as error:
-            log.exception("the query %s failed", query.kind)
+            log.exception("query %s failed", query.kind)
             answer = NodeAnswer(query.query_id, error=ToolFailure.of(Failed(f"{type(error).__name__}: {error}")))
         link.send(encode(answer))
 
 
 def socket_url(url: str) -> str:
-    """The address of the node socket. `http(s)://host[/prefix]` is the address of a gateway, also behind a proxy with a
-    path prefix, and gets the socket's path; `ws(s)://` addresses are left as they are."""
+    """Return the address of the node socket.
+
+    `http(s)://host[/prefix]`, the address of a gateway or of a proxy in front of it, gets the socket's path;
+    `ws(s)://` addresses stay unchanged.
+    """
     scheme, separator, rest = url.partition("://")
     if separator != "://" or scheme.lower() not in ("http", "https"):
         return url
@@ -519,7 +523,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def build_url(url: str, token: str | None, node_id: str) -> str:
-    """The address with `token` and `node_id` as query values, percent-encoded."""
+    """Return the address with `token` and `node_id` as percent-encoded query values."""
     query = f"token={quote(token, safe=':@')}&" if token else ""
     return f"{url}{'&' if '?' in url else '?'}{query}node_id={quote(node_id, safe=':@')}"
 
@@ -527,7 +531,7 @@ def build_url(url: str, token: str | None, node_id: str) -> str:
 def _tls_context(ca_file: str | None, pinned_cert: str | None) -> ssl.SSLContext:
     if pinned_cert:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # this certificate and no other, whatever name it was made for
+        context.check_hostname = False  # exactly this certificate, whatever its name
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         ca_file = pinned_cert
     else:

@@ -24,7 +24,7 @@ from farhand.sdk.errors import Refused
 CONNECT_SECONDS = 10.0
 TCP_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
-# How much of a file may wait in the socket's buffer: what is sent after it, such as an answer, waits behind it.
+# File bytes that may wait in the socket's buffer: later frames, such as a response, wait behind them.
 WRITE_AHEAD_BYTES = 256 * 1024
 UNSENT_BYTES = 128 * 1024
 FRAME_RESERVE = 14
@@ -32,18 +32,18 @@ FRAME_RESERVE = 14
 FATAL_CLOSES = frozenset({CLOSE_BAD_HELLO, CLOSE_UNAUTHORIZED, CLOSE_NOT_ALLOWED, CLOSE_VERSION})
 
 
-# How a SerialAgent gateway refuses a token that is not in the query. Farhand says the same, with an X-Request-Id.
+# The refusal of a SerialAgent gateway for a token outside the query. Farhand sends the same with an X-Request-Id.
 NO_TOKEN_IN_QUERY = "invalid or missing node token"  # noqa: S105
 
 log = logging.getLogger(__name__)
 
 
 class TokenHeaderIgnored(Refused):
-    """A gateway that is not Farhand refused the token; it reads tokens in the query only."""
+    """A gateway other than Farhand refused the token: it reads tokens only from the query."""
 
 
 class LinkLost(Exception):
-    """The connection could not be made, or ended; another try may succeed."""
+    """The connection failed or ended; another attempt may succeed."""
 
     def __init__(self, reason: str, *, replaced: bool = False) -> None:
         super().__init__(reason)
@@ -51,10 +51,10 @@ class LinkLost(Exception):
 
 
 class GatewayLink(picows.WSListener):
-    """Use `Link.connect`. Text frames go to `on_text`, binary ones to `on_frame`.
+    """A connection made by `GatewayLink.connect`. Text frames go to `on_text`, binary ones to `on_frame`.
 
-    What `on_frame` is given is there until it returns. `ended` is set to the reason once the link is
-    over. Whoever connected calls `close`.
+    The argument of `on_frame` is valid until it returns. `ended` is set to the reason once the link has ended. The
+    caller of `connect` calls `close`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GatewayLink(picows.WSListener):
         on_text: Callable[[GatewayLink, bytes], None],
         on_frame: Callable[[memoryview], None] | None = None,
     ) -> GatewayLink:
-        """Raises Refused when the gateway turns the node away for good, LinkLost for anything that may pass."""
+        """Connect. Raises Refused if the gateway rejects the node permanently, LinkLost for temporary failures."""
         dialled: list[socket.socket] = []
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -121,10 +121,10 @@ class GatewayLink(picows.WSListener):
         return link
 
     def send(self, frame: bytes) -> None:
-        """Queue a text frame; on a link that has ended it goes nowhere, which `ended` tells."""
+        """Queue a text frame; on a link that has ended it is dropped."""
         if self._transport is None or self._transport.is_disconnected:
             return
-        # The second frame of a turn, and what follows it, waits for the turn's end: each packet wakes the gateway.
+        # Frames after the first of a loop iteration are corked until its end: each packet wakes the gateway.
         if self._sent_this_turn == 0:
             self._call_soon(self._end_turn)
         elif self._sent_this_turn == 1:
@@ -135,8 +135,8 @@ class GatewayLink(picows.WSListener):
     def send_frame(self, frame: bytes | bytearray) -> None:
         """Queue a binary frame.
 
-        Of a bytearray the first `FRAME_RESERVE` bytes are room for the socket's own header, and what it holds
-        afterwards is anybody's guess.
+        The first `FRAME_RESERVE` bytes of a bytearray are reserved for the socket's own header, and its content is
+        undefined afterwards.
         """
         if self._transport is None or self._transport.is_disconnected:
             return
@@ -146,7 +146,7 @@ class GatewayLink(picows.WSListener):
             self._transport.send(picows.WSMsgType.BINARY, frame)
 
     async def writable(self) -> None:
-        """Wait until the socket has taken most of what was sent; at once on a link that has ended."""
+        """Wait until most of what was sent has left the buffer; return at once on a link that has ended."""
         if not self._room.is_set():
             await self._room.wait()
 
@@ -162,13 +162,13 @@ class GatewayLink(picows.WSListener):
                 connection.setsockopt(socket.IPPROTO_TCP, TCP_CORK, on)
 
     def drop(self, reason: str) -> None:
-        """End the link without ceremony: the other side does not answer."""
+        """End the link without a closing handshake: the other side does not respond."""
         self._finish(LinkLost(reason))
         if self._transport is not None:
             self._transport.disconnect(False)
 
     async def close(self) -> None:
-        """Say goodbye and wait, briefly, for the other side's."""
+        """Close the connection and wait briefly for the other side's closing frame."""
         if self._transport is None or self._transport.is_disconnected:
             return
         self._transport.send_close(picows.WSCloseCode.GOING_AWAY, b"node is shutting down")
@@ -178,7 +178,7 @@ class GatewayLink(picows.WSListener):
         except TimeoutError:
             self._transport.disconnect(False)
         except picows.WSError as error:
-            log.debug("the gateway's last frame was broken: %s", error)
+            log.debug("invalid last frame from the gateway: %s", error)
 
     # -- called by picows -------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class GatewayLink(picows.WSListener):
 
 
 def keep_unsent_low(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel hold little that it has not sent, so that on a slow line an answer need not wait behind a file."""
+    """Limit unsent bytes in the kernel, so that on a slow line a response does not wait behind a file."""
     connection = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if connection is not None and option is not None:
@@ -245,7 +245,7 @@ def keep_unsent_low(transport: asyncio.BaseTransport) -> None:
 
 
 async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.socket:
-    """A connected socket, also put into `dialled`: picows loses sight of one whose upgrade is given up."""
+    """Return a connected socket, also added to `dialled`: picows loses it if the upgrade is abandoned."""
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -254,7 +254,7 @@ async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.so
             candidate = socket.socket(family, kind, protocol)
             try:
                 candidate.setblocking(False)
-                # One that does not answer, as where half of IPv6 is set up, leaves time for the others.
+                # An address that does not respond, as with broken IPv6, leaves time for the others.
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
                     await loop.sock_connect(candidate, address)
             except BaseException:
@@ -269,14 +269,14 @@ async def _dial(host: str, port: int, dialled: list[socket.socket]) -> socket.so
 
 
 def _hang_up(dialled: list[socket.socket]) -> None:
-    # The transport that holds the socket sees its end and closes it; closing it under the transport would not do.
+    # The transport that owns the socket notices and closes it; closing it here would leave the transport broken.
     for connected in dialled:
         with contextlib.suppress(OSError):
             connected.shutdown(socket.SHUT_RDWR)
 
 
 def _wire_log() -> logging.Logger:
-    """picows at its most talkative writes the upgrade down, and with it the token: never that."""
+    """Return a logger that hides picows' debug output, which contains the token."""
     wire = log.getChild("wire")
     wire.setLevel(logging.WARNING)
     return wire

@@ -1,4 +1,4 @@
-"""What a tool is told about the call it serves."""
+"""The context of a tool call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 
 class CancelToken:
-    """Says that nobody waits for the result any more. Tools ask it, or wait for it."""
+    """Signals that the call was cancelled. Tools poll it, or wait for it."""
 
     def __init__(self) -> None:
         self._cancelled = False
-        # For those who wait: few do.
+        # Created on demand: few tools wait.
         self._event: asyncio.Event | None = None
         self.reason = ""
 
@@ -20,7 +20,7 @@ class CancelToken:
         return self._cancelled
 
     async def cancelled(self) -> None:
-        """Returns once the call is cancelled."""
+        """Wait until the call is cancelled."""
         if not self._cancelled:
             if self._event is None:
                 self._event = asyncio.Event()
@@ -41,5 +41,5 @@ class ToolContext(msgspec.Struct, frozen=True):
     tool_name: str
     session_key: str | None
     cancel: CancelToken
-    # How long the gateway waits, where it said so.
+    # The gateway's time limit, if it sent one.
     timeout_ms: int | None = None

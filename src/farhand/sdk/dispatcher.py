@@ -1,4 +1,4 @@
-"""Runs the tools a gateway asks for: so many at once, each id once, results kept until acknowledged."""
+"""Runs tool calls: limited concurrency, each id once, results kept until acknowledged."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 64
 MAX_UNACKNOWLEDGED = 4096
 CANCEL_GRACE_SECONDS = 2.0
-# A freeze does not wait long for a tool to listen.
+# How long a freeze waits for tools to stop.
 FREEZE_GRACE_SECONDS = 0.25
 
 Send = Callable[[bytes], None]
-# Ends every process of a call, and returns a sentence on what that was.
+# Ends every process of a call, and describes what was ended.
 EndCall = Callable[[str], Awaitable[str]]
 
 
 class Dispatcher:
-    """One life of a node's work, across any number of connections. Its owner calls `close`."""
+    """The calls of one run of a node, across any number of connections. Its owner calls `close`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Dispatcher:
         freeze_state: FreezeState | None = None,
         end_call: EndCall | None = None,
     ) -> None:
-        """`end_call` ends what a call that does not run any more has left running."""
+        """`end_call` ends the processes that a finished call left running."""
         self._registry = registry
         self._end_call = end_call
         self._endings: dict[str, asyncio.Task[None]] = {}
@@ -67,7 +67,7 @@ class Dispatcher:
         self._unacknowledged: OrderedDict[str, bytes] = OrderedDict()
         self._past = EndedCalls()
         self._accepted: set[str] = set()
-        # Those of the accepted calls that run, and that another life of this program can continue.
+        # Running calls that another run of this program can continue.
         self._continuing: set[str] = set()
         self._orphans: set[str] = set()
         self._send: Send | None = None
@@ -77,10 +77,10 @@ class Dispatcher:
     # -- the link ---------------------------------------------------------------------------------------
 
     def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None) -> None:
-        """Answers go through `send` from now on.
+        """Send responses through `send` from now on.
 
-        `keeps`: the gateway acknowledges results and takes them late. `max_response_bytes`: the longest frame it takes,
-        where it said so.
+        `keeps`: the gateway acknowledges results and accepts them late. `max_response_bytes`: the longest frame it
+        accepts, if it announced one.
         """
         self._send, self._keeps = send, keeps
         self._room = ResponseLimits.towards(max_response_bytes, self._max_response_bytes)
@@ -93,7 +93,7 @@ class Dispatcher:
                 self._past.add(request_id, kept)
 
     def detach(self, reason: str) -> None:
-        """The link is gone. Work goes on for a gateway that will take its results later, else it is cancelled."""
+        """Handle a lost link. Calls continue for a gateway that accepts results later; otherwise they are cancelled."""
         self._send = None
         if not self._keeps:
             self._waiting.clear()
@@ -112,17 +112,17 @@ class Dispatcher:
     # -- messages ---------------------------------------------------------------------------------------
 
     def request(self, request: ToolRequest, size: int) -> None:
-        """Start, queue or refuse a call. An id that has run never runs again: what was answered is."""
+        """Start, queue or refuse a call. An id that has run never runs again; its response is repeated."""
         request_id = request.request_id
         if request_id in self._running or request_id in self._waiting:
-            self._orphans.discard(request_id)  # somebody waits for it after all
+            self._orphans.discard(request_id)  # a gateway waits for it again
             return
         if (kept := self._unacknowledged.get(request_id)) is not None:
             self._transmit(self._refitted(kept))
         elif request_id in self._past:
             self._repeat(request_id)
         elif self._leaving:
-            return  # the gateway asks again after the restart
+            return  # the gateway sends it again after the restart
         elif self._closing:
             self._refuse(request_id, Cancelled(f"cancelled before it started: {self._closing}"))
         elif self.freeze_state.order is not None:
@@ -153,7 +153,7 @@ class Dispatcher:
             )
 
     def end(self, request_id: str, reason: str, *, everything: bool) -> None:
-        """Obey a gateway that cancels a call: stop it, or end what an earlier life of this program started for it.
+        """Cancel a call for the gateway: stop it, or end what an earlier run of this program started for it.
 
         With `everything`, also end what a call that has ended left running.
         """
@@ -169,7 +169,7 @@ class Dispatcher:
             self._endings[request_id] = asyncio.get_running_loop().create_task(ending)
 
     async def _end_left(self, request_id: str, reason: str, end_call: EndCall) -> None:
-        """End what a call left, and answer once that is done: until then the gateway says it again."""
+        """End what a call left running, and respond when that is done; until then the gateway repeats its request."""
         try:
             if (running := self._running.get(request_id)) is not None:
                 await asyncio.wait({running[0]})
@@ -186,7 +186,7 @@ class Dispatcher:
             self._answer(response)
 
     def cancel(self, request_id: str, reason: str, grace: float = CANCEL_GRACE_SECONDS) -> None:
-        """Ask a call to stop; one that does not within the grace has its task cancelled."""
+        """Ask a call to stop; if it does not within the grace period, cancel its task."""
         if request_id in self._waiting:
             del self._waiting[request_id]
             self._refuse(request_id, Cancelled(f"cancelled before it started: {reason}"))
@@ -206,18 +206,18 @@ class Dispatcher:
                 self._accepted.discard(request_id)
                 try:
                     self._ledger.settle(request_id)
-                except OSError as error:  # it is asked about once more after a restart, that is all
-                    log.warning("the ledger cannot be written: %s", error)
+                except OSError as error:  # harmless: the gateway asks about it once more after a restart
+                    log.warning("cannot write the file of accepted calls: %s", error)
 
     def stop_all(self, reason: str) -> int:
-        """Ask every call to stop, those that wait for their turn too; how many that are."""
+        """Ask every call to stop, queued ones included; return how many there are."""
         known = [*self._waiting, *self._running]
         for request_id in known:
             self.cancel(request_id, reason, FREEZE_GRACE_SECONDS)
         return len(known)
 
     async def stopped(self, seconds: float) -> int:
-        """Wait until no call runs; how many still do after `seconds`."""
+        """Wait until no call runs; return how many still do after `seconds`."""
         tasks = [task for task, _ in self._running.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -226,8 +226,8 @@ class Dispatcher:
     async def close(self, reason: str, *, leave: bool = False) -> None:
         """Cancel everything and wait for it to end; no tool runs afterwards.
 
-        With `leave`, the gateway is told nothing about calls that the next life of this program continues, and about
-        those that wait for their turn: it sends them again then.
+        With `leave`, the gateway receives no response for calls that the next run of this program continues, nor for
+        queued ones: it sends them again then.
         """
         self._closing = reason
         if leave and self._keeps:
@@ -257,13 +257,13 @@ class Dispatcher:
             try:
                 self._ledger.accept(request.request_id)
             except OSError as error:
-                self._refuse(request.request_id, Failed(f"the call cannot be written down: {error}; it did not run"))
+                self._refuse(request.request_id, Failed(f"the call cannot be recorded: {error}; it did not run"))
                 return
             self._accepted.add(request.request_id)
             if tool.continues:
                 self._continuing.add(request.request_id)
         token = CancelToken()
-        # A name of its own: one that asyncio makes up takes as long as the rest of making a task.
+        # An explicit name: generating the default one takes as long as the rest of creating a task.
         task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
         self._running[request.request_id] = (task, token)
 
@@ -277,7 +277,7 @@ class Dispatcher:
         if request_id in self._left:
             return
         if request_id in self._orphans:
-            self._orphans.discard(request_id)  # its gateway gave the call up with the link
+            self._orphans.discard(request_id)  # its gateway abandoned the call with the link
             self._past.add(request_id, encode_within(response, self._room))
         else:
             self._answer(response)
@@ -301,9 +301,9 @@ class Dispatcher:
             return _failure(request.request_id, error)
         except asyncio.CancelledError:
             return _failure(request.request_id, Cancelled(token.reason or "cancelled"))
-        except (KeyboardInterrupt, GeneratorExit):  # the program ends, or its loop is gone
+        except (KeyboardInterrupt, GeneratorExit):  # the program or its loop ends
             raise
-        except BaseException as error:  # whatever it is: a Rust extension's panic is not even an Exception
+        except BaseException as error:  # a panic of a Rust extension is not an Exception
             log.exception("tool %s failed on call %s", request.tool, request.request_id)
             return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
         return ToolResponse(request.request_id, True, result=Raw(result))
@@ -311,7 +311,7 @@ class Dispatcher:
     # -- answering --------------------------------------------------------------------------------------
 
     def _refuse(self, request_id: str, error: ToolError) -> None:
-        """Answer a call that does not run; a plain gateway may ask for it again."""
+        """Respond to a call that does not run; a plain gateway may send it again."""
         response = _failure(request_id, error)
         if self._keeps:
             self._answer(response)
@@ -319,14 +319,14 @@ class Dispatcher:
             self._transmit(encode_within(response, self._room))
 
     def _repeat(self, request_id: str) -> None:
-        """Answer a call that has run as it was answered then."""
+        """Repeat the response of a call that has run."""
         if (kept := self._past.answer(request_id)) is not None:
             self._transmit(self._refitted(kept))
-        elif not self._keeps:  # else it was acknowledged: the gateway has it
+        elif not self._keeps:  # otherwise it was acknowledged: the gateway has it
             self._refuse(request_id, Failed(f"call {request_id} was run before; its result is no longer kept"))
 
     def _answer(self, response: ToolResponse) -> None:
-        """Send an answer, and keep it until it is acknowledged; towards a plain gateway, for a while."""
+        """Send a response, and keep it until it is acknowledged; for a plain gateway, for a limited time."""
         frame = encode_within(response, self._room)
         if self._keeps:
             self._unacknowledged[response.request_id] = frame
@@ -335,7 +335,7 @@ class Dispatcher:
         self._transmit(frame)
 
     def _refitted(self, frame: bytes) -> bytes:
-        """A frame that may have been made for a gateway that takes longer ones."""
+        """Return a frame that fits this gateway, whose limit may be smaller than that of the one it was made for."""
         if len(frame) <= min(self._room.result, self._room.frame):
             return frame
         return encode_within(msgspec.json.decode(frame, type=ToolResponse), self._room)

@@ -1,4 +1,4 @@
-"""Calls that have ended, remembered so that none runs twice."""
+"""Ended calls, remembered so that none runs twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANSWER_BYTES = 4 * MIB
 
 
 class EndedCalls:
-    """The ids of the latest calls and, of the latest of those, the answers."""
+    """The ids of the latest calls and, for the most recent of them, the responses."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[str, None] = OrderedDict()
@@ -24,11 +24,11 @@ class EndedCalls:
         return request_id in self._ids
 
     def answer(self, request_id: str) -> bytes | None:
-        """What was answered; None where that is not kept."""
+        """Return the response, or None if it is not kept."""
         return self._answers.get(request_id)
 
     def add(self, request_id: str, answer: bytes | None = None) -> None:
-        """Remember a call and, if it may be asked for again, its answer. The oldest make room."""
+        """Remember a call and, if it may be repeated, its response. The oldest are dropped."""
         if request_id in self._ids:
             self._forget(request_id)
         self._ids[request_id] = None

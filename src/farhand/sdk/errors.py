@@ -3,8 +3,8 @@
 NodeSdkError
 ├── Shutdown              the shutdown event was set
 ├── ReconnectExhausted    max_attempts failures in a row
-├── Refused               the gateway does not want this node; trying again would change nothing
-└── ConfigError           a setting that cannot work (also a ValueError)
+├── Refused               the gateway rejects this node; retrying would change nothing
+└── ConfigError           an invalid setting (also a ValueError)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from farhand.protocol.errors import FarhandError
 
 
 class NodeSdkError(FarhandError):
-    """Root of everything the client raises."""
+    """Base class of everything the client raises."""
 
 
 class Shutdown(NodeSdkError):
@@ -36,4 +36,4 @@ class Refused(NodeSdkError):
 
 
 class ConfigError(NodeSdkError, ValueError):
-    """A setting of the client that cannot work."""
+    """An invalid setting of the client."""

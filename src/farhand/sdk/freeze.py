@@ -1,4 +1,4 @@
-"""A node's part in a freeze: stop at once, end everything, and say for oneself what became of it."""
+"""A node's part in a freeze: stop at once, end everything, and report the outcome."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from farhand.sdk.dispatcher import Dispatcher, Send
 
 log = logging.getLogger(__name__)
 
-# How long calls may take to end before it is told that some did not.
+# How long calls may take to end before the report says that some did not.
 STOP_SECONDS = 2.0
 
-# Ends every process that calls left; how many those were, and what could not be ended.
+# Ends every process that calls left running; returns their number, and an error for those that could not be ended.
 EndAll = Callable[[], Awaitable[tuple[int, str | None]]]
 
 
 class FreezeHandler:
-    """Obeys the gateway's orders, across any number of connections."""
+    """Carries out the gateway's orders, across any number of connections."""
 
     def __init__(self, freeze_state: FreezeState, end_all: EndAll | None) -> None:
         self.freeze_state = freeze_state
@@ -30,11 +30,11 @@ class FreezeHandler:
         self._endings: set[asyncio.Task[None]] = set()
 
     def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
-        """Holds for the very next frame; the report follows once everything has ended."""
-        self.freeze_state.order = message.order  # from now on; on disk while everything is being ended
+        """Freeze before the next frame is handled; the report follows once everything has ended."""
+        self.freeze_state.order = message.order  # in effect now; stored while everything is being ended
         calls = dispatcher.stop_all(message.order.summary)
         log.warning("this node is %s", message.order.summary, extra={"event": "freeze"})
-        # Not with the link: a gateway that is killed now has given its order all the same.
+        # Independent of the link: the order stays valid if the gateway is killed now.
         ending = asyncio.get_running_loop().create_task(self._end(message, calls, dispatcher, send))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -54,10 +54,10 @@ class FreezeHandler:
             processes = await self._end_processes(errors)
             if left := await dispatcher.stopped(STOP_SECONDS):
                 errors.append(f"{left} calls did not stop")
-            if calls:  # what one had just begun to start is there by now
+            if calls:  # a call may have started a process meanwhile
                 processes += await self._end_processes(errors)
         except Exception as error:
-            log.exception("the freeze did not go well")
+            log.exception("freeze failed")
             errors.append(f"{type(error).__name__}: {error}")
         if not_stored := await storing:
             errors.append(not_stored)

@@ -1,4 +1,4 @@
-"""Login by a key instead of a token: what a client needs to be given for it."""
+"""Login by key instead of a token."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from farhand.sdk.errors import Refused
 
 
 class LoginKey(Protocol):
-    """The private half stays behind this; `farhand node` has it in a file of its own."""
+    """Signs for a node; `farhand node` keeps the private key in a file."""
 
     @property
     def public(self) -> str:
-        """The public half, as `protocol.login` writes it."""
+        """The public key, in the form of `protocol.key_auth.key_text`."""
         ...
 
     def sign(self, data: bytes) -> bytes: ...
 
     def expects(self, gateway_id: str) -> bool:
-        """Whether this is the gateway that is meant: for no other is anything signed."""
+        """Return whether the key belongs to this gateway; nothing is signed for another one."""
         ...
 
 
 def prove(key: LoginKey, challenge: GatewayChallenge, node_id: str) -> NodeProof:
-    """Raises Refused for the challenge of another gateway, which might take the answer there."""
+    """Sign a challenge. Raises Refused for the challenge of another gateway, which could relay it."""
     if not key.expects(challenge.gateway_id):
         raise Refused(
-            f"the gateway there calls itself {challenge.gateway_id[:64]!r} and is not the one this node joined; "
-            "join it with a new code if that is meant"
+            f"the gateway identifies itself as {challenge.gateway_id[:64]!r}, which is not the one this node joined; "
+            "join it with a new code if that is intended"
         )
     return NodeProof(to_text(key.sign(signed_bytes(challenge, node_id))))

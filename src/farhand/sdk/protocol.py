@@ -1,4 +1,4 @@
-"""The wire types, for plug-ins that want to see them."""
+"""The wire types, for plug-ins that need them."""
 
 from farhand.protocol.calls import ToolFailure as ToolResponseError
 from farhand.protocol.calls import ToolSpec

@@ -1,4 +1,4 @@
-"""Which tools a node offers, and under which capabilities it announces them."""
+"""The tools of a node and the capabilities under which it announces them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class NodeTool(Protocol):
 
 
 class RegisteredTool(msgspec.Struct, frozen=True):
-    """A tool of this node: what callers are told of it, and what runs."""
+    """A tool of this node: its description, and the function that runs."""
 
     spec: ToolSpec
     run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
-    # As it was registered.
+    # The object that was registered.
     handler: Callable[..., Any] | NodeTool
-    # The same call again goes on with what it began, also after this program was killed; it never begins twice.
+    # A repeated call continues what it started, also after this program was killed; it never starts twice.
     continues: bool = False
-    # It is told of by its name alone, as a feature: a gateway that knows it may call it, nobody is offered it.
+    # Announced only by name, as a feature: a gateway that knows it may call it, but it is not offered to callers.
     unlisted: bool = False
-    # Returns what `run` would do with the same arguments, for a gateway whose owner is to approve the call.
+    # Previews `run` with the same arguments, for a gateway whose owner must approve the call.
     preview: Callable[[msgspec.Raw], Awaitable[Any]] | None = None
 
 
 class ToolRegistry:
-    """Maps tool names to handlers. Names are lower-case dotted namespaces and found in any casing."""
+    """Maps tool names to handlers. Names are lower-case dotted namespaces; lookup ignores case."""
 
     def __init__(self) -> None:
         self._tools: dict[str, RegisteredTool] = {}
@@ -52,11 +52,11 @@ class ToolRegistry:
 
     @classmethod
     def with_defaults(cls, root: str) -> ToolRegistry:
-        """A registry that announces `root` from the start."""
+        """Return a registry that announces `root`."""
         return cls().add_capability_prefix(root)
 
     def register(self, name: str, handler: Handler | NodeTool, *, spec: ToolSpec | None = None) -> ToolRegistry:
-        """Offer `handler(ctx, args)`, or an object with such a `call` method. A name used before is replaced.
+        """Register `handler(ctx, args)`, or an object with such a `call` method. An existing name is replaced.
 
         A plain function runs in a thread. Raises ValueError for a name that is not a dotted namespace.
         """
@@ -70,7 +70,7 @@ class ToolRegistry:
             try:
                 value = msgspec.json.decode(args)
             except (msgspec.MsgspecError, RecursionError) as error:
-                raise InvalidArgs(f"the arguments cannot be read: {error}") from None
+                raise InvalidArgs(f"invalid arguments: {error}") from None
             return await call(ctx, value)
 
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
@@ -84,9 +84,9 @@ class ToolRegistry:
         read_only: bool = False,
         timeout_ms: int | None = None,
     ) -> Callable[[Function], Function]:
-        """Offer a typed function: its parameters after the context become the schema, its docstring the description.
+        """Register a typed function: its parameters after the context become the schema, its docstring the description.
 
-        A plain function runs in a thread. Raises ValueError for a name or signature that cannot be offered.
+        A plain function runs in a thread. Raises ValueError for an invalid name or signature.
         """
 
         def decorate(function: Function) -> Function:
@@ -109,13 +109,13 @@ class ToolRegistry:
         return decorate
 
     def add(self, tool: RegisteredTool) -> ToolRegistry:
-        """Offer a tool whose name is already what callers will use."""
+        """Register a tool under the name of its spec."""
         self._tools[tool.spec.name.lower()] = tool
         self._changed()
         return self
 
     def add_capability_prefix(self, prefix: str) -> ToolRegistry:
-        """Announce a namespace; one trailing dot is forgiven. Raises ValueError for an invalid one."""
+        """Announce a namespace; one trailing dot is accepted. Raises ValueError for an invalid one."""
         self._prefixes.add(validate_capability(prefix.lower().removesuffix(".")))
         self._changed()
         return self
@@ -130,18 +130,18 @@ class ToolRegistry:
         return sorted(self._tools)
 
     def capabilities(self) -> list[str]:
-        """Sorted prefixes; derived from the tools when none was added by hand."""
+        """Return the sorted prefixes; derived from the tools if none was added explicitly."""
         return sorted(self._prefixes or self._derived())
 
     def specs(self) -> list[ToolSpec]:
         return [tool.spec for name in self.tool_names() if not (tool := self._tools[name]).unlisted]
 
     def unlisted(self) -> list[str]:
-        """The names of the tools that are not offered."""
+        """Return the names of the tools that are not offered."""
         return [tool.spec.name for tool in self._tools.values() if tool.unlisted]
 
     def get(self, name: str) -> Callable[..., Any] | NodeTool | None:
-        """The handler registered under `name`, in any casing: the very function or object."""
+        """Return the handler registered under `name`, ignoring case."""
         tool = self._tools.get(name.lower())
         return tool.handler if tool else None
 
@@ -158,12 +158,12 @@ class ToolRegistry:
             listener()
 
     def _derived(self) -> set[str]:
-        # A tool of one segment has no namespace to announce, so it is announced whole: it must be reachable.
+        # A name of one segment has no namespace, so it is announced itself.
         return {tool.spec.capability or name.rpartition(".")[0] or name for name, tool in self._tools.items()}
 
 
 def _awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """The function as one to be awaited: a plain one runs in a thread."""
+    """Return an awaitable version of a function: a plain one runs in a thread."""
     inner: Any = function
     while isinstance(inner, functools.partial):
         inner = inner.func

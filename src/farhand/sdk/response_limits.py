@@ -1,4 +1,4 @@
-"""Responses that are no longer than may be sent: the beginning of a result, or of an error's text."""
+"""Responses within the size limits: a truncated result, or a truncated error message."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from farhand.protocol.version import MAX_FRAME_BYTES, MAX_TOOL_RESPONSE_BYTES
 
 
 class ResponseLimits(msgspec.Struct, frozen=True):
-    """How much a response may hold."""
+    """How long a response may be."""
 
     result: int
     frame: int = MAX_FRAME_BYTES
 
     @classmethod
     def towards(cls, announced: int | None, own: int) -> ResponseLimits:
-        """The smaller of a node's own limit and its gateway's: the guide's, where it announced none."""
+        """Return the smaller of a node's own limit and its gateway's; the guide's if it announced none."""
         if announced is None:
             return cls(min(own, MAX_TOOL_RESPONSE_BYTES))
         return cls(min(own, announced), announced)
 
 
 def encode_within(response: ToolResponse, room: ResponseLimits) -> bytes:
-    """The response as it is sent: whole where it fits, else cut short and marked so."""
+    """Encode a response: whole if it fits, else truncated and marked as such."""
     frame = encode(response)
     limit = min(room.result, room.frame)
     excess = len(frame) - limit
@@ -52,7 +52,7 @@ def _shortened(request_id: str, error: ToolFailure, excess: int) -> ToolResponse
 
 
 def _beginning(text: str, room: int) -> bytes:
-    """As much of `text` as fits into `room` bytes, escaped as the inside of a JSON string."""
+    """Return as much of `text` as fits into `room` bytes, escaped for a JSON string."""
     escaped = msgspec.json.encode(text)[1:-1]
     for end in range(min(room, len(escaped)), 0, -1):
         try:

@@ -1,1 +1,1 @@
-"""Tools: what one is, and the families that need only a machine."""
+"""The `Tool` contract, the schema of a typed function, and the tool families that only need a machine."""

@@ -1,4 +1,4 @@
-"""The agent's file tools on the gateway's own machine: read, write, edit, apply_patch, grep, glob and ls."""
+"""The agent's file tools on the gateway's machine: read, write, edit, apply_patch, grep, glob and ls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Folder = Annotated[str | None, Meta(description="Folder to search (default: the 
 
 
 class AgentFileTools:
-    """The seven tools over the files that the agent may touch. Each method blocks; a tool runs it in a thread."""
+    """The seven tools over the files the agent may use. Each method blocks; tools run it in a thread."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class AgentFileTools:
         secrets: KnownSecrets | None = None,
         skills: SkillPaths | None = None,
     ) -> None:
-        """Of `secrets` no half is shown where a line is cut. `skills`: where skills are besides the workspace."""
+        """`secrets` are redacted also where a line is truncated. `skills`: skills outside the workspace."""
         self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._files = files
@@ -104,11 +104,11 @@ class AgentFileTools:
                 for number, (text, cut) in enumerate(lines, offset + 1):
                     if limit is not None and number > offset + limit:
                         break
-                    # Line ends, and a missing last one, are shown as they are: the pages together are the file.
+                    # Line ends, and a missing last one, are preserved: the pages together are the file.
                     shown_text = self._cut(text, number == offset + 1 and skip_bytes > 0, cut)
                     line = f"{number:6d}\t{shown_text if base is None else shown_text.replace(BASE, base)}"
                     size += len(line.encode())
-                    # A line longer than a page is shown whole as far as the largest page goes.
+                    # A line longer than a page is shown up to the largest page size.
                     if (size > room or cut) and page:
                         return "".join(page) + _truncated(largest, f"offset={number - 1}")
                     page.append(line)
@@ -167,7 +167,7 @@ class AgentFileTools:
 
     @contextlib.contextmanager
     def _editing(self, path: str, old_text: str, new_text: str) -> Iterator[None]:
-        """Check the texts of an edit, and word why it cannot be made."""
+        """Check the texts of an edit, and translate its errors."""
         _required("edit", "path", path)
         _required("edit", "old_text", old_text)
         _encoded("old_text", old_text)
@@ -240,7 +240,7 @@ class AgentFileTools:
         """Find files by name; ** is any depth of folders. Gives one path a line, sorted."""
         _required("glob", "pattern", pattern)
         check_path_text("pattern", pattern)
-        self._files.resolve(pattern)  # the rule for paths is the rule for patterns
+        self._files.resolve(pattern)  # patterns obey the rules of paths
         try:
             found = glob_files(
                 self._files,
@@ -286,7 +286,7 @@ class AgentFileTools:
         return path if self._skills is None else self._skills.locate(path)
 
     def _base(self, path: str) -> str | None:
-        """The folder that `{baseDir}` stands for in a text of a skill."""
+        """Return the folder that `{baseDir}` denotes in a text of a skill."""
         if self._skills is None or not path.endswith(".md"):
             return None
         return self._skills.base(self._files.resolve(path))
@@ -304,7 +304,7 @@ class AgentFileTools:
         return [f"{name}:{number}:{self._line(line)}" for number, line in enumerate(lines, first + 1)]
 
     def _line(self, text: str) -> str:
-        """As much as is shown of a line that matches, or stands beside one."""
+        """Return the displayed part of a matching line or its context."""
         return self._cut(text[:LINE_WIDTH], False, len(text) >= LINE_WIDTH)
 
     def _one_line(self, text: str) -> str:
@@ -315,7 +315,7 @@ class AgentFileTools:
         return self._secrets.redact_excerpt(text, before=before, after=after) if before or after else text
 
     def _relative(self, path: str) -> str:
-        """A path as the other tools take it, as short as can be."""
+        """Return the shortest form of a path that the other tools accept."""
         return path.removeprefix(self._files.workspace.rstrip("/") + "/")
 
 

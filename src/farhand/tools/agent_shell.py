@@ -1,4 +1,4 @@
-"""The agent's shell on the gateway's own machine: exec and process."""
+"""The agent's shell on the gateway's machine: exec and process."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ OUTPUT_CHARS: Final = 100_000
 BACKGROUND_CHARS: Final = 10_000
 GRACE: Final = 5.0
 SSH_FAILED: Final = 255
-_ANSWER_MS: Final = 30_000  # what is left after the longest command to end it and to say so
-_MOST_BYTES: Final = 4  # of one character in UTF-8
+_ANSWER_MS: Final = 30_000  # time to end the longest command and to respond
+_MOST_BYTES: Final = 4  # per character in UTF-8
 _TRUNCATED: Final = "[output truncated]"
 _ACTIONS: Final = ("status", "input", "signal", "poll")
 _SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")
 
 
 class _Start(NamedTuple):
-    """A command as `exec` starts it."""
+    """The parsed arguments of `exec`."""
 
     command: str
     folder: str
     variables: dict[str, str]
-    # 0: no limit.
+    # 0 means no limit.
     seconds: float
-    # What the answer says when the time limit is not what was asked for.
+    # Note in the answer if the time limit differs from the requested one.
     note: str
     sandbox: Sandbox | None
     # Set when the command runs on the host.
@@ -63,7 +63,7 @@ class AgentShellTools:
         secrets: KnownSecrets | None = None,
         skills: SkillPaths | None = None,
     ) -> None:
-        """`confinement` is asked before each command. Of `secrets` no half is shown where output is cut."""
+        """`confinement` is called before each command. `secrets` are redacted also where output is truncated."""
         self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._jobs = jobs
@@ -156,7 +156,7 @@ class AgentShellTools:
         return await self._signal(job, process_id, signal)
 
     async def _tended(self, action: str, process_id: str | int, text: str | None) -> tuple[str, Job]:
-        """The action, and the process it is for."""
+        """Return the action and its process."""
         act = action.strip().lower()
         if not act:
             raise InvalidArgs("process parameter action is required")
@@ -167,7 +167,7 @@ class AgentShellTools:
             raise InvalidArgs("process parameter input is required for input action")
         return act, job
 
-    # previews: the same arguments, read by the same code
+    # previews: the same arguments, parsed by the same code
 
     def preview_exec(
         self,
@@ -269,7 +269,7 @@ class AgentShellTools:
         if not job.running:
             raise Failed(f"process {job.id} already completed")
         if full == "SIGKILL":
-            await self._jobs.end(job, grace=0)  # the whole tree, also what has left the group
+            await self._jobs.end(job, grace=0)  # the whole tree, including processes that left the group
         else:
             try:
                 await self._jobs.signal(job, signal.Signals[full])
@@ -280,7 +280,7 @@ class AgentShellTools:
     # output
 
     def _head(self, job: Job, limit: int) -> tuple[str, bool]:
-        """The first `limit` characters of the output, and whether there are more."""
+        """Return the first `limit` characters of the output, and whether there are more."""
         assert job.exit is not None
         data = b""
         while len(data) <= limit * _MOST_BYTES:
@@ -292,7 +292,7 @@ class AgentShellTools:
         return text[:limit], len(text) > limit or len(data) < job.exit.size
 
     def _tail(self, job: Job) -> str:
-        """The newest output of a background process."""
+        """Return the newest output of a background process."""
         chunk = self._jobs.tail(job, BACKGROUND_CHARS * _MOST_BYTES)
         text = chunk.data.decode("utf-8", "replace")
         if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
@@ -314,7 +314,7 @@ def _signal_name(name: str | None) -> str:
 def _way(
     sandbox: Sandbox | None, host: HostCommands | None, command: str, folder: str, variables: dict[str, str]
 ) -> tuple[list[str], str]:
-    """The words before the command, and the command as it is sent. Raises Failed when it may not run lower."""
+    """Return the command prefix and the command as it is sent. Raises Failed if the sandbox does not work."""
     if host is not None:
         return host.words(), host.sent(command, folder)
     if sandbox is None:
@@ -334,7 +334,7 @@ def _status(job: Job) -> str:
 
 
 def _clamped(timeout: float | None) -> tuple[float, str]:
-    """The seconds a command may take, and what the answer says when that is not what was asked."""
+    """Return the time limit in seconds, and a note if it differs from the requested one."""
     if timeout is None:
         return DEFAULT_SECONDS, ""
     seconds = min(max(timeout, LEAST_SECONDS), MOST_SECONDS)

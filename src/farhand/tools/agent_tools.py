@@ -1,4 +1,4 @@
-"""Which tools an agent has: the twenty of the main agent, the six of a sub-agent. Two functions that return lists."""
+"""The tools of agents: twenty for the main agent, six for a sub-agent."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MAIN_AGENT: Final = (
     "memory_search",
     "memory_get",
 )
-# All of them only read.
+# All of them are read-only.
 SUB_AGENT: Final = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
 
 
 def main_agent_tools(*families: Iterable[Tool]) -> list[Tool]:
-    """The main agent's twenty, out of the families that have them, in the order of the reference."""
+    """Return the main agent's tools from the given families, in the order of the reference."""
     return _chosen(MAIN_AGENT, families)
 
 
 def sub_agent_tools(*families: Iterable[Tool]) -> list[Tool]:
-    """A sub-agent's six, out of the families that have them; it cannot change anything, nor start another."""
+    """Return a sub-agent's tools from the given families; it can neither change anything nor start another agent."""
     return _chosen(SUB_AGENT, families)
 
 

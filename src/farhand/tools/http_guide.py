@@ -1,6 +1,6 @@
 """The four tools of the HTTP guide: `read_file`, `create_file`, `update_file` and `shell`, on the gateway's machine.
 
-Names, fields, limits and texts are the guide's. What is read, written and run is `machine`'s.
+Names, fields, limits and texts are those of the guide; the work is done in `machine`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GuideTools:
         confinement: Callable[[], Confinement] = unconfined,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`confinement` is asked before each command. Of `secrets` no half is shown where a text is cut."""
+        """`confinement` is called before each command. `secrets` are redacted also where a text is truncated."""
         self._secrets = secrets or KnownSecrets()
         self._files = files
         self._confinement = confinement
@@ -77,10 +77,10 @@ class GuideTools:
         return change_preview(self._files, path, None, data)
 
     def _created(self, path: str, content: str) -> tuple[str, bytes]:
-        """The name that the answer shows, and the bytes to write."""
+        """Return the name for the answer, and the bytes to write."""
         name, data = _named(path), _encoded(content)
         if path.endswith("/"):
-            self._files.place(path)  # a forbidden path is that first
+            self._files.place(path)  # a forbidden path is reported first
             raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, its folders are made")
         return name, data
 
@@ -159,7 +159,7 @@ class GuideTools:
         return command_preview(command, folder, summary=f"{where}, ended after {seconds:g} s")
 
     def _started(self, command: str, cwd: str | None, timeout_seconds: float | str | None) -> tuple[str, float]:
-        """The folder a command runs in, and how long it may take."""
+        """Return the working folder and the time limit of a command."""
         if not command.strip():
             raise InvalidArgs("parameter 'command': must not be empty")
         check_path_text("command", command)
@@ -211,7 +211,7 @@ def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dic
     truncated = size > len(data)
     text = content = data.decode(errors="replace") if not truncated else ""
     if truncated:
-        # The last character of a cut text may be cut as well; it is left out.
+        # The last character of a truncated text may be incomplete; it is dropped.
         content = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
         text = content = secrets.redact_excerpt(content, after=True)
         text += f"\n\n... (truncated, showing first {len(data)} bytes of {size} bytes from {name})"
@@ -219,7 +219,7 @@ def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dic
 
 
 def _named(path: str) -> str:
-    """The path as the caller wrote it, tidied. Raises InvalidArgs for none."""
+    """Return the caller's path, normalised. Raises InvalidArgs if it is empty."""
     if not path.strip():
         raise InvalidArgs("parameter 'path': must not be empty")
     check_path_text("path", path)
@@ -227,7 +227,7 @@ def _named(path: str) -> str:
 
 
 def _updated(path: str, content: str, mode: str) -> tuple[str, str, bytes]:
-    """The mode, the name that the answer shows, and the bytes to write."""
+    """Return the mode, the name for the answer, and the bytes to write."""
     chosen = mode.strip().lower()
     if chosen not in MODES:
         raise InvalidArgs(f"parameter 'mode': must be overwrite or append, not {mode!r}")
@@ -242,7 +242,7 @@ def _encoded(content: str) -> bytes:
 
 
 def _seconds(wanted: float | str | None) -> float:
-    """Raises InvalidArgs for what is no number; one out of range becomes the nearest that is."""
+    """Return the time limit, clamped to the allowed range. Raises InvalidArgs for something that is not a number."""
     if wanted is None:
         return DEFAULT_SECONDS
     try:
@@ -255,7 +255,7 @@ def _seconds(wanted: float | str | None) -> float:
 
 
 def _exit_code(job: Job) -> int:
-    """As a shell tells it: a command that a signal ended has 128 and its number."""
+    """Return the exit code as a shell reports it: 128 plus the number of the signal that ended the command."""
     assert job.exit is not None
     if job.exit.exit_code is not None:
         return job.exit.exit_code

@@ -1,6 +1,6 @@
-"""The node's file tools: Read, Write, Edit, Glob and Grep, worded as the node tools reference words them."""
+"""The file tools of a node: Read, Write, Edit, Glob and Grep, with the texts of the node tools reference."""
 
-# The names of tools and parameters are the reference's, and the schema is read from these signatures.
+# Tool and parameter names are those of the reference; the schema is derived from these signatures.
 # ruff: noqa: N802, N803
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Include = Annotated[
 
 
 class NodeFileTools:
-    """The five tools over one computer's files. Each method blocks; run it in a thread."""
+    """The five tools over one machine's files. Each method blocks; run it in a thread."""
 
     def __init__(self, files: Files, *, search_seconds: float = 30.0) -> None:
         self._files = files
@@ -76,7 +76,7 @@ class NodeFileTools:
         resolved = self._files.resolve(path)
         with self._files.open(path) as file, file_errors("read", resolved):
             head = file.read(HEAD)
-            # Text has no NUL, but a small picture may happen to be valid UTF-8.
+            # Text has no NUL, but a small image may be valid UTF-8.
             if b"\0" in head and mime_type(head).startswith("image/"):
                 return _image_or_refusal(file, head, resolved)
             file.seek(0)
@@ -95,7 +95,7 @@ class NodeFileTools:
         return {"path": display(self._files.write(path, data)), "bytes": len(data)}
 
     def preview_Write(self, *, path: str, content: str) -> Preview:
-        from farhand.tools.preview import file_preview  # noqa: PLC0415 - a node at rest does without it
+        from farhand.tools.preview import file_preview  # noqa: PLC0415 - memory of an idle node
 
         return file_preview(self._files, path, _encoded("content", content))
 
@@ -119,7 +119,7 @@ class NodeFileTools:
 
     @contextlib.contextmanager
     def _editing(self, path: str, oldString: str, newString: str) -> Iterator[None]:
-        """Check the texts of an edit, and word why it cannot be made."""
+        """Check the texts of an edit, and translate its errors."""
         if not oldString:
             raise InvalidArgs("parameter 'oldString': must not be empty; give the exact text to replace")
         _encoded("oldString", oldString)
@@ -176,7 +176,7 @@ class NodeFileTools:
 
 
 def _image_or_refusal(file: BinaryIO, head: bytes, path: str) -> dict[str, Any]:
-    """A file that is no text: shown when it is an image, else refused."""
+    """Return a file that is not text as an image. Raises Failed if it is none."""
     kind = mime_type(head)
     name = display(os.path.basename(path))  # noqa: PTH119
     size = os.fstat(file.fileno()).st_size

@@ -1,10 +1,10 @@
-"""`Bash` and `Process`: the node's shell, a thin face over `machine.jobs`.
+"""`Bash` and `Process`: the shell of a node, a thin layer over `machine.jobs`.
 
-Names, defaults, limits and output objects are those of the seed; what it leaves open is settled here: a signal is
-named (`SIGKILL`), `timeout` 0 means none, a job whose keeper or machine went down has the status `lost`.
+Names, defaults, limits and output objects are those of the reference. Where it is silent: a signal is named
+(`SIGKILL`), `timeout` 0 means none, a job whose keeper or machine went down has the status `lost`.
 """
 
-# ruff: noqa: N802, N803  (tool and parameter names belong to the seed)
+# ruff: noqa: N802, N803  (tool and parameter names are those of the reference)
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ YIELD_MOST_MS = 120_000
 LOG_LINES = 200
 
 _NOTHING = ["/bin/false"]
-_MOST_BYTES = 4  # of one character in UTF-8
+_MOST_BYTES = 4  # per character in UTF-8
 _ACTIONS = ("list", "poll", "log", "write", "submit", "kill")
 
 
 class _Start(msgspec.Struct, frozen=True):
-    """A command as `Bash` starts it."""
+    """The parsed arguments of `Bash`."""
 
     command: str
     folder: str
     timeout_ms: float
     background: bool
-    # How long to wait before it goes on in the background.
+    # How long to wait before the command continues in the background.
     patience_ms: float | None
 
     @property
@@ -72,9 +72,9 @@ class NodeShellTools:
         call_id: Callable[[], str | None] = lambda: None,
         confinement: Callable[[], Confinement] = unconfined,
     ) -> None:
-        """`call_id` tells the id of the call being served: the same call again finds its command, running or ended.
+        """`call_id` returns the id of the current call: a repeated call finds its command, running or ended.
 
-        `confinement` is asked before each command; without a sandbox the user's login shell runs it.
+        `confinement` is called before each command; without a sandbox the user's login shell runs it.
         """
         self._jobs = jobs
         self._workspace = Path(workspace).absolute()
@@ -120,7 +120,7 @@ class NodeShellTools:
         except ToolError:
             if call is None or await self._jobs.find_call(call) is None:
                 raise
-            shell = _NOTHING  # this call's command was started before, and is found again below
+            shell = _NOTHING  # the command of this call was started before, and is found below
         starting = asyncio.ensure_future(
             self._jobs.start(
                 start.command,
@@ -178,12 +178,12 @@ class NodeShellTools:
             case _:
                 return await self._kill(job)
 
-    # previews: the same arguments, read by the same code
+    # previews: the same arguments, parsed by the same code
 
     def preview_Bash(
         self, *, command: str, workdir: str | None, timeout: float, background: bool, yieldMs: float | None
     ) -> Preview:
-        from farhand.tools.preview import command_preview  # noqa: PLC0415 - a node at rest does without it
+        from farhand.tools.preview import command_preview  # noqa: PLC0415 - memory of an idle node
 
         start = self._started(command, workdir, timeout, background, yieldMs)
         where = "" if self._confinement()[0] is None else "in the sandbox, "
@@ -205,9 +205,9 @@ class NodeShellTools:
     # Bash
 
     async def _sandboxed(self, folder: str) -> list[str] | None:
-        """Return the words that confine a command in `folder`; None for the login shell.
+        """Return the command prefix of the sandbox for `folder`; None for the login shell.
 
-        Raises Failed when the sandbox cannot be made here, NotAllowed for a folder that is not in it.
+        Raises Failed if the sandbox cannot be created here, NotAllowed for a folder outside of it.
         """
         sandbox, _ = self._confinement()
         if sandbox is None:
@@ -275,7 +275,7 @@ class NodeShellTools:
     # Process
 
     async def _tended(self, action: str, sessionId: str | None) -> tuple[str, Job | None]:
-        """The action, and the session it is for; None for `list`."""
+        """Return the action and its session; None for `list`."""
         _check("action", action, str)
         action = action.strip().lower()
         if action not in _ACTIONS:
@@ -393,12 +393,12 @@ class NodeShellTools:
         return self._text(job, OUTPUT_CHARS)[1]
 
     def _text(self, job: Job, limit: int, end: int | None = None) -> tuple[str, bool]:
-        """The last `limit` characters of the output before byte `end`, and whether there were more."""
+        """Return the last `limit` characters of the output before byte `end`, and whether there are more."""
         end = self._jobs.size(job) if end is None else end
-        # A character takes four bytes at most, so this many hold at least `limit` of them.
+        # A character takes at most four bytes, so this many contain at least `limit` of them.
         chunk = self._jobs.tail(job, limit * _MOST_BYTES, end)
         data = chunk.data
-        if chunk.offset > 0:  # do not begin in the middle of a character
+        if chunk.offset > 0:  # skip a partial character at the start
             begin = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
             data = data[begin:]
         text = data.decode("utf-8", "replace")
@@ -422,7 +422,7 @@ def _outcome(job: Job) -> dict[str, Any]:
 
 
 def _processes(name: str, processes: Iterable[SystemProcess]) -> dict[str, Any]:
-    """A field beyond the seed, there only when it says something."""
+    """Return a field that the reference does not have, present only if it is not empty."""
     found = [{"pid": process.pid, "name": process.name} for process in processes]
     return {name: found} if found else {}
 

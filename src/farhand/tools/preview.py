@@ -1,8 +1,8 @@
-"""What a call would do, shown before it does it: the diff of each file, or the command and its folder.
+"""Previews: what a call would do, as a diff of each file, or as the command and its folder.
 
-A preview is made by the tool that would run, from the arguments as that tool parsed them and the files as they are. It
-names what it was made from: a digest of each file, and which folder a command would run in. The same call previewed
-again gives the same preview, unless something has changed.
+A preview is made by the tool that would run, from its parsed arguments and the current files. It records what it was
+made from: a digest of each file, and the folder of a command. Repeating it gives the same result unless something
+changed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from farhand.machine.files.files import Files
 from farhand.machine.files.text import MOST_TEXT
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
-# Characters of a diff; a longer one is left out, and the preview says so.
+# Maximum characters of a diff; a longer one is omitted, with a note.
 MOST_DIFF: Final = 200_000
-# Pairs of lines that are compared; more of them are shown as taken out and put in, which costs no time.
+# Maximum pairs of lines to compare; beyond that, all lines are shown as removed and added.
 MOST_COMPARED: Final = 1_000_000
 CONTEXT: Final = 3
 
 
 class FileEffect(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What becomes of one file."""
+    """The change of one file."""
 
     path: str
-    # Digest of its content; None: there is no such file.
+    # Digest of its content; None if there is no such file.
     before: str | None = None
     diff: str = ""
     # Why there is no diff.
@@ -40,24 +40,24 @@ class FileEffect(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a call would do. A digest over it is what an approval is bound to."""
+    """What a call would do. An approval is bound to a digest of it."""
 
     files: tuple[FileEffect, ...] = ()
     command: str | None = None
     cwd: str | None = None
-    # Which folder `cwd` is, whatever it is called.
+    # The identity of the folder `cwd`, whatever its name.
     folder: str | None = None
-    # What the call adds to the environment.
+    # Additions to the environment.
     env: dict[str, str] = {}
     stdin: str | None = None
-    # What the call does, in words, beyond its files and its command.
+    # Description of what the call does beyond its files and its command.
     summary: str = ""
-    # Why the preview is not complete.
+    # Why the preview is incomplete.
     note: str = ""
 
 
 async def preview_or_error(preview: Awaitable[Preview]) -> Preview:
-    """Return a preview; if the call would fail, one that says why."""
+    """Return a preview; if the call would fail, one with the reason as its note."""
     try:
         return await preview
     except ToolError as error:
@@ -65,17 +65,17 @@ async def preview_or_error(preview: Awaitable[Preview]) -> Preview:
 
 
 def file_preview(files: Files, path: str, new: bytes) -> Preview:
-    """Preview a file that is written whole. Raises ToolError where that would fail."""
+    """Preview the write of a whole file. Raises ToolError if it would fail."""
     return change_preview(files, path, current_content(files, path), new)
 
 
 def change_preview(files: Files, path: str, old: bytes | None, new: bytes | None) -> Preview:
-    """Preview a change of one file. Raises ToolError where it would fail."""
+    """Preview a change of one file. Raises ToolError if it would fail."""
     return Preview(files=(planned_effect(files, path, old, new),))
 
 
 def planned_effect(files: Files, path: str, old: bytes | None, new: bytes | None) -> FileEffect:
-    """The change of one file that a tool would write. Raises ToolError where that would fail."""
+    """Return the change of one file that a tool would write. Raises ToolError if that would fail."""
     place = files.place(path)
     files.refuse_unwritable("write", place)
     parent = os.path.dirname(place.real)  # noqa: PTH120
@@ -87,7 +87,7 @@ def planned_effect(files: Files, path: str, old: bytes | None, new: bytes | None
 
 
 def current_content(files: Files, path: str) -> bytes | None:
-    """The content of a file, None if there is no such file. Raises ToolError for what cannot be read."""
+    """Return the content of a file, None if there is no such file. Raises ToolError."""
     try:
         with files.open(path) as file:
             content = file.read(MOST_TEXT + 1)
@@ -101,7 +101,7 @@ def current_content(files: Files, path: str) -> bytes | None:
 def command_preview(
     command: str, folder: str, *, env: Mapping[str, str] | None = None, stdin: str | None = None, summary: str = ""
 ) -> Preview:
-    """Preview a command that is started in `folder`. Raises NotFound if there is no such folder."""
+    """Preview a command in `folder`. Raises NotFound if there is no such folder."""
     try:
         real = os.path.realpath(folder, strict=True)
         status = os.stat(real)  # noqa: PTH116
@@ -120,7 +120,7 @@ def command_preview(
 
 
 def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
-    """The change of one file as a unified diff; None: there is no file."""
+    """Return the change of one file as a unified diff; None stands for no file."""
     name = display(path)
     before = None if old is None else digest(old)
     try:
@@ -142,14 +142,14 @@ def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
 
 
 def _unified(old: list[str], new: list[str]) -> Iterator[str]:
-    """The hunks of a diff. Where there is too much to compare, all lines between the first change and the last."""
+    """Yield the hunks of a diff; if there is too much to compare, one from the first change to the last."""
     head = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     shortest = min(len(old), len(new)) - head
     tail = next((i for i in range(shortest) if old[-1 - i] != new[-1 - i]), shortest)
     gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
     if len(gone) * len(come) <= MOST_COMPARED:
         hunks = difflib.unified_diff(old, new, n=CONTEXT)
-        next(hunks, None), next(hunks, None)  # the names are the caller's
+        next(hunks, None), next(hunks, None)  # skip the file names
         yield from hunks
         return
     first = max(0, head - CONTEXT)
@@ -167,11 +167,11 @@ def digest(content: bytes) -> str:
 
 
 def _one_line(name: str) -> str:
-    """A name without control characters: a line break in it would look like a line of the diff."""
+    """Return a name without control characters: a line break would look like a line of the diff."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
 
 
 def _lines(text: str) -> list[str]:
-    """Lines with their ends: only \\n ends one, as everywhere here."""
+    """Return lines with their ends; only \\n ends a line."""
     parts = text.split("\n")
     return [*(f"{part}\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else [])]

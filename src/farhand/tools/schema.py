@@ -1,7 +1,7 @@
-"""The JSON schema of a typed function, and its arguments read from JSON by the same types.
+"""The JSON schema of a typed function, and decoding its arguments with the same types.
 
-One definition serves both: the signature becomes a record type, the record type gives the schema that callers
-are shown and the checks their arguments pass.
+The signature becomes a record type, which provides both the schema that callers see and the validation of their
+arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Parameters:
-    """The parameters of a tool function, apart from its leading context."""
+    """The parameters of a tool function, except its leading context."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Parameters:
     ) -> None:
         """Read the signature of `function`, without its first `skip` parameters and those named in `without`.
 
-        `aliases` maps further names that callers may use to the parameters they stand for. Raises ValueError for a
-        signature that cannot be described in JSON.
+        `aliases` maps additional names to the parameters they denote. Raises ValueError for a signature that cannot be
+        described in JSON.
         """
         name = getattr(function, "__name__", "tool")
         parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in without]
         if any(parameter.kind not in _POSITIONAL for parameter in parameters[:skip]) or len(parameters) < skip:
-            raise ValueError(f"{name}: {skip} leading parameter(s) must take what every call is given first")
+            raise ValueError(f"{name}: {skip} leading parameter(s) must accept the context of the call")
         hints = _hints(function, parameters[skip:])
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for parameter in parameters[skip:]:
@@ -58,12 +58,12 @@ class Parameters:
             self.schema = _plain_schema(self._record)
         except TypeError as error:
             raise ValueError(f"{name}: a parameter's type cannot be read from JSON: {error}") from None
-        # The names that callers use, in the order of the signature.
+        # The names for callers, in the order of the signature.
         self.names: tuple[str, ...] = tuple(self.schema["properties"])
         self.aliases: Mapping[str, str] = dict(aliases or {})
 
     def read(self, args: msgspec.Raw) -> dict[str, Any]:
-        """Return keyword arguments for the function. Raises InvalidArgs naming the parameter at fault."""
+        """Return keyword arguments for the function. Raises InvalidArgs naming the invalid parameter."""
         text = bytes(args)
         if text == b"null":
             text = b"{}"
@@ -80,7 +80,7 @@ class Parameters:
         return self.convert(arguments)
 
     def convert(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """As `read`, for arguments that are decoded already."""
+        """Validate decoded arguments, as `read` does."""
         named = self.canonical(args)
         try:
             return self._keywords(msgspec.convert(named, self._record))
@@ -88,7 +88,7 @@ class Parameters:
             raise InvalidArgs(_worded(str(error))) from None
 
     def canonical(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the same arguments under the parameters' own names; see `canonical_names`."""
+        """Return the arguments under the parameters' own names; see `canonical_names`."""
         return canonical_names(args, self.names, self.aliases)
 
     def _keywords(self, record: Any) -> dict[str, Any]:
@@ -98,8 +98,8 @@ class Parameters:
 def canonical_names(arguments: Mapping[str, Any], names: Collection[str], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments with each alias replaced by the parameter it stands for.
 
-    This is the only place that knows aliases: whatever decides on arguments, shows them or runs with them is given
-    what this returns. Raises InvalidArgs for a name that is no parameter, and for two spellings of the same one.
+    This is the only place that handles aliases: policy, previews and tools see its result. Raises InvalidArgs for an
+    unknown name, and for two spellings of the same parameter.
     """
     named: dict[str, Any] = {}
     spelled: dict[str, str] = {}
@@ -115,7 +115,7 @@ def canonical_names(arguments: Mapping[str, Any], names: Collection[str], aliase
 
 
 def unknown_parameter(given: str, names: Collection[str]) -> InvalidArgs:
-    """Say that a tool has no such parameter, and which it has; the closest one first."""
+    """Return the error for an unknown parameter, with the closest valid name first."""
     wrong = f"unknown parameter {given[:_LONGEST_NAME]!r}"
     if not names:
         return InvalidArgs(f"{wrong}; this tool has no parameters")
@@ -127,7 +127,7 @@ def unknown_parameter(given: str, names: Collection[str]) -> InvalidArgs:
 def _closest(given: str, names: Collection[str]) -> str | None:
     if len(given) > _LONGEST_NAME:
         return None
-    import difflib  # noqa: PLC0415 - needed for mistakes only
+    import difflib  # noqa: PLC0415 - needed only for mistakes
 
     folded = {_folded(name): name for name in names}
     near = difflib.get_close_matches(_folded(given), folded, 1, 0.5)
@@ -135,18 +135,18 @@ def _closest(given: str, names: Collection[str]) -> str | None:
 
 
 def _folded(name: str) -> str:
-    """A name without what different dialects do differently: `old_text` and `oldText` are alike."""
+    """Fold naming conventions: `old_text` and `oldText` become equal."""
     return name.casefold().replace("_", "").replace("-", "")
 
 
 def _shown_name(parameter: str) -> str | None:
-    """`from_` is shown as `from`: a word of the language cannot be the name of a parameter."""
+    """Return `from` for `from_`: a keyword cannot be the name of a parameter."""
     word = parameter.removesuffix("_")
     return word if keyword.iskeyword(word) else None
 
 
 def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    # Only of what a caller sends: the context and the result may be named for a type checker alone.
+    # Only of parameters a caller sends: the types of context and result may be importable by type checkers only.
     written = {
         parameter.name: parameter.annotation for parameter in parameters if parameter.annotation is not parameter.empty
     }
@@ -161,14 +161,14 @@ def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) ->
 
 
 def _default(value: Any) -> Any:
-    # A mutable default is copied for each call, as a reader of the signature would hope.
+    # A mutable default is copied for each call.
     if isinstance(value, list | dict | set) and value:
         return msgspec.field(default_factory=lambda: type(value)(value))
     return value
 
 
 def _plain_schema(record: type) -> dict[str, Any]:
-    """An inline object schema: callers and model APIs want `type: object` at the root."""
+    """Return an inline object schema: model APIs require `type: object` at the root."""
     (root,), definitions = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
     schema = dict(definitions.pop(root["$ref"].rpartition("/")[2]))
     schema.pop("title", None)
@@ -181,7 +181,7 @@ def _plain_schema(record: type) -> dict[str, Any]:
 
 
 def _worded(text: str) -> str:
-    """`Expected `int`, got `str` - at `$.limit`` -> `parameter 'limit': expected int, got str`."""
+    """Turn `Expected `int`, got `str` - at `$.limit`` into `parameter 'limit': expected int, got str`."""
     reason, _, place = text.partition(" - at ")
     reason = reason.replace("`", "'")
     reason = reason[:1].lower() + reason[1:]

@@ -1,4 +1,4 @@
-"""Where skills are on the gateway's own machine, for the tools that open files there."""
+"""Locations of skills on the gateway's machine, for the tools that open files there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BASE = "{baseDir}"
 
 
 class SkillPaths:
-    """`folder` has the copies of skills: `all/{name}` and `agents/{id}/{name}`. The workspace's own are in `skills`."""
+    """`folder` holds copies of skills: `all/{name}` and `agents/{id}/{name}`. The workspace has its own in `skills`."""
 
     def __init__(self, workspace: str, folder: str) -> None:
         self._own = os.path.join(workspace, SKILLS)  # noqa: PTH118
@@ -18,7 +18,7 @@ class SkillPaths:
         self._agents = os.path.join(folder, "agents")  # noqa: PTH118
 
     def locate(self, path: str) -> str:
-        """`skills/{name}/…` of the workspace, or of the skills for all agents where the workspace has no such skill."""
+        """Return `skills/{name}/…` of the workspace, or of the shared skills if the workspace has no such skill."""
         parts = PurePosixPath(path).parts
         if len(parts) < 2 or parts[0] != SKILLS or ".." in parts or "\0" in path:
             return path
@@ -28,7 +28,7 @@ class SkillPaths:
         return elsewhere if os.path.exists(elsewhere) else path  # noqa: PTH110
 
     def base(self, path: str) -> str | None:
-        """The folder of the skill that an absolute path lies in; None for a path in none."""
+        """Return the folder of the skill that contains an absolute path, or None."""
         for top, depth in ((self._own, 1), (self._all, 1), (self._agents, 2)):
             if path.startswith(f"{top}/"):
                 parts = path[len(top) + 1 :].split("/")

@@ -1,4 +1,4 @@
-"""A tool of the gateway's own: a function with a schema. No labels, no hooks."""
+"""Tools of the gateway: functions with a schema."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MISSING = re.compile(r"missing required parameter '([^']+)'")
 
 
 class CallContext(msgspec.Struct, frozen=True):
-    """Which call a tool serves, and for whom."""
+    """The call that a tool serves, and its caller."""
 
     call_id: str
     session_key: str | None = None
     agent_id: str | None = None
-    # The id of the credential whose call it is.
+    # The id of the calling credential.
     credential: str = "owner"
     timeout_ms: int | None = None
-    # Who acts and on whose behalf: a `gateway.principal.Principal`, which tools outside the gateway do not read.
+    # Who acts and on whose behalf: a `gateway.access.principal.Principal`, used only within the gateway.
     principal: object = None
-    # Where the call comes from, as the policy is told.
+    # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
 
 
@@ -39,33 +39,33 @@ ShowEffects = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
 
 
 class Tool(msgspec.Struct, frozen=True, dict=True):
-    """A tool of the gateway: what callers are told about it, and what runs.
+    """A tool of the gateway: its description, and the function that runs.
 
-    Arguments reach `check`, `preview` and `run` under the parameters' own names, as `canonical` returns
-    them. `run` returns what becomes the JSON result and raises ToolError. A call that is stopped is cancelled as an
-    asyncio task; what `run` then raises (Cancelled, saying what it ended) is the end of the call.
+    `check`, `preview` and `run` receive arguments under the parameters' own names, as `canonical` returns them. `run`
+    returns a JSON-encodable result or raises ToolError. A stopped call is cancelled as an asyncio task; the error that
+    `run` raises then (Cancelled, saying what it ended) becomes the outcome of the call.
     """
 
     name: str
-    # Makes `spec` when it is first wanted: reading all signatures would be a tenth of the gateway's start.
+    # Creates `spec` on demand: reading all signatures would take a tenth of the gateway's start.
     describe: Callable[[], ToolSpec]
     run: Run
-    # The same call again, after the gateway was restarted, continues what the first one began.
+    # A repeated call, after a restart of the gateway, continues what the first one started.
     continues: bool = False
-    # Further names of parameters, and the parameters they stand for.
+    # Additional names of parameters, and the parameters they denote.
     aliases: Mapping[str, str] = {}
-    # The names of all parameters; by default those in `spec`.
+    # The names of all parameters; defaults to those in `spec`.
     names: Callable[[], Collection[str]] | None = None
-    # Raises InvalidArgs for arguments that `run` would not take.
+    # Raises InvalidArgs for arguments that `run` would reject.
     check: Callable[[Mapping[str, Any]], object] | None = None
-    # Returns a `Preview` of what `run` would do with the same arguments. May raise ToolError as `run` would.
+    # Returns a `Preview` of `run` with the same arguments. May raise ToolError.
     preview: ShowEffects | None = None
 
     def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments under the parameters' own names. Raises InvalidArgs, see `canonical_names`.
 
-        Where the schema lists the values of a parameter, another casing of one becomes that value: `" ADD "` is `add`
-        for a rule of the policy as it is for the tool.
+        If the schema lists the values of a parameter, another casing of one becomes that value: `" ADD "` becomes
+        `add`, for policy rules as for the tool.
         """
         properties = self.spec.parameters["properties"]
         named = canonical_names(arguments, properties if self.names is None else self.names(), self.aliases)
@@ -103,13 +103,12 @@ def tool(
     continues: bool = False,
     preview: Callable[..., Any] | None = None,
 ) -> Tool:
-    """Make a tool of a typed function. Its parameters are the schema, its docstring is the description.
+    """Create a tool from a typed function. Its parameters are the schema, its docstring is the description.
 
-    A parameter named `context` is given the CallContext and is not shown to callers. A plain function runs in a
-    thread. A text it returns becomes `{"content": text}`. `aliases` maps further names of parameters, which are
-    accepted but not shown, to theirs; `unlisted` are parameters that are taken and not shown. `preview` takes the same
-    parameters as the function and returns a `Preview` of what the function would do. A signature that cannot be
-    described to a caller raises ValueError when the tool is first described or called.
+    A parameter named `context` receives the CallContext and is hidden from callers. A plain function runs in a thread.
+    A returned string becomes `{"content": text}`. `aliases` maps additional, hidden names to parameters; `unlisted`
+    parameters are accepted but hidden. `preview` takes the same parameters as the function and returns a `Preview`. An
+    unsupported signature raises ValueError when the tool is first described or called.
     """
     chosen = name or function.__name__
     renamed = dict(aliases or {})
@@ -171,7 +170,7 @@ def _shown(schema: dict[str, Any], unlisted: Collection[str]) -> dict[str, Any]:
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter as it is when it is given; that null counts as left out need not be told."""
+    """Return the schema of a parameter without null, which is equivalent to omitting it."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) == len(schema.get("anyOf", ())):
         return schema

@@ -1,6 +1,6 @@
-"""`Undo`: takes back what a call did to files. It is offered to no model; people and programs ask for it."""
+"""`Undo`: reverts the file changes of a call. It is not offered to models; people and programs call it."""
 
-# The names of parameters are written as those of the other node tools.
+# Parameter names follow those of the other node tools.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from farhand.tools.schema import Parameters
 NAME: Final = "Undo"
 
 Call = Annotated[str, Meta(description="Id of the call to undo.")]
-DryRun = Annotated[bool, Meta(description="Only tell what would be done.")]
+DryRun = Annotated[bool, Meta(description="Only report what would be done.")]
 
 
 class UndoTool:
-    """The tool over one computer's files. It blocks; run it in a thread."""
+    """The tool over one machine's files. It blocks; run it in a thread."""
 
     def __init__(self, files: Files, undo_log: UndoLog) -> None:
         self._files = files
@@ -32,7 +32,7 @@ class UndoTool:
         """Give the files that a call changed their old content back, unless they were changed since."""
         if not call:
             raise InvalidArgs("parameter 'call': must name a call")
-        from farhand.machine.files.undo import undo  # noqa: PLC0415 - a node at rest does without it
+        from farhand.machine.files.undo import undo  # noqa: PLC0415 - memory of an idle node
 
         return undo(self._files, self._undo_log, call, dry_run=dryRun)
 

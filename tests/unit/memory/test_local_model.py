@@ -85,7 +85,7 @@ def test_weights_that_were_never_tried_are_not_run(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "is not the one this Farhand was tried with; it is not run" in done.stderr
+    assert "is not the tested version; it is not used" in done.stderr
 
 
 @needs_model

@@ -22,7 +22,7 @@ def test_files_take_turns_and_are_read_through(tmp_path: Path, monkeypatch: pyte
     assert all(path.stat().st_size < 21_000 for path in (tmp_path / "logs").iterdir())
     lines, truncated = last_lines(tmp_path / "logs", 250)
     assert truncated and len(lines) == 250
-    assert [json.loads(line)["message"] for line in lines][-2:] == ["line 299", "the node program ends"]
+    assert [json.loads(line)["message"] for line in lines][-2:] == ["line 299", "node program stopped"]
     assert json.loads(lines[0])["message"] == "line 51"
     everything, truncated = last_lines(tmp_path / "logs", 5000)
     assert not truncated and json.loads(everything[0])["event"] == "node.start" and len(everything) == 302

@@ -25,7 +25,6 @@ from farhand.gateway.nodes.registry import Connection, HelloRefused
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.liveness import Liveness, LivenessAction
-from farhand.protocol.malformed import may_be_response, readable_request_id
 from farhand.protocol.messages import (
     FreezeReport,
     GatewayChallenge,
@@ -42,6 +41,8 @@ from farhand.protocol.messages import (
     TransferReady,
     decode,
     encode,
+    may_be_response,
+    readable_request_id,
 )
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,

@@ -1,14 +1,14 @@
 """The path check: which files tools may use, decided by the real file and never by how its path is spelled.
 
-The direct door, the agent's tools, a node with `--root`, the workspace, transfers and undo all ask `AllowedPaths`:
+HTTP routes, the agent's tools, a node with `--root`, the workspace, transfers and undo all use `AllowedPaths`:
 
-1. `normalise` makes a path absolute and removes what spells the same file in another way (`//etc`, `/./etc`, `..`).
-2. `check` follows every link, and no link that lies in a protected folder or belongs to a process in /proc.
+1. `normalise` makes a path absolute and removes alternative spellings (`//etc`, `/./etc`, `..`).
+2. `check` follows every link except those in a protected folder and those of a process in /proc.
 3. The real file must be in an allowed root and outside the protected folders. A protected folder is recognised by its
    path and by its identity (device and inode), so a second spelling does not help: upper case on a file system that
    ignores case, another Unicode form of a name, a bind mount.
 
-The result is opened by `Root`, which follows no link at all, so a path that changes after the check fails to open.
+The result is opened by `ConfinedRoot`, which follows no link, so a path that changes after the check fails to open.
 A file with several names (hard links) is the same file under each of them; reads cannot tell which name was meant.
 """
 
@@ -26,10 +26,10 @@ from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.refused_paths import KERNEL_LINK, OUTSIDE, PROTECTED, UPWARD, ForbiddenPath
 from farhand.protocol.errors import InvalidArgs
 
-# As many as Linux follows.
+# The limit of Linux.
 MOST_LINKS = 40
 
-# The longest path Linux takes.
+# The longest path that Linux accepts.
 LONGEST = 4096
 
 Identity = tuple[int, int]
@@ -37,7 +37,7 @@ Spelling = str | os.PathLike[str]
 
 
 class CheckedPath(msgspec.Struct, frozen=True):
-    """A path that passed the check: as the caller spells it, where it really is, and the root that allows it."""
+    """A path that passed the check: the caller's spelling, the real location, and the root that allows it."""
 
     path: str
     real: str
@@ -45,11 +45,11 @@ class CheckedPath(msgspec.Struct, frozen=True):
 
 
 class AllowedPaths:
-    """Everything beneath the roots (without roots: everything), except what is hidden. Safe to use from any thread.
+    """Allows everything below the roots (without roots: everything) except what is hidden. Thread-safe.
 
     Relative paths start at the workspace; `~` is an ordinary character. `.` and `..` are removed from the text before
-    links are followed; with `upward=False`, a path with a part `..` is refused instead. Of what is hidden, `exposed`
-    folders can be used all the same. Roots that change are given as a function.
+    links are followed; with `upward=False`, a path with a part `..` is refused instead. `exposed` folders are allowed
+    although they are hidden. Changing roots are passed as a function.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AllowedPaths:
         return self._roots()
 
     def normalise(self, path: str) -> str:
-        """Return the absolute path a caller means, links not followed.
+        """Return the absolute path without following links.
 
         Raises InvalidArgs for text that cannot name a file, and ForbiddenPath.
         """
@@ -85,9 +85,9 @@ class AllowedPaths:
         return absolute(self.workspace, path)
 
     def check(self, path: str) -> CheckedPath:
-        """Return the real place of a path, which need not exist.
+        """Return the real location of a path, which need not exist.
 
-        Raises InvalidArgs for text that cannot name a file, ForbiddenPath, and OSError for links in a circle.
+        Raises InvalidArgs for text that cannot name a file, ForbiddenPath, and OSError for circular links.
         """
         spelled = self.normalise(path)
         roots = self.roots
@@ -104,15 +104,15 @@ class AllowedPaths:
         allowing = [root for root in roots if root.contains(real)]
         if not allowing:
             raise ForbiddenPath(_outside(spelled, roots))
-        # Of several, one that may only be read decides, else the innermost.
+        # Of several, a read-only one decides, else the innermost.
         return CheckedPath(spelled, real, max(allowing, key=lambda root: (not root.writable, len(root.path))))
 
     def is_protected(self, real: str, identities: Sequence[Identity | None] = ()) -> bool:
-        """Return whether a real path is hidden, or beneath something that is, and not exposed.
+        """Return whether a real path is hidden, or below something that is, and not exposed.
 
-        `identities` are those of the path and the folders above it, outermost first, as far as they exist.
+        `identities` are those of the path and its parent folders, outermost first, as far as they exist.
         """
-        # With a slash at the end a path begins with every folder it is in, and with itself.
+        # With a trailing slash, a path starts with every folder it is in, and with itself.
         path = real + "/"
         if path.startswith(self._hidden):
             return not path.startswith(self._exposed)
@@ -131,11 +131,11 @@ class AllowedPaths:
         return _identity(status) in self.protected_identities()
 
     def protected_identities(self) -> frozenset[Identity]:
-        """Return the identities of what is hidden, for code that walks folders by their descriptors."""
+        """Return the identities of hidden paths, for code that walks folders by descriptor."""
         return _identities(self.hidden)
 
     def _follow(self, spelled: str) -> tuple[str, list[Identity | None]]:
-        """Return the path without links, and the identity of each part of it; None for a part that does not exist."""
+        """Return the path without links, and the identity of each part; None for a part that does not exist."""
         names: list[str] = []
         identities: list[Identity | None] = []
         rest = _parts(spelled)[::-1]
@@ -167,7 +167,7 @@ class AllowedPaths:
             names.pop()
             try:
                 target = os.readlink(path)  # noqa: PTH115
-            except OSError:  # it was replaced in the meantime: look again, as often as links are followed
+            except OSError:  # replaced in the meantime: look again, up to the limit of links
                 rest.append(name)
                 continue
             if target.startswith("/"):
@@ -177,20 +177,20 @@ class AllowedPaths:
         return "/" + "/".join(names), identities
 
 
-# As a path separates its parts, and as an address or another system would.
+# The separator of paths, including URL-encoded and Windows forms.
 _SLASH = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
 _UPWARD = re.compile(rf"(?:^|{_SLASH})(?:\.|%(?:25)*2e){{2}}(?:$|{_SLASH})", re.IGNORECASE)
-# `/proc/PID/root`, `cwd`, `exe`, `fd/N`, …: what they lead to has no path, or one in another mount namespace.
+# `/proc/PID/root`, `cwd`, `exe`, `fd/N`, …: their targets have no path, or one in another mount namespace.
 _OF_A_PROCESS = re.compile(r"/proc/[0-9]+/")
 
 
 def display(path: str) -> str:
-    """Return a path as text that can travel: bytes of a name that are not UTF-8 become U+FFFD."""
+    """Return a path as valid text: bytes that are not UTF-8 become U+FFFD."""
     return path if path.isascii() else os.fsencode(path).decode("utf-8", "replace")
 
 
 def check_path_text(parameter: str, text: str) -> None:
-    """Raise InvalidArgs naming the parameter when the text cannot be handed to the system."""
+    """Raise InvalidArgs naming the parameter if the text cannot be passed to the system."""
     if "\0" in text:
         raise InvalidArgs(f"parameter '{parameter}': {text!r} contains a NUL character; remove it")
     try:
@@ -200,12 +200,12 @@ def check_path_text(parameter: str, text: str) -> None:
 
 
 def absolute(folder: str, path: str) -> str:
-    """Return a path from `folder` without `//`, `.` and `..`, as text: links are not followed.
+    """Return the absolute form of a path relative to `folder`, without following links.
 
-    This is how every file tool reads a path, and so how the policy must read it.
+    File tools and the policy both interpret paths this way.
     """
     normal = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118
-    # POSIX lets `//` at the beginning mean something of its own, so `normpath` keeps it; here it means `/`.
+    # POSIX allows a leading `//` to be special, so `normpath` keeps it; here it means `/`.
     return normal[1:] if normal.startswith("//") else normal
 
 
@@ -214,7 +214,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Paths without those that lie beneath another of them."""
+    """Return the paths that are not below another of them."""
     kept: list[str] = []
     for path in sorted(set(paths)):
         if not any(path.startswith(above.rstrip("/") + "/") for above in kept):

@@ -1,10 +1,10 @@
-"""A folder and what is really beneath it.
+"""A folder and the files below it, opened without following links.
 
-A `Root` follows no link: it is handed the real path, and where a part of that path has become a link (somebody
-swapped it a moment ago) the open fails.  So the place that was judged is the place that is opened.
+`ConfinedRoot` receives a real path. If a part of it has been replaced by a link since it was checked, opening fails,
+so the file that was checked is the file that is opened.
 
-Every file is reached the same way: open its folder here, then use its name with `dir_fd`.  The kernel does the
-whole path at once where it has `openat2`; elsewhere the folders are opened one by one.
+Every file is reached the same way: open its folder here, then use its name with `dir_fd`. With `openat2` the kernel
+resolves the whole path at once; elsewhere the folders are opened one by one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 
 from farhand.protocol.errors import NotFound
 
-# O_PATH asks for no right to list the folder; where it is missing (macOS) a readable descriptor serves.
+# O_PATH needs no permission to list the folder; where it is missing (macOS), a readable descriptor is used.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Opener = Callable[[int, Sequence[str]], int]
 
 
 class ConfinedRoot:
-    """One allowed folder; `/` allows everything. What lies in one that is not `writable` may only be read."""
+    """One allowed folder; `/` allows everything. Files in a root that is not `writable` are read-only."""
 
     def __init__(self, path: str | os.PathLike[str], *, opener: Opener | None = None, writable: bool = True) -> None:
-        """Raises NotFound when there is no such folder. A link given here is resolved once, now."""
+        """Resolve links in `path` once, now. Raises NotFound if there is no such folder."""
         self.writable = writable
         self.path = os.path.realpath(path)
         if not Path(self.path).is_dir():
@@ -39,16 +39,16 @@ class ConfinedRoot:
         self._open = opener or (open_with_openat2 if _kernel_can() else open_stepwise)
 
     def __repr__(self) -> str:
-        return f"Root({self.path!r})"
+        return f"ConfinedRoot({self.path!r})"
 
     def contains(self, real: str) -> bool:
-        """Whether a real path (absolute, without links or dots) is this folder or beneath it."""
+        """Return whether a real path (absolute, without links or dots) is this folder or below it."""
         return real == self.path or real.startswith(self._prefix)
 
     def open_folder(self, real: str, *, make: bool = False) -> int:
-        """A descriptor of the folder at a real path beneath; the caller closes it. `make` makes what is missing.
+        """Return a descriptor of the folder at a real path; the caller closes it. `make` creates missing folders.
 
-        Raises OSError; for a part that is a link: ELOOP or ENOTDIR.
+        Raises OSError; ELOOP or ENOTDIR for a part that is a link.
         """
         if not self.contains(real):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), real)
@@ -68,16 +68,16 @@ class ConfinedRoot:
             os.close(top)
 
     def missing_folders(self, real: str) -> tuple[str, ...]:
-        """The folders that must be made before a file at a real path can be, the outermost first."""
+        """Return the folders that must be created for a file at a real path, outermost first."""
         missing = []
-        folder = os.path.dirname(real)  # noqa: PTH120 (judged, and not to be resolved again)
+        folder = os.path.dirname(real)  # noqa: PTH120 (checked, and not to be resolved again)
         while self.contains(folder) and not os.path.lexists(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)  # noqa: PTH120
         return tuple(reversed(missing))
 
     def remove_folders(self, made: Sequence[str]) -> None:
-        """Remove those of the folders, the outermost first, that are empty."""
+        """Remove those of the folders, given outermost first, that are empty."""
         for path in reversed(made):
             parent, name = os.path.split(path)
             with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ class ConfinedRoot:
 
 
 def open_stepwise(top: int, parts: Sequence[str], *, make: bool = False) -> int:
-    """Open folder after folder, none of them a link."""
+    """Open folder after folder, following no link."""
     current = os.dup(top)
     try:
         for part in parts:
@@ -109,10 +109,10 @@ def open_stepwise(top: int, parts: Sequence[str], *, make: bool = False) -> int:
 
 
 def open_with_openat2(top: int, parts: Sequence[str]) -> int:
-    """Open the whole path in one call that refuses links and everything not beneath `top`."""
+    """Open the whole path in one call that refuses links and everything not below `top`."""
     path = os.fsencode("/".join(parts))
     how = _How(_FOLDER, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
-    # The kernel gives up with EAGAIN when somebody renames along the path just then.
+    # The kernel fails with EAGAIN if a part of the path is renamed at the same time.
     for _ in range(64):
         descriptor: int = _libc().syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how))
         if descriptor >= 0:
@@ -124,7 +124,7 @@ def open_with_openat2(top: int, parts: Sequence[str]) -> int:
 
 
 def sync_folder(folder: int) -> None:
-    """Bring a folder's names to the disk. A folder that may not be listed is left to the kernel's own time."""
+    """Sync a folder's entries to disk; skipped for a folder that may not be listed."""
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:
@@ -139,7 +139,7 @@ def _make_folder(name: str, parent: int) -> None:
     try:
         os.mkdir(name, dir_fd=parent)
     except FileExistsError:
-        return  # somebody else was first; whether it is a folder shows when it is opened
+        return  # created concurrently; opening it shows whether it is a folder
     sync_folder(parent)
 
 
@@ -160,7 +160,7 @@ def _libc() -> ctypes.CDLL:
 
 @functools.cache
 def _kernel_can() -> bool:
-    """False on other systems, on kernels before 5.6, and where a sandbox forbids the call."""
+    """Return whether `openat2` works: not on other systems, kernels before 5.6, or in some sandboxes."""
     if sys.platform != "linux":
         return False
     top = os.open("/", _FOLDER)

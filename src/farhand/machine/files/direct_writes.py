@@ -1,4 +1,4 @@
-"""Files that go to the disk while they are written, where the kernel lets us say so (Linux)."""
+"""Writing long files to disk continuously, bypassing the page cache where possible (Linux)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 
 _PIECE = 4 * 1024 * 1024
-# A shorter file stays in the page cache: whoever it was sent to will read it soon.
+# A shorter file stays in the page cache: it will probably be read soon.
 _LONG = 32 * 1024 * 1024
-# What place, length and memory of a write past the page cache are multiples of.
+# Alignment of offset, length and memory for direct writes.
 BLOCK = 4096
 _PAST_CACHE: int | None = getattr(os, "O_DIRECT", None)
 _AT_ONCE = 64
@@ -20,22 +20,21 @@ _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 class DirectWriter:
-    """Sends a long file to the disk as it grows: past the page cache where it can, else in pieces, two at most on
-    their way.
+    """Writes a long file to disk as it grows: past the page cache if possible, else in pieces, two in flight at most.
 
-    Without it the kernel keeps a gigabyte in memory until it is synced, and whoever wants something else on that disk
-    meanwhile, such as the record of a call, waits behind all of it.
+    Otherwise the kernel keeps a gigabyte in memory until it is synced, and other writes to that disk, such as the
+    record of a call, wait behind all of it.
     """
 
     def __init__(self, file: int, position: int = 0, size: int = 0) -> None:
-        """`position` is where the file is written next, `size` how long it becomes, where that is known."""
+        """`position` is the current file offset, `size` the final length if it is known."""
         self._file = file
         self._position = self._begun = self._waited = position
         self._may_pass = _PAST_CACHE is not None and size - position >= _LONG
         self._passes = False
 
     def write(self, pieces: Sequence[memoryview]) -> None:
-        """Append all of them. Raises OSError."""
+        """Append all pieces. Raises OSError."""
         pieces = [piece for piece in pieces if piece]
         if self._may_pass and self._position % BLOCK == 0:
             whole = next((at for at, piece in enumerate(pieces) if len(piece) % BLOCK), len(pieces))
@@ -49,7 +48,7 @@ class DirectWriter:
                 self.wrote(size)
 
     def _write_past(self, pieces: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Append them past the page cache: a third of the work, and others keep what they have there. What is left."""
+        """Append pieces past the page cache, at a third of the cost; return the remaining pieces."""
         while pieces:
             try:
                 self._pass(on=True)
@@ -57,7 +56,7 @@ class DirectWriter:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                self._may_pass = False  # this file system cannot, or this memory is not aligned
+                self._may_pass = False  # not supported by the file system, or the memory is not aligned
                 break
             if size == 0:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -77,7 +76,7 @@ class DirectWriter:
             self._passes = on
 
     def wrote(self, size: int) -> None:
-        """So much was written. May wait for the disk; that the disk failed is told by the sync at the end."""
+        """Account for `size` written bytes. May wait for the disk; errors are reported by the final sync."""
         self._position += size
         if self._position - self._begun < _PIECE:
             return
@@ -89,7 +88,7 @@ class DirectWriter:
 
 
 def sync_file_system(descriptor: int) -> bool:
-    """Bring everything to the disk at once; False where the system cannot."""
+    """Sync the whole file system; return False if the system cannot."""
     sync = getattr(_libc(), "syncfs", None)
     return sync is not None and sync(descriptor) == 0
 

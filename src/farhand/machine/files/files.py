@@ -1,7 +1,7 @@
-"""The files of one computer that may be touched, and the three ways to touch them: open, list, replace.
+"""The files of one machine that may be used: open, list, replace.
 
-A path is checked by `AllowedPaths` and then opened without following any link. What the kernel refuses
-comes out as the error a caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
+A path is checked by `AllowedPaths` and then opened without following links. Errors of the system become errors a
+caller can act on: NotFound, NotAllowed, InvalidArgs, Failed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from farhand.machine.files.steering_files import SteeringFiles
 from farhand.machine.files.undo_log import Digest, PendingChange, UndoLog
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
 
-# The longest path an error repeats whole, and the longest the system takes.
+# The longest path that error messages include in full.
 MOST_SHOWN = 4096
 
 
 class Files:
-    """The files that `AllowedPaths` allows. What a call changes is kept in `kept`, so that it can be undone.
+    """The files that `AllowedPaths` allows. Changes made by a call are recorded in `undo_log`.
 
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Files:
         undo_log: UndoLog | None = None,
         steering: SteeringFiles | None = None,
     ) -> None:
-        """`intents`: where changes of several files at once are written down while they are under way. `steering`: the
-        files that are changed only where `steering.allowed` says so."""
+        """`transaction_folder`: where changes of several files are logged while in progress. `steering`: the files that
+        are changed only if `steering.allowed` is set."""
         self.steering = steering
         self.paths = AllowedPaths(workspace, roots=roots, hidden=hidden, exposed=exposed, upward=upward)
         self.workspace = self.paths.workspace
         self.read_only = read_only
         self.transaction_folder = transaction_folder
         self.undo_log = undo_log
-        # Held from the last look at a file to its replacement.
+        # Held from the last check of a file to its replacement.
         self.write_lock = threading.Lock()
 
     @property
@@ -64,32 +64,32 @@ class Files:
         return self.paths.roots
 
     def resolve(self, path: str) -> str:
-        """Return the absolute path a caller means: see `AllowedPaths.normalise`. Raises ToolError."""
+        """Return the absolute path; see `AllowedPaths.normalise`. Raises ToolError."""
         return self.paths.normalise(path)
 
     def place(self, path: str) -> CheckedPath:
-        """Check a path, which need not exist: see `AllowedPaths.check`. Raises ToolError."""
+        """Check a path, which need not exist; see `AllowedPaths.check`. Raises ToolError."""
         with file_errors("resolve", self.resolve(path)):
             return self.paths.check(path)
 
     def is_hidden(self, real: str) -> bool:
-        """Return whether a real path is hidden, or beneath something that is, and not exposed."""
+        """Return whether a real path is hidden, or below something that is, and not exposed."""
         return self.paths.is_protected(real)
 
     def open(self, path: str) -> BinaryIO:
-        """A regular file for reading; the caller closes it. Never waits on a pipe or a device."""
+        """Open a regular file for reading; the caller closes it. Never blocks on a pipe or a device."""
         place = self.place(path)
         with file_errors("read", place.path), open_parent(place) as (folder, name):
             return open_regular(folder, name)
 
     def status(self, path: str) -> os.stat_result:
-        """What is at a path, links followed. Raises NotFound when nothing is."""
+        """Return the status of a path, following links. Raises NotFound."""
         place = self.place(path)
         with file_errors("read", place.path), open_parent(place) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     def open_folder(self, place: CheckedPath) -> int:
-        """A descriptor to list a folder by (`os.scandir`); the caller closes it. Raises OSError."""
+        """Return a descriptor for listing a folder (`os.scandir`); the caller closes it. Raises OSError."""
         folder = place.root.open_folder(place.real)
         try:
             return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
@@ -97,28 +97,28 @@ class Files:
             os.close(folder)
 
     def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
-        """Replace or create a file in one step and tell its absolute path. See `replacing`."""
+        """Replace or create a file atomically and return its absolute path. See `replacing`."""
         with self.replacing(path, expected=expected) as (file, spelled):
             file.write(content)
         return spelled
 
     def create(self, path: str, content: bytes) -> str:
-        """Make a file, whole or not at all, and tell its absolute path. Raises AlreadyThere."""
+        """Create a file atomically and return its absolute path. Raises AlreadyExists."""
         with self.replacing(path, new=True) as (file, spelled):
             file.write(content)
         return spelled
 
     def update(self, path: str, content: bytes) -> None:
-        """Replace the content of a file that is there, in one step. Raises NotFound."""
+        """Replace the content of an existing file atomically. Raises NotFound."""
         self.status(path)
         with self.replacing(path, judge=_refuse_missing) as (file, _):
             file.write(content)
 
     def append(self, path: str, content: bytes) -> int:
-        """Add to the end of a file that is there and return its new size; when the disk fails, nothing was added.
+        """Append to an existing file and return its new size; if the disk fails, nothing is appended.
 
-        A file with further names is replaced by one that has only this name: one of the others may lie outside the
-        roots, and what it names must not change.
+        A file with several hard links is replaced by one with only this name: another link may lie outside the roots,
+        and its content must not change.
         """
         place = self._writable(path)
         with file_errors("write", place.path), open_parent(place) as (folder, name), self.write_lock:
@@ -161,9 +161,9 @@ class Files:
         return place
 
     def refuse_unwritable(self, action: str, place: CheckedPath, *, folder: bool = False) -> None:
-        """Raise NotAllowed for a place whose files may only be read, or not be changed by this caller.
+        """Raise NotAllowed for a read-only path, or one that this caller may not change.
 
-        `folder`: a whole folder is to be put there.
+        `folder`: a whole folder is to be placed there.
         """
         if self.read_only or not place.root.writable:
             raise NotAllowed(f"Failed to {action} '{display(place.path)}': the files here are read-only")
@@ -182,13 +182,12 @@ class Files:
         new: bool = False,
         beside: str = "",
     ) -> Iterator[tuple[BinaryIO, str]]:
-        """An empty file, and the absolute path whose content it becomes when the block ends well.
+        """Yield an empty file, and the absolute path that it replaces when the block succeeds.
 
-        Until then, and whenever the block or the disk fails, the old file stays as it was. Missing folders
-        are made; the mode and owner of an existing file are kept. With `expected`, a file whose content is
-        no longer that is left alone and Failed is raised; with `new`, any file is, and AlreadyThere is raised.
-        `judge` is shown the old file's status, or None, at the last moment; what it raises leaves the file alone too.
-        `beside` is what the file is called until then, for whoever wants to know that.
+        If the block or the disk fails, the old file stays unchanged. Missing folders are created; mode and owner of an
+        existing file are kept. With `expected`, a file with other content is left alone and Failed is raised; with
+        `new`, an existing file raises AlreadyExists. `judge` receives the old file's status, or None, just before the
+        replacement; an exception it raises leaves the file alone too. `beside` is the temporary name.
         """
         place = self._writable(path)
         made = place.root.missing_folders(place.real) if self.undo_log is not None and self.undo_log.enabled else ()
@@ -207,7 +206,7 @@ class Files:
                         copy_owner_and_mode(descriptor, old)
                     written = self.written(descriptor)
                     os.fsync(descriptor)
-                # Two edits of one file must not both find it unchanged.
+                # Two concurrent edits of one file must not both find it unchanged.
                 with self.write_lock:
                     if judge is not None:
                         judge(_status(folder, name))
@@ -229,7 +228,7 @@ class Files:
             sync_folder(folder)
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a link but never what it leads to. Raises NotFound when there is none."""
+        """Remove a file, or a link but never its target. Raises NotFound."""
         spelled = self.resolve(path)
         parent, name = os.path.split(spelled)
         place = self.place(parent)
@@ -269,7 +268,7 @@ class Files:
         unkept: str = "",
         made: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Keep what a file holds while the block changes it, if a call is being worked on: see `UndoLog.keeping`."""
+        """Record a file's content while the block changes it, if a call is in progress: see `UndoLog.recording`."""
         if self.undo_log is None or not self.undo_log.enabled:
             yield
             return
@@ -280,7 +279,7 @@ class Files:
                     old = stack.enter_context(open_regular(folder, name, buffered=False))
                 except FileNotFoundError:
                     pass
-                except OSError as error:  # it may be written and not read
+                except OSError as error:  # writable but not readable
                     unkept = f"it could not be read: {error.strerror}"
             stack.enter_context(
                 self.undo_log.recording([PendingChange(folder, name, real, old, new, in_place, unkept, made)])
@@ -288,7 +287,7 @@ class Files:
             yield
 
     def written(self, descriptor: int) -> Digest | None:
-        """What a file that was just written holds, where that matters: its old content is kept for a call."""
+        """Return the digest of a file that was just written, if its change is recorded."""
         return None if self.undo_log is None or not self.undo_log.enabled else self.undo_log.digest(descriptor)
 
     @contextlib.contextmanager
@@ -306,7 +305,7 @@ class Files:
 
 @contextlib.contextmanager
 def file_errors(act: str, path: str, *, missing: type[ToolError] = NotFound) -> Iterator[None]:
-    """Turn what the system says into an error that names the act, the path and the reason."""
+    """Translate OSError into an error that names the action, the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -343,7 +342,7 @@ def _reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def open_parent(place: CheckedPath, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The folder that holds a place, and the name of the place in it (`.` for a root itself)."""
+    """Open the folder of a path; yield its descriptor and the name in it (`.` for a root itself)."""
     if place.real == place.root.path:
         parent, name = place.real, "."
     else:
@@ -360,8 +359,8 @@ def open_parent(place: CheckedPath, *, make: bool = False) -> Iterator[tuple[int
 
 
 def open_regular(folder: int, name: str, *, buffered: bool = True) -> BinaryIO:
-    """A regular file for reading, and nothing else. Raises OSError."""
-    # Looked at before it is opened: to open a device can already do something.
+    """Open a regular file for reading. Raises OSError for anything else."""
+    # Checked before opening: opening a device can have side effects.
     require_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = os.fdopen(os.open(name, flags, dir_fd=folder), "rb", -1 if buffered else 0)
@@ -390,14 +389,14 @@ _KIND_NAMES = {
 
 
 def replaceable_status(folder: int, name: str) -> os.stat_result | None:
-    """The status of the file to be replaced, if there is one. Raises OSError when it must not be."""
+    """Return the status of the file to be replaced, or None. Raises OSError if it must not be replaced."""
     old = _status(folder, name)
     if old is None:
         return None
     require_regular(old)
-    # A rename asks only the folder; a file its owner made read-only is to stay what it is.
+    # A rename needs permission for the folder only, but a read-only file must stay.
     if not os.access(name, os.W_OK, dir_fd=folder):
-        os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # the system says why not
+        os.close(os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))  # raises the reason
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return old
 
@@ -424,19 +423,19 @@ def _refuse_existing(folder: int, name: str, place: CheckedPath) -> None:
 
 
 def _settle(folder: int, beside: str, name: str, place: CheckedPath) -> None:
-    """Give a file its name unless somebody else has it by now."""
+    """Give a file its name unless that exists by now."""
     try:
         os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
         raise AlreadyExists(f"'{display(place.path)}' {EXISTS}") from None
-    except OSError:  # a file system without second names; the moment between look and rename is short
+    except OSError:  # no hard links on this file system; the window for a race is short
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
     else:
         os.unlink(beside, dir_fd=folder)
 
 
 def copy_owner_and_mode(descriptor: int, old: os.stat_result) -> None:
-    """Give the new file the old one's owner and mode, but no set-user-id: its content is new."""
+    """Copy owner and mode of the old file, but not set-user-id: the content is new."""
     with contextlib.suppress(PermissionError):
         os.fchown(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, old.st_mode & 0o777)

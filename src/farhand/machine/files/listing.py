@@ -1,4 +1,4 @@
-"""What is in a folder."""
+"""Listing a folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class FolderEntry(msgspec.Struct, frozen=True):
 
 
 def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10_000) -> list[FolderEntry]:
-    """The entries of a folder by name, without those that no tool may use; `hidden`: names with a leading dot too.
+    """Return the entries of a folder by name, except protected ones; `hidden` includes names with a leading dot.
 
-    Raises NotFound, NotAllowed, or Failed when the path is no folder or there are more than `most` entries.
+    Raises NotFound, NotAllowed, or Failed if the path is not a folder or has more than `most` entries.
     """
     place = files.place(path)
     if not stat.S_ISDIR(files.status(path).st_mode):

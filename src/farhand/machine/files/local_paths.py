@@ -1,8 +1,7 @@
-"""What is allowed on the gateway's own machine, and which part of a home tools may use.
+"""The files that tools may use on the gateway's machine, and which part of a home they may use.
 
-On the gateway's machine a path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and
-the real file lies in an allowed folder and neither in a system folder nor among the gateway's own keys and records.
-`AllowedPaths` applies the rule.
+A path is relative to the workspace, or absolute in an allowed folder; it has no part `..`; and the real file lies in
+an allowed folder and neither in a system folder nor among the gateway's own keys and records.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from farhand.protocol.errors import NotFound
 
 log = logging.getLogger(__name__)
 
-# What no tool on this machine may read or write, whatever the settings allow.
+# Folders that no tool on this machine may use, whatever the settings allow.
 SYSTEM_FOLDERS = (
     "/bin",
     "/sbin",
@@ -36,7 +35,7 @@ SYSTEM_FOLDERS = (
     "/var/run",
 )
 
-# In the gateway's home: the workspaces, which are there to be used. Everything else in it is the gateway's own.
+# The workspaces in the gateway's home. Everything else in it belongs to the gateway.
 AGENTS_FOLDER = "agents"
 
 
@@ -48,9 +47,9 @@ def local_files(
     *,
     readable: Path | None = None,
 ) -> Files:
-    """The files of this machine: those of the workspace and of the folders that are `allowed` at the time.
+    """Return the files of the workspace and of the currently `allowed` folders.
 
-    `readable`: a folder of the home that may be read and not written.
+    `readable`: a read-only folder of the home.
     """
     also = [] if readable is None else [readable]
     return Files(
@@ -72,7 +71,7 @@ def exposed_in_home(home: Path, *folders: Path) -> list[Path]:
 
 
 class _Roots:
-    """The roots of the settings as they are now."""
+    """The roots of the current settings."""
 
     def __init__(self, workspace: Path, allowed: Callable[[], Sequence[str]], readable: Sequence[ConfinedRoot]) -> None:
         self._fixed = [*readable, ConfinedRoot(workspace)]
@@ -93,7 +92,7 @@ class _Roots:
                 missing.append(path)
         if not missing:
             self._known = (allowed, tuple(roots))
-        elif self._missed is not allowed:  # they are looked for again at each use, and complained of once
+        elif self._missed is not allowed:  # searched again at each use, but logged once
             self._missed = allowed
-            log.warning("[tools] roots: %s cannot be found and is left out", ", ".join(missing))
+            log.warning("[tools] roots: %s not found; ignored", ", ".join(missing))
         return tuple(roots)

@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes."""
+"""File types, recognised by the first bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pure_magic_rs import MagicDb
 
-HEAD = 4096  # bytes that are enough for every format we name
+HEAD = 4096  # enough for every supported format
 
 
 def mime_type(head: bytes) -> str:
-    """The MIME type of a file that begins like this; `application/octet-stream` when nothing is known of it."""
+    """Return the MIME type for the beginning of a file; `application/octet-stream` if unknown."""
     try:
         return _database().best_magic_buffer(head[:HEAD]).mime_type
     except ValueError:
@@ -21,7 +21,7 @@ def mime_type(head: bytes) -> str:
 
 @functools.cache
 def _database() -> MagicDb:
-    # 30 ms and 2 MB to load, so not before the first file that is not text.
+    # Takes 30 ms and 2 MB to load, so only for the first file that is not text.
     from pure_magic_rs import MagicDb  # noqa: PLC0415
 
     return MagicDb()

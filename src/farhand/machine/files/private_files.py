@@ -1,6 +1,6 @@
-"""Files and folders for their owner alone, whatever the umask.
+"""Files and folders that only their owner can access, whatever the umask.
 
-The umask itself stays as it is: it belongs to the commands and to the files that users ask for.
+The umask itself stays unchanged: it applies to commands and to files of users.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FILE = 0o600
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file as `Path.open` does; a new one is for its owner alone."""
+    """Open a file as `Path.open` does; a new one is private to its owner."""
     return path.open(mode) if "r" in mode else open(path, mode, opener=_opener)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a whole file; a new one is for its owner alone."""
+    """Write a whole file; a new one is private to its owner."""
     with open_private(path, "wb") as file:
         file.write(content)
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """Replace a file whole or not at all, on the disk when this returns; the new one is for its owner alone."""
+    """Replace a file atomically and durably; the new one is private to its owner."""
     beside = path.with_name(f"{path.name}.new")
     with open_private(beside, "wb") as file:
         file.write(content)
@@ -37,9 +37,9 @@ def replace_private(path: Path, content: bytes) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file for its owner alone, or close one that is there to others.
+    """Create an empty private file, or restrict an existing one.
 
-    One that is there is not opened: to close it again would give up the locks this process holds on it.
+    An existing one is not opened: closing it would release the locks this process holds on it.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
@@ -48,16 +48,16 @@ def create_private(path: Path) -> None:
 
 
 def restrict_to_owner(path: Path) -> None:
-    """Take every right to a file or folder from others than its owner. Raises OSError."""
+    """Remove all permissions of group and others from a file or folder. Raises OSError."""
     status = path.lstat()
     if status.st_mode & 0o077 and not stat.S_ISLNK(status.st_mode):
         path.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
 
 def restrict_tree(top: Path, *, apart_from: Collection[str] = ()) -> None:
-    """Take every right to a folder and all it holds from others than its owner, as far as that can be done.
+    """Remove all permissions of group and others from a folder and its content, as far as possible.
 
-    What is named `apart_from` in it is left alone, and so is a file with further names: they may belong elsewhere.
+    Skips names in `apart_from`, and files with several hard links, which may belong elsewhere.
     """
     with contextlib.suppress(OSError):
         restrict_to_owner(top)

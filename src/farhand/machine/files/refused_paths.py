@@ -1,4 +1,4 @@
-"""Refusals of a path that are told apart from others of their kind, also when a record has kept only kind and text."""
+"""Path errors that remain distinguishable when only their kind and text are stored."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _THERE = re.compile(rf"'.*' {EXISTS}", re.DOTALL)
 
 
 class ForbiddenPath(NotAllowed):
-    """A path that this caller may not use: it is `UPWARD`, `PROTECTED`, `OUTSIDE`, a `KERNEL_LINK` or `STEERING`."""
+    """A path this caller may not use: `UPWARD`, `PROTECTED`, `OUTSIDE`, `KERNEL_LINK` or `STEERING`."""
 
 
 class AlreadyExists(Failed):
-    """Something is at the path already: it `EXISTS`."""
+    """The path already exists."""
 
 
 def as_raised(kind: str, message: str) -> ToolError:
-    """The error that was raised with this text, here or by whoever wrote the record."""
+    """Return the error that was originally raised with this text."""
     error = ToolError.of(kind, message)
     if error.kind is ErrorKind.NOT_ALLOWED and _FORBIDDEN.fullmatch(message):
         return ForbiddenPath(message)

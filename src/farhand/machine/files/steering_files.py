@@ -1,8 +1,8 @@
-"""Steering files: what an agent is told by its workspace. Changing one is as much as making the agent act.
+"""Steering files: the files of a workspace that instruct its agent. Changing one amounts to instructing the agent.
 
-The check sits where files are written, after every link is resolved, so that it holds for each family of tools and for
-each door. Whether a change is allowed is a matter of who asked for it, which travels as a context variable: the gate
-sets it for each call, the HTTP guard for each request. It is off by default.
+The check is made where files are written, after links are resolved, so it applies to every tool and interface. Whether
+a change is allowed depends on the caller and is passed as a context variable: the gate sets it for each call, the HTTP
+guard for each request. It is off by default.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FILES: Final = (
 )
 FOLDERS: Final = ("skills",)
 
-# Whether what is being done may change steering files.
+# Whether the current call may change steering files.
 allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("steering_allowed", default=False)
 
 
 def _folded(name: str) -> str:
-    """A name as the most tolerant file system compares it."""
+    """Return a name as the most tolerant file system compares it."""
     return unicodedata.normalize("NFKC", name).casefold().rstrip(". ")
 
 
@@ -42,13 +42,13 @@ _NAMES: Final = frozenset(_folded(name) for name in (*FILES, *FOLDERS))
 
 
 def is_steering(relative: str) -> bool:
-    """Whether a path relative to an agent's workspace names a steering file, or something beneath one."""
+    """Return whether a path relative to an agent's workspace is a steering file, or below a steering folder."""
     first = next((part for part in relative.replace("\\", "/").split("/") if part not in ("", ".")), "")
     return _folded(first) in _NAMES
 
 
 def check(relative: str, path: str) -> None:
-    """Raises ForbiddenPath for a steering file that may not be changed now."""
+    """Raise ForbiddenPath for a steering file that may not be changed now."""
     if not allowed.get() and is_steering(relative):
         raise steering_refusal(path)
 
@@ -58,19 +58,19 @@ def steering_refusal(path: str) -> ForbiddenPath:
 
 
 class SteeringFiles:
-    """The steering files of one gateway: those of each agent beneath `home`, and of workspaces elsewhere."""
+    """The steering files of one gateway: those of each agent in `home`, and of workspaces elsewhere."""
 
     def __init__(self, home: Path, workspaces: Iterable[Path] = ()) -> None:
         self._agents = _parts(home / "agents")
-        # Skills for all agents, and the copies of skills that tools read.
+        # Skills for all agents, and the copies of skills for tools.
         self._shared = [_parts(home / name) for name in ("skills", "skill-files")]
         self._workspaces = [_parts(workspace) for workspace in workspaces]
 
     def covers(self, real: str) -> bool:
-        """Whether a path leads to a steering file, or beneath a steering folder; also if it changes meanwhile."""
+        """Return whether a path is a steering file or in a steering folder; true if it changes concurrently."""
         try:
             parts = _parts(real)
-        except OSError:  # a link on the way was replaced while it was read
+        except OSError:  # a link in the path was replaced while it was read
             return True
         if any(_beneath(parts, folder) for folder in self._shared):
             return True
@@ -83,7 +83,7 @@ class SteeringFiles:
         )
 
     def holds(self, real: str) -> bool:
-        """Whether a path leads to a folder in which there may be steering files; also if it changes meanwhile."""
+        """Return whether a folder may contain steering files; true if it changes concurrently."""
         try:
             parts = _parts(real)
         except OSError:
@@ -98,5 +98,5 @@ def _parts(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _beneath(parts: list[str], root: list[str]) -> bool:
-    """Whether a path is a folder or beneath it."""
+    """Return whether a path is `root` or below it."""
     return parts[: len(root)] == root

@@ -1,4 +1,4 @@
-"""Text in files: pages of lines without loading the whole, and exact replacement."""
+"""Text files: pages of lines without loading the whole file, and exact replacement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.files import Files
 from farhand.protocol.errors import Failed, InvalidArgs
 
-MOST_TEXT = 64 * 1024 * 1024  # bytes handed out or edited at once; more is a mistake and would fill the memory
+MOST_TEXT = 64 * 1024 * 1024  # bytes returned or edited at once
 _CHUNK = 256 * 1024
 
 
@@ -19,7 +19,7 @@ class NotText(Exception):
 
 
 class NotUnique(Exception):
-    """The text to replace stands in the file `count` times; `windows_lines`: it would, with \\r\\n line ends."""
+    """The text to replace occurs `count` times; `windows_lines`: it would occur with \\r\\n line ends."""
 
     def __init__(self, count: int, *, windows_lines: bool) -> None:
         super().__init__(count)
@@ -28,10 +28,10 @@ class NotUnique(Exception):
 
 
 def read_lines(file: BinaryIO, offset: int = 0, limit: int | None = None, *, most: int = MOST_TEXT) -> list[str]:
-    """Lines `offset` (from 0) and on, at most `limit`, without their line ends (`\\n` or `\\r\\n`).
+    """Return lines from `offset` (counted from 0) on, at most `limit`, without line ends (`\\n` or `\\r\\n`).
 
-    Reads no further than the page asked for, and keeps nothing but the page. Raises NotText when something
-    before its end is not UTF-8, Failed when the page has more than `most` characters.
+    Reads no further than that page and keeps only the page in memory. Raises NotText if something before its end is not
+    UTF-8, Failed if the page has more than `most` characters.
     """
     assert offset >= 0
     assert limit is None or limit >= 0
@@ -59,16 +59,16 @@ def read_lines(file: BinaryIO, offset: int = 0, limit: int | None = None, *, mos
     if limit is not None:
         del whole[limit:]
     if whole and not whole[-1] and (limit is None or lines < limit):
-        whole.pop()  # what follows the last line end is no line
+        whole.pop()  # nothing follows the last line end
     return [line.removesuffix("\r") for line in whole]
 
 
 def lines_from(file: BinaryIO, offset: int, longest: int, skip: int = 0) -> Iterator[tuple[str, bool]]:
-    """Lines `offset` (from 0) and on, each with its line end as it is, and whether it was cut.
+    """Yield lines from `offset` (counted from 0) on, each with its line end, and whether it was truncated.
 
-    A line is cut at `longest` bytes, between two characters, and is the last that is given; `skip` leaves out as many
-    bytes of the first line, to go on from there. Holds one line at a time. Raises NotText for a line with a NUL or that
-    is not UTF-8, InvalidArgs when the first line has no byte `skip`.
+    A line is truncated at `longest` bytes, between two characters, and is then the last one; `skip` omits bytes of the
+    first line, to continue from there. Holds one line at a time. Raises NotText for a line with a NUL or invalid UTF-8,
+    InvalidArgs if the first line is shorter than `skip`.
     """
     passed = 0
     while passed < offset:
@@ -98,7 +98,7 @@ def lines_from(file: BinaryIO, offset: int, longest: int, skip: int = 0) -> Iter
 
 
 def _character_start(data: bytes, end: int) -> int:
-    """The last place up to `end` at which UTF-8 can be cut."""
+    """Return the last position up to `end` at which UTF-8 can be split."""
     start = end
     while start > end - 4 and data[start] & 0xC0 == 0x80:
         start -= 1
@@ -106,7 +106,7 @@ def _character_start(data: bytes, end: int) -> int:
 
 
 def is_text(file: BinaryIO, most: int) -> bool:
-    """Whether a file is UTF-8, as far as `most` bytes tell."""
+    """Return whether the first `most` bytes of a file are UTF-8."""
     try:
         for _ in _decoded(file, most):
             pass
@@ -118,12 +118,12 @@ def is_text(file: BinaryIO, most: int) -> bool:
 def replace_text(
     files: Files, path: str, old: str, new: str, *, every: bool = False, any_line_end: bool = False
 ) -> int:
-    """Replace the one place where `old` stands (or every one) and tell how many there were.
+    """Replace the only occurrence of `old` (or every one) and return how many were replaced.
 
-    With `any_line_end`, texts written with \\n also stand for lines that end with \\r\\n, and keep them so.
+    With `any_line_end`, \\n in the texts also matches lines that end with \\r\\n, which are preserved.
 
-    All or nothing: NotOnce when `old` is not there, or more than once without `every`; Failed when the file is
-    no text, is or would be larger than MOST_TEXT, or is changed by somebody meanwhile.
+    Raises NotUnique if `old` does not occur, or occurs several times without `every`; Failed if the file is not text,
+    is or would be larger than MOST_TEXT, or is changed concurrently. Nothing is changed then.
     """
     content, changed, count = plan_replacement(files, path, old, new, every=every, any_line_end=any_line_end)
     files.write(path, changed, expected=content)
@@ -133,7 +133,7 @@ def replace_text(
 def plan_replacement(
     files: Files, path: str, old: str, new: str, *, every: bool = False, any_line_end: bool = False
 ) -> tuple[bytes, bytes, int]:
-    """What `replace_text` would make of a file: its content before and after, and how many places change."""
+    """Return the content of a file before and after `replace_text`, and the number of replacements."""
     name = display(files.resolve(path))
     before = old.encode()
     with files.open(path) as file:

@@ -1,4 +1,4 @@
-"""Several files changed together: all of them, or none."""
+"""Change several files together: all of them, or none."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from farhand.protocol.errors import Failed, NotAllowed
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """What a file holds before and after; None: there is no file."""
+    """The content of a file before and after; None stands for no file."""
 
     path: str
     old: bytes | None
     new: bytes | None
-    mode: int | None = None  # of a new file, where it is not what the system gives
-    owner: tuple[int, int] | None = None  # of a new file, where it should not be ours and may be given
+    mode: int | None = None  # of a new file, if not the system's default
+    owner: tuple[int, int] | None = None  # of a new file, if not ours; set if permitted
 
 
 def change_files(files: Files, changes: Sequence[FileChange]) -> None:
-    """Make all of the changes, or none, also when the program is killed in the middle (see `intents`).
+    """Apply all changes, or none, even if the program is killed midway (see `transaction_log`).
 
-    Everything is written beside its place and on disk before the first file is touched; then each is still what its
-    change says it was, or Failed is raised; and a step that fails takes back those before it.
+    All new content is staged on disk before the first file is touched; then each file must still have its expected
+    content, or Failed is raised; if a step fails, the earlier ones are reverted.
     """
     if files.read_only:
         raise NotAllowed("Failed to write: the files here are read-only")
@@ -69,12 +69,12 @@ def change_files(files: Files, changes: Sequence[FileChange]) -> None:
                         step.take_back()
                     raise
     if files.undo_log is not None and (call := call_id.get()) is not None:
-        files.undo_log.close_to_others(call)  # the steps have given up their second names of the old files
+        files.undo_log.restrict_to_owner(call)  # the temporary links to the old files are gone
 
 
 @contextlib.contextmanager
 def _keeping(files: Files, steps: Sequence[_Step]) -> Iterator[None]:
-    """Keep what the files hold, all for one change, if a call is being worked on."""
+    """Record the old content of all files as one change, if a call is in progress."""
     if files.undo_log is None or not files.undo_log.enabled:
         yield
         return
@@ -108,7 +108,7 @@ def _staged(step: _Step) -> Iterator[None]:
 
 
 class _Step(msgspec.Struct):
-    """One file of several that change together."""
+    """One file of a transaction."""
 
     place: CheckedPath
     change: FileChange
@@ -134,7 +134,7 @@ class _Step(msgspec.Struct):
         )
 
     def prepare(self) -> None:
-        """Put the new content beside its place, on disk."""
+        """Write the new content to a temporary file, durably."""
         old = replaceable_status(self.folder, self.name)
         if self.change.new is None:
             return
@@ -154,7 +154,7 @@ class _Step(msgspec.Struct):
             os.fsync(descriptor)
 
     def refuse_changed(self) -> None:
-        """Raises Failed when the file is not what it was when the change was made up."""
+        """Raise Failed if the file no longer has its expected content."""
         if read_content(self.folder, self.name) != self.change.old:
             raise Failed(
                 f"Failed to edit '{display(self.place.path)}': the file was changed by someone else in the meantime, "
@@ -163,7 +163,7 @@ class _Step(msgspec.Struct):
 
     def take(self) -> None:
         if self.change.old is not None:
-            # A second name for the old file: taking it back needs no room on the disk.
+            # A hard link to the old file: reverting needs no disk space.
             os.link(self.name, self.kept, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
         if self.change.new is None:
             os.unlink(self.name, dir_fd=self.folder)
@@ -171,7 +171,7 @@ class _Step(msgspec.Struct):
             os.rename(self.beside, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
     def take_back(self) -> None:
-        """Undo `take`, as far as it came."""
+        """Revert `take`, as far as it was done."""
         with contextlib.suppress(OSError):
             if self.change.old is not None:
                 os.rename(self.kept, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)

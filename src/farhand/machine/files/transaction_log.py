@@ -1,7 +1,7 @@
-"""What several files that change together are to become, on disk before the first of them is touched.
+"""The log of transactions on several files, written before the first of them is touched.
 
-A program that is killed in the middle leaves its intent behind, and whoever starts next undoes what was done of it. So
-the files are as they were, or as they were to be, whenever somebody looks who has not looked during the change itself.
+If a program is killed midway, the next one reverts what was done. So files are either as before or as intended for
+anyone who did not look during the change itself.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from farhand.protocol.errors import ToolError
 
 log = logging.getLogger(__name__)
 
-# In the home of a gateway, and among the state of a node.
+# In the home of a gateway, and in the folder of a node.
 TRANSACTIONS_FOLDER = "changes"
 UNDER_WAY = ".json"
 DONE = ".done"
 
 
 class LoggedChange(msgspec.Struct, frozen=True):
-    """One file: where it is, what it holds before and after (None: there is no file), and the names of its copies."""
+    """One file: its path, digests before and after (None stands for no file), and its temporary names."""
 
-    # As the system has it: a name need not be text.
+    # Bytes: a file name need not be valid text.
     path: bytes
     old: str | None
     new: str | None
     beside: str
     kept: str
-    # Folders that were not there before, the outermost first.
+    # Folders created for it, outermost first.
     made: tuple[bytes, ...] = ()
 
 
 class Transaction:
-    """An intent on disk, in a `folder` that is the program's own."""
+    """A transaction on disk, in a private `folder` of the program."""
 
     def __init__(self, folder: Path, steps: Sequence[LoggedChange]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Transaction:
         _sync(folder)
 
     def done(self) -> None:
-        """Every file is what it was to become: from now on nothing is undone."""
+        """Commit: from now on nothing is reverted."""
         with file_errors("note the end of a change in", str(self._path)):
             self._path = self._path.rename(self._path.with_suffix(DONE))
             _sync(self._path.parent)
@@ -69,7 +69,7 @@ class Transaction:
 
 @contextlib.contextmanager
 def logged_transaction(folder: Path | None, steps: Sequence[LoggedChange]) -> Iterator[Transaction | None]:
-    """The intent of a change, while it is under way. One file alone needs none: it is replaced in one step."""
+    """Log a transaction while the block runs. A single file needs no log: it is replaced atomically."""
     if folder is None or len(steps) < 2:
         yield None
         return
@@ -82,9 +82,9 @@ def logged_transaction(folder: Path | None, steps: Sequence[LoggedChange]) -> It
 
 
 def roll_back_unfinished(files: Files) -> int:
-    """Undo what changes that nobody finished have done, and remove what they left lying about; how many there were.
+    """Revert unfinished transactions and remove their temporary files; return how many there were.
 
-    A file that somebody has changed since stays as it is. What cannot be reached is left for the next time.
+    Files that were changed since stay as they are. Failures are retried at the next start.
     """
     if files.transaction_folder is None or not files.transaction_folder.is_dir():
         return 0
@@ -99,13 +99,13 @@ def roll_back_unfinished(files: Files) -> int:
             for step in reversed(steps):
                 _settle_step(files, step, undo=path.suffix == UNDER_WAY)
         except (msgspec.MsgspecError, ToolError, OSError) as error:
-            log.error("a patch that was broken off could not be undone (%s): %s", path, error)
+            log.error("failed to revert an interrupted transaction (%s): %s", path, error)
             continue
         path.unlink()
         settled += 1
         if path.suffix == UNDER_WAY:
             names = ", ".join(display(os.fsdecode(step.path)) for step in steps)
-            log.warning("a patch was broken off by the end of the program; it was undone in %s", names)
+            log.warning("reverted a transaction that was interrupted by the end of the program: %s", names)
     return settled
 
 
@@ -127,7 +127,7 @@ def _undo(folder: int, name: str, step: LoggedChange) -> None:
     now = digest(read_content(folder, name))
     if now != step.new:
         if now != step.old:
-            log.warning("%s was changed since; it stays as it is", display(os.fsdecode(step.path)))
+            log.warning("%s was changed since; leaving it as it is", display(os.fsdecode(step.path)))
     elif step.old is None:
         os.unlink(name, dir_fd=folder)
     else:

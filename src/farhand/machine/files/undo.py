@@ -1,4 +1,4 @@
-"""Taking back what a call did to files: all of them become what they were, or none is touched."""
+"""Undo the file changes of a call: all of them, or none."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from farhand.machine.files.undo_log_lines import ChangedFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
 MOST_DIFFED: Final = 64 * 1024
-# Longer contents are not compared line by line.
-MOST_COMPARED: Final = 4_000_000  # pairs of lines: comparing takes that much time at worst
+# Contents with more pairs of lines are not compared, to bound the time.
+MOST_COMPARED: Final = 4_000_000
 _ACTS: Final = {(True, True): "restored", (True, False): "recreated", (False, True): "removed"}
 
 
 class ChangedSince(Failed):
-    """A file is no longer what the call left there."""
+    """A file was changed after the call."""
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One file to be taken back."""
+    """One file to be reverted."""
 
     file: ChangedFile
     place: CheckedPath
@@ -46,7 +46,7 @@ class _Step(msgspec.Struct, frozen=True):
         return result if text is None else {**result, "diff": text}
 
     def _diff(self) -> str | None:
-        """How the file would change; None for what is no text, or too much of it."""
+        """Return the diff of a file; None if it is not text, or too long."""
         now, then = self.now or b"", self.then or b""
         if max(len(now), len(then)) > MOST_DIFFED or b"\0" in now + then:
             return None
@@ -62,11 +62,11 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Give the files that a call changed their old content back, and remove those it made; tell what was done.
+    """Restore the files that a call changed, remove those it created, and report the changes.
 
-    All or nothing. It is itself kept, for the call being worked on, and so can be undone. With `dry_run` nothing is
-    done and the answer tells what would be. Raises NotFound when nothing was kept for the call, ChangedSince when a
-    file is not what the call left there, ForbiddenPath and NotAllowed as any other change would, Failed.
+    All or nothing. The undo is recorded for the current call and can itself be undone. With `dry_run` nothing is
+    changed and the report says what would be. Raises NotFound if nothing was recorded for the call, ChangedSince if a
+    file was changed after it, ForbiddenPath and NotAllowed as any other change, Failed.
     """
     try:
         found = undo_log.find(call)
@@ -108,7 +108,7 @@ def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -
 
 
 def _merged(found: CallChanges) -> list[ChangedFile]:
-    """Each file once: what it was before the first change of the call, and what the last made of it."""
+    """Return each file once: its content before the first change of the call, and after the last."""
     merged: dict[bytes, ChangedFile] = {}
     for file in found.files:
         first = merged.get(file.path)

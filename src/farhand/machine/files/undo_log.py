@@ -1,12 +1,12 @@
-"""What files held before a call changed them: kept until room is needed for newer changes.
+"""The undo log: the old content of files that calls changed, kept until room is needed for newer changes.
 
-A folder with the old contents, each named by its SHA-256, and a log of what was kept for which call. The line of a
-change is in the log before the file is touched, and a second one after it; a change without its second line, left by
-a program that was killed, is looked at when the store is next used: what never happened is forgotten. Lines reach the
-kernel and are not synced: they outlive this program, and a power cut may cost those of the last seconds.
+A folder holds the old contents, each named by its SHA-256, and a log of what was stored for which call. A change is
+logged before the file is touched, and again afterwards; a change without its second record, left by a killed program,
+is examined when the log is next opened and dropped if it never happened. Records are written but not synced: they
+survive this program, and a power failure may cost those of the last seconds.
 
-A file that is replaced by a rename is kept by a second name (a hard link), which takes neither time nor room; where
-that cannot be, or the file is written in place, it is copied.
+A file that is replaced by a rename is kept by a hard link, which takes neither time nor space; where that is not
+possible, or the file is written in place, it is copied.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ from farhand.machine.files.undo_log_lines import (
 
 log = logging.getLogger(__name__)
 
-# In the home: what files held before calls changed them, of the gateway and of every node.
+# In the home: the undo logs of the gateway and of every node.
 UNDO_FOLDER = "undo"
 MIB = 1024 * 1024
 QUOTA = 512 * MIB
 LARGEST = 64 * MIB
 MOST_CALLS = 5_000
-# So many calls whose contents made room for newer ones are remembered by their ids.
+# How many calls whose contents were dropped are remembered by id.
 MOST_DROPPED = 2_000
 
-# More lines than these and twice those that counted, and the log is begun anew.
+# The log is rewritten when it has this many records more than twice those still needed.
 DEAD_LINES = 1_000
 
-# The call that is being worked on; what it changes is kept in its name.
+# The current call; its changes are recorded under this id.
 call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call_id", default=None)
 
 
 class PendingChange(NamedTuple):
-    """A file that is about to be changed."""
+    """A file about to be changed."""
 
     folder: int
     name: str
     path: str
-    # The file as it is, opened; None: there is none.
+    # The current file, open; None if there is none.
     old: BinaryIO | None
-    # What it will hold; None: it will be gone.
+    # The new content; None if the file will be removed.
     new: Digest | None
-    # It is written where it is, not replaced.
+    # Written in place, not replaced.
     in_place: bool = False
-    # Why it cannot be kept.
+    # Why it cannot be stored.
     unkept: str = ""
-    # Folders that are made for it, the outermost first.
+    # Folders created for it, outermost first.
     made: Sequence[str] = ()
 
 
@@ -82,13 +82,13 @@ class Digest(NamedTuple):
 
 
 class CallChanges:
-    """What is known of one call."""
+    """The recorded changes of one call."""
 
     __slots__ = ("changes", "open", "undone")
 
     def __init__(self) -> None:
         self.changes: dict[int, ChangeBegun] = {}
-        # Changes of which it is not written that they were made.
+        # Changes that are not recorded as done.
         self.open: set[int] = set()
         self.undone: CallUndone | None = None
 
@@ -98,10 +98,10 @@ class CallChanges:
 
 
 class UndoLog:
-    """The store of one machine: one process uses it, from any number of threads. Made on first use.
+    """The undo log of one machine: used by one process, from any number of threads. Created on first use.
 
-    At most `quota` bytes are kept, the oldest calls make room first; a file of more than `largest` is not kept. With
-    a quota of 0 nothing is.
+    Stores at most `quota` bytes, dropping the oldest calls first, and no file of more than `largest` bytes. A quota of
+    0 disables it.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class UndoLog:
         self._contents = -1
         self._log = -1
         self._lines = 0
-        # Lines of the log that counted when it was last begun anew.
+        # Records that were needed when the log was last rewritten.
         self._counting = 0
 
     def close(self) -> None:
@@ -141,11 +141,11 @@ class UndoLog:
 
     @property
     def enabled(self) -> bool:
-        """Whether a call is being worked on, and what it changes is to be kept."""
+        """Return whether changes are recorded: a call is in progress and the quota is not 0."""
         return self.quota > 0 and call_id.get() is not None
 
     def digest(self, descriptor: int) -> Digest:
-        """What a file holds, wherever its descriptor stands; of one that is too large to be kept, its size alone."""
+        """Return the digest of an open file; for one too large to be stored, only its size."""
         size = os.fstat(descriptor).st_size
         if size > self.largest:
             return Digest("", size)
@@ -158,10 +158,10 @@ class UndoLog:
 
     @contextlib.contextmanager
     def recording(self, files: Sequence[PendingChange]) -> Iterator[None]:
-        """Keep what files hold while the block changes them, for the call that is being worked on.
+        """Record the old content of files while the block changes them, for the current call.
 
-        A block that raises has changed nothing. Where nothing can be kept (a full disk), the change is made all the
-        same, and a warning is logged.
+        A block that raises must have changed nothing. If recording fails (a full disk), the change is made, and a
+        warning is logged.
         """
         call = call_id.get()
         change: int | None = None
@@ -169,7 +169,7 @@ class UndoLog:
             try:
                 change = self._keep(call, files)
             except OSError as error:
-                log.warning("what call %s changes could not be kept: %s", call, error)
+                log.warning("failed to record the changes of call %s: %s", call, error)
         try:
             yield
         except BaseException:
@@ -222,12 +222,12 @@ class UndoLog:
         return msgspec.structs.replace(kept, old=digest)
 
     def _put(self, digest: str, file: PendingChange, status: os.stat_result) -> None:
-        """Have the content in the store. Raises OSError."""
+        """Store the content of a file. Raises OSError."""
         assert file.old is not None
-        with contextlib.suppress(FileNotFoundError):  # of a change that was never written down
+        with contextlib.suppress(FileNotFoundError):  # left by a change that was never logged
             os.unlink(digest, dir_fd=self._contents)
         if not file.in_place and status.st_nlink == 1:
-            # Another disk, another owner, a file system without second names: then it is copied.
+            # Fails on another disk, for another owner, or without hard links; then the file is copied.
             with contextlib.suppress(OSError):
                 os.link(file.name, digest, src_dir_fd=file.folder, dst_dir_fd=self._contents, follow_symlinks=False)
                 if os.path.samestat(os.stat(digest, dir_fd=self._contents), status):
@@ -254,12 +254,12 @@ class UndoLog:
             line = ChangeDone(call, change)
             self._apply(line)
             self._note(line)
-        self.close_to_others(call)
+        self.restrict_to_owner(call)
 
-    def close_to_others(self, call: str) -> None:
-        """Leave what was kept for a call to its owner alone, once it has no other name.
+    def restrict_to_owner(self, call: str) -> None:
+        """Make the stored contents of a call private once they have no other link.
 
-        A content that was kept by a second name has the mode of the file it was.
+        A content that was stored by a hard link has the mode of its file.
         """
         with self._using:
             found = self._calls.get(call)
@@ -273,7 +273,7 @@ class UndoLog:
             oldest = next(iter(self._calls))
             if oldest == newest and len(self._calls) == 1:
                 break
-            if oldest == newest:  # a call that goes on for long: what it keeps now is the newest there is
+            if oldest == newest:  # a long call: its latest content is the newest
                 self._calls[oldest] = self._calls.pop(oldest)
                 continue
             line = CallDropped(oldest)
@@ -283,13 +283,13 @@ class UndoLog:
     # -- finding ----------------------------------------------------------------------------------------
 
     def find(self, call: str) -> CallChanges | None:
-        """What was kept for a call; None when nothing was. Raises OSError."""
+        """Return the recorded changes of a call, or None. Raises OSError."""
         with self._using:
             self._open()
             return self._calls.get(call)
 
     def in_effect(self, call: str) -> bool:
-        """Whether what a call did still counts: it was not undone, or its undoing was."""
+        """Return whether a call is in effect: it was not undone, or its undo was undone."""
         with self._using:
             counts = True
             while (found := self._calls.get(call)) is not None and found.undone is not None:
@@ -301,7 +301,7 @@ class UndoLog:
             return call in self._dropped
 
     def content(self, digest: str) -> bytes | None:
-        """A kept content; None when it is lost, or no longer what it was: somebody still wrote to the old file."""
+        """Return a stored content; None if it is missing, or was changed through another link."""
         with self._using:
             self._open()
             try:
@@ -321,7 +321,7 @@ class UndoLog:
     # -- the log ----------------------------------------------------------------------------------------
 
     def _apply(self, line: Line) -> None:
-        """Change what is known by one line of the log."""
+        """Apply one record of the log to the state."""
         found = self._calls.get(line.call)
         match line:
             case ChangeBegun():
@@ -370,11 +370,11 @@ class UndoLog:
     def _write(self, line: Line) -> None:
         data = msgspec.json.encode(line) + b"\n"
         if os.write(self._log, data) != len(data):
-            raise OSError(f"the log in {self.folder} could not be written whole")
+            raise OSError(f"incomplete write to the undo log in {self.folder}")
         self._lines += 1
 
     def _note(self, line: Line) -> None:
-        """As `_write`, for what need not be known: it is found out again after the next start."""
+        """Write a record that can be reconstructed at the next start; errors are only logged."""
         if self._log < 0:
             return
         try:
@@ -382,10 +382,10 @@ class UndoLog:
             if self._lines > 2 * self._counting + DEAD_LINES:
                 self._begin_log()
         except OSError as error:
-            log.warning("the log in %s cannot be written: %s", self.folder, error)
+            log.warning("cannot write the undo log in %s: %s", self.folder, error)
 
     def _open(self) -> None:
-        """Read what an earlier life of this program kept. Raises OSError."""
+        """Load the log of an earlier run. Raises OSError."""
         if self._log >= 0:
             return
         contents = self.folder / "contents"
@@ -417,11 +417,11 @@ class UndoLog:
             return
         for line in lines:
             if line:
-                with contextlib.suppress(msgspec.MsgspecError):  # the last one before a power cut
+                with contextlib.suppress(msgspec.MsgspecError):  # incomplete after a power failure
                     yield decoder.decode(line)
 
     def _settle(self, contents: int) -> None:
-        """Look at the changes that a program was killed in the middle of, and forget what never happened."""
+        """Examine changes that were interrupted, and drop those that never happened."""
         for call, found in list(self._calls.items()):
             for number in list(found.open):
                 change = found.changes[number]
@@ -432,7 +432,7 @@ class UndoLog:
                     self._apply(ChangeDone(call, number))
 
     def _begin_log(self) -> None:
-        """Write the log anew with what counts, beside the old one and then in its place."""
+        """Rewrite the log with only the needed records, atomically."""
         lines: list[Line] = [CallDropped(call) for call in self._dropped]
         for call, found in self._calls.items():
             lines += found.changes.values()
@@ -456,7 +456,7 @@ class UndoLog:
 
 
 def _as_before(file: ChangedFile, contents: int) -> bool:
-    """Whether a file is what it was before the change."""
+    """Return whether a file still has its content from before the change."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with os.fdopen(os.open(file.path, flags), "rb") as now:

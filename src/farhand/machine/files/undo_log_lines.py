@@ -1,4 +1,4 @@
-"""The lines of the log of what was kept: see `kept`."""
+"""The records of the undo log: see `undo_log`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 class ChangedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """One file that a call changed."""
 
-    # Where it really is.
+    # The real path.
     path: bytes
-    # The digest of what it held, empty where that was not kept; None: it did not exist.
+    # Digest of the old content, empty if it was not stored; None if the file did not exist.
     old: str | None = None
-    # The digest of what the call made of it; None: it was removed.
+    # Digest of the new content; None if the file was removed.
     new: str | None = None
     size: int = 0
     new_size: int = 0
     mode: int = 0
     owner: tuple[int, int] = (0, 0)
-    # Why the old content was not kept.
+    # Why the old content was not stored.
     unkept: str = ""
-    # Folders that were made for it, the outermost first.
+    # Folders created for it, outermost first.
     made: list[bytes] = []
 
     @property
@@ -45,7 +45,7 @@ class ChangeDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class ChangeAborted(msgspec.Struct, frozen=True, tag="released"):
-    """A change that was not made after all."""
+    """A change that was not made."""
 
     call: str
     change: int
@@ -58,7 +58,7 @@ class CallUndone(msgspec.Struct, frozen=True, tag="undone"):
 
 
 class CallDropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """Its contents made room for newer ones."""
+    """The contents were dropped to make room for newer ones."""
 
     call: str
 

@@ -1,7 +1,7 @@
-"""Which names of some folders changed, as the kernel (inotify) tells it: nobody need look at thousands of files.
+"""Changes in folders, reported by the kernel (inotify), to avoid scanning thousands of files.
 
-The kernel tells of a change before the program that made it goes on, so whoever asks afterwards hears of it. It tells
-nothing of what is changed through mapped memory, or through another name of the same file in another folder.
+A change is reported before the program that made it continues, so a later check sees it. Not reported are changes
+through mapped memory, or through a link to the same file in another folder.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _EVENT = struct.Struct("iIII")
 _MODIFY, _ATTRIB, _MOVED, _CREATE, _DELETE = 0x2, 0x4, 0xC0, 0x100, 0x200
 _OVERFLOW, _IGNORED, _ONLY_FOLDERS = 0x4000, 0x8000, 0x01000000
 _LOCAL = frozenset(
-    # ext, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, bcachefs: what others than this kernel change is not told
+    # ext, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, bcachefs; remote changes on other file systems are not reported
     (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E)
 )
 
 
 class FolderWatch:
-    """Whoever made it calls `close`."""
+    """Watches folders. The owner calls `close`."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises OSError where the kernel cannot tell: not Linux, too many watches, or files that lie elsewhere."""
+        """Raises OSError if watching is not possible: not Linux, too many watches, or a remote file system."""
         self._library = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._library, "inotify_init1"):
             raise OSError("this system has no inotify")
@@ -45,9 +45,9 @@ class FolderWatch:
             self._file = -1
 
     def changed(self) -> set[tuple[int, str]] | None:
-        """What changed since the last time: which folder, by its place in the order given, and the name there.
+        """Return the changes since the last call: the index of the folder, and the name in it.
 
-        None when that cannot be told: there was too much, or a folder is another one now.
+        None if they are unknown: there were too many, or a folder was replaced.
         """
         found: set[tuple[int, str]] = set()
         while True:
@@ -73,7 +73,7 @@ class FolderWatch:
         system = ctypes.create_string_buffer(512)
         self._checked(self._library.statfs(path, system))
         if ctypes.c_long.from_buffer(system).value not in _LOCAL:
-            raise OSError(f"{folder} lies where others may change it unseen")
+            raise OSError(f"{folder} is on a file system that can change without notification")
         wanted = _MODIFY | _ATTRIB | _MOVED | _CREATE | _DELETE | _ONLY_FOLDERS
         self._folders[self._checked(self._library.inotify_add_watch(self._file, path, wanted))] = place, folder
 

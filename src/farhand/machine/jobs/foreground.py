@@ -1,4 +1,4 @@
-"""Commands that somebody waits for: whoever stops waiting ends them."""
+"""Commands with a waiting caller: cancelling the wait ends them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ START_SECONDS = 2.0
 
 
 class Foreground:
-    """Runs commands of one `Jobs` to their end."""
+    """Runs commands of one `Jobs` to completion."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._ending: set[asyncio.Task[Ending]] = set()
 
     async def run(self, command: str, **options: Any) -> Job:
-        """Start a command as `Jobs.start` does and wait for its end.
+        """Start a command as `Jobs.start` does, and wait for its end.
 
-        Raises what `Jobs.start` raises, Cancelled when it is cancelled (the whole tree is ended then, and the text says
-        what that was), Failed when the end of the command cannot be known.
+        Raises what `Jobs.start` raises; Cancelled if cancelled, after ending the whole tree, with a description of what
+        was ended; Failed if the outcome cannot be known.
         """
         starting = asyncio.ensure_future(self._jobs.start(command, **options))
         async with self.held(starting):
@@ -37,25 +37,25 @@ class Foreground:
 
     @contextlib.asynccontextmanager
     async def held(self, starting: asyncio.Future[Job], *, leaving: str | None = None) -> AsyncIterator[None]:
-        """While the block runs, to cancel it is to end the job; raises Cancelled then.
+        """End the job if the block is cancelled; raises Cancelled then.
 
-        Cancelled with the message `leaving`, the job goes on: whoever leaves will come back for it.
+        If it is cancelled with the message `leaving`, the job continues: the program will find it again.
         """
         try:
             yield
         except asyncio.CancelledError as cancelled:
             if leaving is not None and leaving in cancelled.args:
-                # A start that is cut off half-way would end the command.
+                # An interrupted start would end the command.
                 await asyncio.wait({starting}, timeout=START_SECONDS)
                 raise
-            # A task of its own: whoever cancels us again does not stop it.
+            # A separate task, which a second cancellation does not stop.
             ending = asyncio.ensure_future(self._end(starting))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
             raise Cancelled((await asyncio.shield(ending)).describe("cancelled")) from None
 
     async def lost(self, job: Job) -> Failed:
-        """End what a lost job left running; the failure that says so."""
+        """End what a lost job left running, and return the error that says so."""
         ending = await self._jobs.end(job)
         return Failed(ending.describe(f"outcome unknown: the keeper of session {job.id} was killed"))
 

@@ -1,4 +1,4 @@
-"""The program's side of a conversation with the keeper or one of its workers."""
+"""The client side of the connection to the keeper or one of its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farhand.protocol.errors import ToolError
 
 
 class WorkerLink(asyncio.Protocol):
-    """Answers matched to what was asked; facts passed on to `learn`; `gone` called when the other side is."""
+    """Matches answers to requests, passes events to `learn`, and calls `gone` when the connection is lost."""
 
     def __init__(self, learn: Callable[[dict[str, Any]], None], gone: Callable[[WorkerLink], None]) -> None:
         self.greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -33,7 +33,7 @@ class WorkerLink(asyncio.Protocol):
     async def open(
         cls, path: Path, learn: Callable[[dict[str, Any]], None], gone: Callable[[WorkerLink], None]
     ) -> Self:
-        """Raises FileNotFoundError or ConnectionRefusedError when nobody listens, OSError when we cannot ask."""
+        """Connect. Raises FileNotFoundError or ConnectionRefusedError if nothing listens, OSError otherwise."""
         link = cls(learn, gone)
         link._socket = connection = connected(path)
         try:
@@ -44,12 +44,12 @@ class WorkerLink(asyncio.Protocol):
         return link
 
     def say(self, data: bytes) -> None:
-        """Send without expecting an answer."""
+        """Send data that has no answer."""
         if self._transport is not None and not self._closing:
             self._transport.write(data)
 
     def ask(self, act: str, **details: Any) -> asyncio.Future[dict[str, Any]]:
-        """Ask the worker: sent at once. Its refusal is raised as the error it names; ConnectionError: it is gone."""
+        """Send a request now. A refusal raises the error it names; ConnectionError if the worker is gone."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self._closing:
             answer.set_exception(ConnectionResetError("the worker of this command is gone"))
@@ -60,13 +60,13 @@ class WorkerLink(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """Hang up without telling `gone`."""
+        """Close the connection without calling `gone`."""
         self._gone = lambda _: None
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # a stream's transport is always an asyncio.Transport
+        self._transport = transport  # type: ignore[assignment]  # always an asyncio.Transport here
 
     def data_received(self, data: bytes) -> None:
         *lines, self._text = (self._text + data).split(b"\n")
@@ -92,7 +92,7 @@ class WorkerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         if exc is not None and self._socket is not None:
-            # We spoke to a worker that had ended; what it said before is still there, answers among it.
+            # The worker ended while we were sending; what it sent before can still be read.
             with contextlib.suppress(OSError):
                 while data := self._socket.recv(65536):
                     self.data_received(data)
@@ -106,13 +106,13 @@ class WorkerLink(asyncio.Protocol):
 
 
 def connected(path: Path) -> socket.socket:
-    """A socket connected to `path`, however long it is. Raises OSError when nobody listens there."""
+    """Return a socket connected to `path`, which may be long. Raises OSError if nothing listens there."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
         if len(os.fsencode(path)) < 100:
             connection.connect(str(path))
-        else:  # a socket's address must be short; a descriptor of its folder is a short name for it
+        else:  # socket addresses are short; a descriptor of the folder gives a short name
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 connection.connect(f"/proc/self/fd/{folder}/{path.name}")

@@ -1,4 +1,4 @@
-"""A worker's side of the conversation with its clients: lines of JSON over a socket only its owner can open.
+"""The server side of the connection between a worker and its clients: lines of JSON over a private socket.
 
 Standard library only: the keeper imports this file.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 from farhand.machine.jobs.spawn import RequestRefused
 
-SOCKET = "keeper-1.sock"  # the number is the version of the conversation: a new client never meets an old keeper
+SOCKET = "keeper-1.sock"  # includes the protocol version: a new client never reaches an old keeper
 READ_SIZE = 65536
 LINE_LIMIT = 16 * 1024 * 1024
 
 
 def listen(path: str, backlog: int) -> socket.socket:
-    """A socket at `path` that only its owner can open."""
+    """Listen on a socket at `path` that only its owner can open."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -30,25 +30,25 @@ def listen(path: str, backlog: int) -> socket.socket:
     try:
         listener.bind(path)
     finally:
-        os.umask(mask)  # commands inherit the mask of the person who started the node
+        os.umask(mask)  # commands inherit the original umask
     listener.listen(backlog)
     listener.setblocking(False)
     return listener
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """A message as both sides write it."""
+    """Encode a message."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def refuse(conversation: socket.socket, kind: str, message: str) -> None:
-    """Tell a client that what it asked to start was not started."""
+    """Tell a client that its command was not started."""
     with contextlib.suppress(OSError):
         conversation.sendall(line({"error": {"kind": kind, "message": message}}))
 
 
 def first_line(conversation: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """The request a client begins with, and what it has said after that. Raises Refused when there is none."""
+    """Return a client's first request, and the data after it. Raises RequestRefused if there is none."""
     text = bytearray()
     while b"\n" not in text:
         data = conversation.recv(READ_SIZE)
@@ -70,7 +70,7 @@ class ClientConnection:
         ask: Callable[[ClientConnection, Any], None],
         leave: Callable[[ClientConnection], None],
     ) -> None:
-        """`ask` is called with each request, `leave` when the client has gone or makes no sense."""
+        """`ask` is called with each request, `leave` when the client disconnects or sends invalid data."""
         client.setblocking(False)
         self.client = client
         self._ask = ask
@@ -102,7 +102,7 @@ class ClientConnection:
             self._ask(self, request)
 
     def send(self, message: dict[str, Any]) -> None:
-        """A client that does not read is dropped: it finds everything in the record."""
+        """Send a message. A client that does not read is dropped: the record has everything."""
         text = line(message)
         try:
             sent = self.client.send(text)

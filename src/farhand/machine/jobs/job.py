@@ -1,4 +1,4 @@
-"""A command as its record tells it: what was asked, and what became of it."""
+"""A command as described by its record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farhand.machine.jobs.process_tree import COOKIE, Process
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a command ended. `size` is the length of its output at that moment; what is `left` ran on after it."""
+    """How a command ended. `size` is the length of its output then; `left` are processes that continued."""
 
     exit_code: int | None
     signal: str | None
@@ -28,13 +28,13 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What ending a tree came to: the processes that were ended, and those that could not be."""
+    """The result of ending a process tree: the processes that were ended, and those that could not be."""
 
     ended: tuple[Process, ...]
     survivors: tuple[Process, ...]
 
     def describe(self, what: str) -> str:
-        """`what`, and what became of the tree: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
+        """Return `what` with the result: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
         if self.ended:
             names = ", ".join(f"{process.name} {process.pid}" for process in self.ended)
             told = f"{what}: ended {len(self.ended)} process{'es' * (len(self.ended) > 1)} ({names})"
@@ -47,7 +47,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, eq=False):
-    """One command. `Jobs` keeps it up to date; moments are milliseconds since the epoch."""
+    """One command. `Jobs` keeps it up to date; times are milliseconds since the epoch."""
 
     id: str
     call_id: str | None
@@ -64,7 +64,7 @@ class Job(msgspec.Struct, eq=False):
 
     @classmethod
     def accepted(cls, fact: dict[str, Any]) -> Self:
-        """The job of a start request."""
+        """Return the job of a start request."""
         return cls(
             id=fact["id"],
             call_id=fact["callId"],
@@ -82,7 +82,7 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def lost(self) -> bool:
-        """Its worker or the machine went down: how it ended cannot be known; its output until then is kept."""
+        """True if its worker or the machine went down: the outcome is unknown; the output until then is kept."""
         return self.exit is None and self.lost_at is not None
 
     @property
@@ -91,11 +91,11 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def cookie(self) -> str:
-        """The line in the environment of everything the command started."""
+        """The environment variable of every process the command started."""
         return f"{COOKIE}={self.id}"
 
     def learn(self, fact: dict[str, Any]) -> None:
-        """Take in a line of the record."""
+        """Apply one entry of the record."""
         match fact.get("event"):
             case "started":
                 self.pid, self.started_at = fact["pid"], fact["startedAt"]
@@ -120,7 +120,7 @@ class Job(msgspec.Struct, eq=False):
 
 
 def read_record(folder: Path) -> Iterator[dict[str, Any]]:
-    """The facts of a job's record; a line that a crash has torn is passed over."""
+    """Yield the entries of a job's record, skipping a line that a crash left incomplete."""
     try:
         text = (folder / "record.jsonl").read_bytes()
     except OSError:
@@ -133,5 +133,5 @@ def read_record(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def processes(pairs: Iterable[Sequence[Any]]) -> tuple[Process, ...]:
-    """Processes from the pairs of pid and name that a worker sends."""
+    """Return processes from the pairs of pid and name that a worker sends."""
     return tuple(Process(pid, name) for pid, name in pairs)

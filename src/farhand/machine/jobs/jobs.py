@@ -1,7 +1,7 @@
-"""Commands that outlive the program that started them: start, watch, feed, signal, end, and find them again.
+"""Commands that outlive the program that started them: start, watch, write, signal, end, and find again.
 
-`Jobs` is the client of the keeper (see `keeper.py`). All it knows is in its folder, so a program that was killed
-opens the folder again and has the same jobs: same ids, output from any byte offset, exits kept.
+`Jobs` is the client of the keeper (see `keeper.py`). All state is in its folder, so a program that was killed opens
+the folder again and has the same jobs, with the same ids, outputs and exit codes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
 GRACE = 0.25  # seconds between SIGTERM and SIGKILL
 OUTPUT_LIMIT = 50 * 1024 * 1024  # bytes of one job's output kept on disk, the newest
-LISTED_SECONDS = 30 * 60  # how long a finished job stays in the list
-KEPT_SECONDS = 24 * 60 * 60  # how long its record and output stay on disk,
+LISTED_SECONDS = 30 * 60  # how long a finished job is listed
+KEPT_SECONDS = 24 * 60 * 60  # how long its record and output are kept,
 KEPT_JOBS = 10_000  # unless there are more finished jobs than these,
 KEPT_BYTES = 4 * 1024 * 1024 * 1024  # or they take more room than this
 SWEEP_SECONDS = 60.0
-END_SECONDS = 3.0  # how long workers are waited for that are to end everything
+END_SECONDS = 3.0  # how long `end_all` waits for workers
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_CALLS = uuid.UUID("3f0c7c5e-6f0b-4f2e-9b43-0d6f1c1f7a11")  # where the id of a call becomes that of its job
+_CALLS = uuid.UUID("3f0c7c5e-6f0b-4f2e-9b43-0d6f1c1f7a11")  # namespace that maps call ids to job ids
 _RUN_KEEPER = (
     "import sys; sys.path.append(sys.argv[1]); from farhand.machine.jobs.keeper import main; "
     "main(sys.argv[2], float(sys.argv[3]))"
@@ -52,14 +52,14 @@ _NOBODY = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
 
 
 def login_shell(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The user's login shell with its flags: `$SHELL` if it is absolute and can be run, else `/bin/sh`."""
+    """Return the user's login shell with its flags: `$SHELL` if it is absolute and executable, else `/bin/sh`."""
     shell = Path(environment.get("SHELL", ""))
     usable = shell.is_absolute() and shell.is_file() and os.access(shell, os.X_OK)
     return str(shell) if usable else "/bin/sh", "-lc"
 
 
 class Jobs:
-    """The commands of one folder. Use as `async with Jobs(folder) as jobs`; leaving it ends no command."""
+    """The commands of one folder. Use as `async with Jobs(folder) as jobs`; exiting ends no command."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Jobs:
         linger: float = 60.0,
         eager: bool = True,
     ) -> None:
-        """`environment`: what commands get (default: this program's). `linger`: how long an unused keeper stays.
+        """`environment`: that of commands (default: this program's). `linger`: how long an unused keeper stays.
 
-        `eager=False` leaves the keeper to be started by the first command.
+        `eager=False` starts the keeper with the first command.
         """
         self.folder = Path(folder).absolute()
         self.environment = dict(os.environ if environment is None else environment)
@@ -94,7 +94,7 @@ class Jobs:
         self._open = False
 
     async def __aenter__(self) -> Self:
-        """Adopt what is in the folder and make the keeper ready. Raises Failed when it cannot be started."""
+        """Load the jobs of the folder and start the keeper. Raises Failed if it cannot be started."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self._open = True
@@ -136,17 +136,17 @@ class Jobs:
         job_id: str | None = None,
         call_id: str | None = None,
     ) -> Job:
-        """Start `command` with the login shell, or the words of `shell` before it, in the absolute folder `workdir`.
+        """Start `command` with the login shell, or after the words of `shell`, in the absolute folder `workdir`.
 
-        `env` adds to the environment; with `bare` it is all of it, for a sandbox: in there, /proc shows the environment
-        of the program that made it. `timeout` is in seconds, 0 for none. Without `stdin` the command's input is at its
-        end. A call (or a job id) starts at most once while its record is kept: started before, by whatever program,
-        that job is the answer.
-        Raises NotFound, InvalidArgs or NotAllowed for a workdir that cannot be used, Failed when the command could
-        not be started; nothing runs then. Cancelled, it ends what it may have started.
+        `env` adds to the environment; with `bare` it is the whole environment, for a sandbox, where /proc shows the
+        environment of the program that created it. `timeout` is in seconds, 0 for none. Without `stdin` the input is
+        empty. A call (or job id) starts at most once while its record is kept: if any program started it before, that
+        job is returned.
+        Raises NotFound, InvalidArgs or NotAllowed for an unusable workdir, Failed if the command could not be started;
+        nothing runs then. If cancelled, it ends what it may have started.
         """
         if "\0" in command:
-            raise InvalidArgs("command holds a NUL character, which no shell can take: remove it")
+            raise InvalidArgs("command contains a NUL character, which no shell accepts; remove it")
         name = job_id or (_call_job_id(call_id) if call_id else str(uuid.uuid4()))
         if not _JOB_ID.fullmatch(name):
             raise InvalidArgs(f"job id {name!r} must be 1 to 64 letters, digits, '-' or '_'")
@@ -176,7 +176,7 @@ class Jobs:
             job = await self._start(request)
         except Exception as error:
             started.set_exception(error)
-            started.exception()  # nobody else may be waiting for it
+            started.exception()  # mark it as retrieved: there may be no other waiter
             raise
         except BaseException:
             started.cancel()
@@ -204,13 +204,13 @@ class Jobs:
                 self._jobs[job.id] = job
                 self._links[job.id] = link
                 return job
-            # Started before, or the keeper went away before it answered: the job's folder tells which.
+            # Started before, or the keeper ended before it answered: the job's folder tells which.
             if known := await self.find(job.id):
                 return known
-        raise Failed(f"the keeper in {self.folder} went away three times; see {self.folder / 'keeper.log'}")
+        raise Failed(f"the keeper in {self.folder} failed three times; see {self.folder / 'keeper.log'}")
 
     async def find(self, job_id: str) -> Job | None:
-        """The job of that id while its record is kept, listed or not."""
+        """Return the job of that id while its record is kept, listed or not."""
         if job := self._jobs.get(job_id):
             return job
         job = self._load(job_id) if _JOB_ID.fullmatch(job_id) else None
@@ -220,28 +220,28 @@ class Jobs:
         return job
 
     async def find_call(self, call_id: str) -> Job | None:
-        """The job that was started for that call, if one ever was."""
+        """Return the job that was started for that call, or None."""
         return await self.find(_call_job_id(call_id))
 
     async def get(self, job_id: str) -> Job:
-        """As `find`; raises NotFound."""
+        """Return the job of that id. Raises NotFound."""
         if job := await self.find(job_id):
             return job
         raise NotFound(f"No session found for {job_id}")
 
     def listing(self) -> list[Job]:
-        """Running jobs and those that ended not long ago, newest first."""
+        """Return running and recently ended jobs, newest first."""
         self._forget_old()
         return sorted(self._jobs.values(), key=lambda job: job.started_at, reverse=True)
 
     def listed(self, job: Job) -> bool:
-        """Whether the job runs or ended not long ago."""
+        """Return whether the job runs or ended recently."""
         return job.ended_at is None or time.time() - job.ended_at / 1000 < self._listed_seconds
 
     # watch
 
     async def wait(self, job: Job, seconds: float | None = None) -> bool:
-        """Wait for the job's end, at most `seconds`; True when it is over."""
+        """Wait for the job's end, at most `seconds`; return whether it ended."""
         if job.running:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -249,22 +249,22 @@ class Jobs:
         return not job.running
 
     def size(self, job: Job) -> int:
-        """The length of the output so far, kept or not."""
+        """Return the length of the output so far, including what is no longer kept."""
         pieces = output.segments(self._folder(job))
         return max(pieces[-1][1] if pieces else 0, job.exit.size if job.exit else 0)
 
     def read(self, job: Job, offset: int, limit: int = 65536) -> OutputChunk:
-        """At most `limit` bytes of output from byte `offset` on; empty when there are none yet, or none any more."""
+        """Return at most `limit` bytes of output from `offset` on; empty if there are none yet, or none any more."""
         if offset < 0 or limit < 1:
             raise InvalidArgs(f"offset {offset} must not be negative and limit {limit} must be at least 1")
         return output.read(self._folder(job), offset, limit)
 
     def tail(self, job: Job, limit: int, end: int | None = None) -> OutputChunk:
-        """What is kept of the last `limit` bytes of output before byte `end` (default: now)."""
+        """Return what is kept of the last `limit` bytes of output before byte `end` (default: now)."""
         return output.tail(self._folder(job), limit, self.size(job) if end is None else end)
 
     async def follow(self, job: Job, offset: int = 0, limit: int = 65536) -> AsyncIterator[OutputChunk]:
-        """The output from `offset` on, as it comes, until the job is over and all of it was given."""
+        """Yield the output from `offset` on as it arrives, until the job ended and all of it was yielded."""
         while True:
             over = not job.running
             chunk = self.read(job, offset, limit)
@@ -280,7 +280,7 @@ class Jobs:
                 await job.over.wait()
 
     async def processes(self, job: Job) -> tuple[Process, ...]:
-        """What of the job is alive now, what a finished one left running included."""
+        """Return the living processes of the job, including those a finished one left running."""
         if job.lost:
             return tuple(tree.living(await asyncio.to_thread(tree.carrying, job.cookie)))
         if link := self._links.get(job.id):
@@ -291,22 +291,22 @@ class Jobs:
     # act
 
     async def write(self, job: Job, data: bytes) -> int:
-        """Give `data` to the command's input. Raises Failed when it has exited or does not take input."""
+        """Write `data` to the command's input. Raises Failed if it exited or has no input."""
         answer = await self._act(job, "write", data=binascii.b2a_base64(data, newline=False).decode())
         return int(answer["written"])
 
     async def close_stdin(self, job: Job) -> None:
-        """Bring the command's input to its end, after what was written. Raises Failed when it has exited."""
+        """Close the command's input after what was written. Raises Failed if it exited."""
         await self._act(job, "close")
 
     async def signal(self, job: Job, number: int) -> None:
-        """Send a signal to the command's process group. Raises Failed when it has exited."""
+        """Send a signal to the command's process group. Raises Failed if it exited."""
         if number not in signal.valid_signals():
             raise InvalidArgs(f"there is no signal {number}")
         await self._act(job, "signal", number=int(number))
 
     async def mark_background(self, job: Job) -> bool:
-        """Write down that nobody waits for the job any more; False, when its end is known, if it was over before."""
+        """Mark the job as running in the background; return False, once its end is known, if it ended before."""
         try:
             job.background = bool((await self._act(job, "mark"))["marked"])
         except Failed:
@@ -316,9 +316,9 @@ class Jobs:
         return job.background
 
     async def end(self, job: Job, grace: float = GRACE) -> Ending:
-        """End the whole tree: SIGTERM, `grace` seconds, SIGKILL until nothing is left; say what was ended.
+        """End the whole tree: SIGTERM, `grace` seconds, then SIGKILL until nothing is left; return what was ended.
 
-        The request is sent before the first `await`: a caller that is cancelled meanwhile has ended it all the same.
+        The request is sent before the first `await`: it takes effect even if the caller is cancelled.
         """
         if job.lost:
             ended, survivors = await asyncio.to_thread(tree.end_carrying, job.cookie)
@@ -331,15 +331,14 @@ class Jobs:
         return Ending((), ())
 
     async def end_all(self) -> Ending:
-        """SIGKILL everything that any command of this folder started and that still lives; say what was ended.
+        """SIGKILL every living process of any command of this folder; return what was ended.
 
-        That is what runs, what commands that are over left running, also those of an earlier life of this program, and
-        what lost its keeper.
+        This includes what finished commands left running, also those of earlier runs, and what lost its keeper.
         """
         linked = [job for job in self._jobs.values() if job.id in self._links]
         ran = [job for job in linked if job.running]
         endings = [asyncio.ensure_future(self.end(job, grace=0.0)) for job in linked]
-        names = await in_own_thread(self._names)  # slow searches may hold every shared thread
+        names = await in_own_thread(self._names)  # the shared threads may all be busy
         endings += [
             asyncio.ensure_future(self._end_unlinked(name))
             for name in names
@@ -348,7 +347,7 @@ class Jobs:
         if endings:
             await asyncio.wait(endings, timeout=END_SECONDS)
         told = [ending.result() for ending in endings if ending.done()]
-        for silent in endings:  # a worker that was stopped; what it had carries its name
+        for silent in endings:  # a stopped worker; its processes are found by their environment
             silent.cancel()
         ended = {process for ending in told for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
@@ -358,11 +357,11 @@ class Jobs:
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
 
     async def _end_unlinked(self, name: str) -> Ending:
-        """End what is below a worker that this program has not spoken to."""
+        """End the processes of a worker that this program is not connected to."""
         try:
             link = await WorkerLink.open(self.folder / name / "socket", lambda _: None, lambda _: None)
         except OSError:
-            return Ending((), ())  # it has just ended, or was lost: what it had carries its name
+            return Ending((), ())  # just ended or lost; its processes are found by their environment
         try:
             answer = await link.ask("end", graceMs=0)
             return Ending(processes(answer["ended"]), processes(answer["survivors"]))
@@ -376,7 +375,7 @@ class Jobs:
             if link := self._links.get(job.id):
                 with contextlib.suppress(ConnectionError):
                     return await link.ask(act, **details)
-            await self.wait(job, 0.1)  # its worker is gone, or being looked for
+            await self.wait(job, 0.1)  # its worker is gone, or being reconnected
         raise Failed(f"Session {job.id} {'was lost with its keeper' if job.lost else 'has already exited'}")
 
     # the keeper and its workers
@@ -388,13 +387,13 @@ class Jobs:
                 return await self._dial(self.folder / SOCKET, job)
             except _NOBODY:
                 await self._ready_keeper()
-            except OSError as error:  # it has more to do than it can take on, or we have no descriptor left
+            except OSError as error:  # the keeper is overloaded, or we are out of descriptors
                 if time.monotonic() > give_up:
                     raise Failed(f"cannot reach the keeper in {self.folder}: {error}; nothing was started") from None
                 await asyncio.sleep(0.02)
 
     async def _ready_keeper(self) -> None:
-        """Start the keeper unless it can be reached, and hold it. Raises Failed with its last words."""
+        """Start the keeper unless it can be reached, and hold a connection to it. Raises Failed with its output."""
         async with self._keeper_lock:
             give_up = time.monotonic() + 20.0
             while True:
@@ -420,7 +419,7 @@ class Jobs:
                 self._spawn(self._attach(job))
 
     async def _attach(self, job: Job) -> None:
-        """Find the worker of a job that seems to run, or learn how it ended, or that nobody can know."""
+        """Connect to the worker of a job, or learn how the job ended, or that its outcome is lost."""
         while True:
             try:
                 link = await self._dial(self.folder / job.id / "socket", job)
@@ -430,7 +429,8 @@ class Jobs:
                 await asyncio.sleep(0.1)
                 continue
             self._links[job.id] = link
-            with contextlib.suppress(TimeoutError):  # silent but there: stopped, perhaps; it is heard when it speaks
+            # A worker that is connected but silent is perhaps stopped; it is heard when it resumes.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
                     await link.greeting
             return
@@ -457,7 +457,7 @@ class Jobs:
         return [entry.name for entry in os.scandir(self.folder) if _JOB_ID.fullmatch(entry.name) and entry.is_dir()]
 
     def _load_listed(self) -> list[Job]:
-        """Every job that runs or is still listed."""
+        """Return every job that runs or is still listed."""
         return [job for name in self._names() if (job := self._load(name)) is not None and self.listed(job)]
 
     def _load(self, job_id: str) -> Job | None:
@@ -510,19 +510,19 @@ def _run_keeper(folder: Path, linger: float) -> None:
             raise Failed(f"cannot start the keeper with {argv[0]}: {error}") from None
     if status != 0:
         raise Failed(f"the keeper ended with status {status}: {log.read_text(errors='replace')[-500:].strip()}")
-    time.sleep(0.002)  # another keeper may hold the lock and not listen yet
+    time.sleep(0.002)  # another keeper may hold the lock but not listen yet
 
 
 def _sweep(folder: Path, needed: set[str], kept_seconds: float) -> None:
-    """Remove finished jobs from the disk: the old ones, and the oldest of too many or too much."""
+    """Remove finished jobs from disk: the old ones, and the oldest if there are too many or too large."""
     finished: list[tuple[float, int, str]] = []
     for entry in os.scandir(folder):
         with contextlib.suppress(OSError):
             if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > 60:
-                shutil.rmtree(entry.path, ignore_errors=True)  # was being made when its worker was killed
+                shutil.rmtree(entry.path, ignore_errors=True)  # its worker was killed while creating it
             elif _JOB_ID.fullmatch(entry.name) and entry.is_dir() and entry.name not in needed:
                 files = {file.name: file.stat() for file in os.scandir(entry.path)}
-                if "socket" not in files:  # else it is the job of another program, or lost and not yet noticed
+                if "socket" not in files:  # otherwise it belongs to another program, or its loss is not yet noticed
                     size = sum(file.st_size for file in files.values())
                     finished.append((files["record.jsonl"].st_mtime, size, entry.path))
     room, oldest = KEPT_BYTES, time.time() - kept_seconds
@@ -546,7 +546,7 @@ def _retrieve(answer: asyncio.Future[Any]) -> None:
 
 
 def machine_boot() -> str:
-    """Names this run of the machine: a job of another run is lost."""
+    """Return the boot id of the machine: a job of another boot is lost."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,21 +1,20 @@
-"""The keeper: a small detached process that owns commands, so that they outlive the program that asked.
+"""The keeper: a small detached process that owns commands, so that they outlive the program that started them.
 
-One keeper runs per folder. It only waits, and has a forked *worker* ready for the next command: forking a process
-this small takes about a millisecond and shares its memory, and only a worker of its own makes a tree exact. It is
-the child subreaper of its one command, so whatever detaches itself below it lands with it, and `waitpid` saying
-"no children" proves that nothing is left. A worker depends on nobody: the keeper and the program that asked may
-both be killed.
+One keeper runs per folder. It waits for requests, and has a forked *worker* ready for the next command: forking such a
+small process takes about a millisecond and shares its memory. A worker is the child subreaper of its one command, so
+detached descendants are reparented to it, and `waitpid` reporting "no children" proves that nothing is left. A worker
+depends on no other process: the keeper and the program that started the command may both be killed.
 
     folder/                    0700
-        keeper-1.sock          0600; a client says S and a start request, or H to keep the keeper warm
+            keeper-1.sock          0600; a client sends S and a start request, or H to hold the keeper
         keeper.lock, keeper.log
-        <job id>/              made aside and renamed into place: that it exists is the "at most once"
-            record.jsonl       what happened, one line per fact, written before anybody is told
-            output.<offset>    the stream in segments named by the offset of their first byte
-            socket             0600; the worker, as long as anything of the command lives
+            <job id>/              created under another name and renamed: its existence is the "at most once"
+                    record.jsonl       one line per event, written before any client is notified
+                    output.<offset>    the output in segments named by the offset of their first byte
+                    socket             0600; the worker, as long as any process of the command lives
 
-Standard library only, imports kept few: it must start in milliseconds, and 200 workers must fit in a corner of
-the memory (no pathlib: it would add a third to the start).
+Standard library only, with few imports: it must start in milliseconds, and 200 workers must take little memory (no
+pathlib: it would add a third to the start).
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from farhand.machine.jobs.ipc_server import SOCKET, listen, refuse
 
 
 def main(folder: str, linger: float) -> NoReturn:
-    """Run the keeper of `folder`; the calling process ends, with status 0, as soon as the keeper can be reached.
+    """Run the keeper of `folder`; the calling process exits with status 0 as soon as the keeper can be reached.
 
-    The keeper ends `linger` seconds after the last client that held it has gone. Its workers do not.
+    The keeper ends `linger` seconds after the last client that held it disconnects. Its workers do not.
     """
     os.chdir(folder)
     lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os._exit(0)  # there is one already, or about to be
+        os._exit(0)  # another keeper runs, or is starting
     listener = listen(SOCKET, 512)
     if os.fork():
         os._exit(0)
     os.setsid()
-    # Whatever the keeper holds now is shared with every worker; what is never collected is never copied.
+    # Memory of the keeper is shared with every worker; without garbage collection it is never copied.
     gc.disable()
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers: their records speak
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 1
@@ -66,24 +65,24 @@ def main(folder: str, linger: float) -> NoReturn:
 
 
 class Keeper:
-    """Waits for clients and gives each start request to a worker, one of which is always forked ahead of need."""
+    """Accepts clients and passes each start request to a worker, one of which is always forked in advance."""
 
     def __init__(self, listener: socket.socket, lock: int, linger: float) -> None:
         self._listener = listener
         self._lock = lock
         self._linger = linger
-        self._patience = max(linger, 5.0)  # whoever started us is on his way
+        self._patience = max(linger, 5.0)  # the program that started the keeper is about to connect
         self._clients: dict[int, socket.socket] = {}
         self._spare: socket.socket | None = None
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
 
     def serve(self) -> None:
-        """Serve until nobody has needed a keeper for a while."""
+        """Serve until no client has needed a keeper for `linger` seconds."""
         while True:
             ready = self._poll.poll(self._quiet_ms())
             if not ready and self._spare is None:
-                with contextlib.suppress(OSError):  # no room for another process: it is tried again when needed
+                with contextlib.suppress(OSError):  # out of processes: retried when needed
                     self._fork_spare()
             elif not ready:
                 return
@@ -94,7 +93,7 @@ class Keeper:
                     self._hear(self._clients[descriptor])
 
     def _quiet_ms(self) -> float | None:
-        """How long to wait for a word. The next worker is forked in a lull, not beside the start of a command."""
+        """Return the poll timeout. The next worker is forked when idle, not beside the start of a command."""
         if self._spare is None:
             return 5
         return None if self._clients else min(self._patience * 1000, worker.LONGEST_WAIT_MS)
@@ -130,7 +129,7 @@ class Keeper:
                 socket.send_fds(spare, [b"S"], [client.fileno()])
                 return
             except OSError:
-                continue  # somebody killed it
+                continue  # the spare worker was killed
             finally:
                 spare.close()
 
@@ -141,7 +140,7 @@ class Keeper:
                 ours.close()
                 for inherited in (self._listener, *self._clients.values()):
                     inherited.close()
-                os.close(self._lock)  # a fork shares the lock: the next keeper must be able to take it
+                os.close(self._lock)  # a fork shares the lock, which the next keeper must be able to take
                 _wait_for_work(theirs)
             theirs.close()
             self._spare = ours
@@ -149,12 +148,12 @@ class Keeper:
 
 
 def _wait_for_work(channel: socket.socket) -> NoReturn:
-    """Be a worker: ready beforehand, so that a command waits neither for the fork nor for the first touch of a page."""
+    """Run a worker that is ready in advance, so that a command waits neither for the fork nor for page faults."""
     try:
         worker.prepare()
         _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         channel.close()
-        if descriptors:  # else the keeper has gone
+        if descriptors:  # otherwise the keeper is gone
             os.set_inheritable(descriptors[0], False)
             worker.work(socket.socket(fileno=descriptors[0]))
     except BaseException:

@@ -1,8 +1,8 @@
-"""A command's output on disk, written by its worker and read by anybody, while it grows.
+"""A command's output on disk, written by its worker and readable by anyone while it grows.
 
-Offsets count every byte the command ever said. The stream lies in segments named by the offset of their first
-byte; over the limit the oldest is dropped. What is not kept, for that or because the disk was full, is a gap in
-the offsets, never a shift. Standard library only: the keeper imports this file.
+Offsets count every byte the command ever wrote. The stream is stored in segments named by the offset of their first
+byte; over the limit, the oldest is dropped. Bytes that are not kept, for that reason or because the disk was full,
+leave a gap in the offsets. Standard library only: the keeper imports this file.
 """
 # ruff: noqa: PTH123
 
@@ -12,13 +12,13 @@ import contextlib
 import os
 from typing import NamedTuple
 
-_SEGMENTS = 16  # to how many pieces the limit is divided: that part of it may be empty
+_SEGMENTS = 16  # the limit is divided into this many segments
 _SMALLEST = 65536
 _NAME = "output."
 
 
 class OutputChunk(NamedTuple):
-    """Output from `offset` on. `skipped` bytes before it were asked for and are not kept."""
+    """Output from `offset` on; `skipped` requested bytes before it are not kept."""
 
     offset: int
     data: bytes
@@ -26,15 +26,15 @@ class OutputChunk(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Where the next read goes on without gap or repeat."""
+        """The offset at which the next read continues."""
         return self.offset + len(self.data)
 
 
 class OutputWriter:
-    """The one writer of an output, in the folder behind the descriptor `folder`."""
+    """The only writer of an output, in the folder of the descriptor `folder`."""
 
     def __init__(self, folder: int, limit: int) -> None:
-        """Raises OSError when not even an empty segment can be made."""
+        """Raises OSError if no segment can be created."""
         self.size = 0
         self._folder = folder
         self._limit = limit
@@ -44,7 +44,7 @@ class OutputWriter:
         self._open()
 
     def append(self, data: bytes) -> None:
-        """Keep `data`. A full disk is not an error: the command goes on, these bytes are lost, offsets stay true."""
+        """Append `data`. If the disk is full, the bytes are lost, the command continues and offsets stay valid."""
         view = memoryview(data)
         try:
             if self._file < 0 or self.size - self._starts[-1] >= self._segment:
@@ -74,7 +74,7 @@ class OutputWriter:
 
 
 def segments(folder: str) -> list[tuple[int, int]]:
-    """The kept pieces of the output in `folder` as (first byte, byte after the last), in order."""
+    """Return the segments of the output in `folder` as (first byte, byte after the last), in order."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -86,7 +86,7 @@ def segments(folder: str) -> list[tuple[int, int]]:
 
 
 def read(folder: str, offset: int, limit: int) -> OutputChunk:
-    """At most `limit` bytes from byte `offset` on; empty when there are none yet, or none any more."""
+    """Return at most `limit` bytes from `offset` on; empty if there are none yet, or none any more."""
     data = b""
     begin = offset
     for start, end in segments(folder):
@@ -94,10 +94,10 @@ def read(folder: str, offset: int, limit: int) -> OutputChunk:
             continue
         if start > begin + len(data):
             if data:
-                break  # a gap: the next read tells of it
+                break  # a gap: the next read reports it
             begin = start
         with (
-            contextlib.suppress(FileNotFoundError),  # dropped for newer output while we looked
+            contextlib.suppress(FileNotFoundError),  # dropped concurrently for newer output
             open(f"{folder}/{_NAME}{start:015d}", "rb") as file,
         ):
             file.seek(begin + len(data) - start)
@@ -108,7 +108,7 @@ def read(folder: str, offset: int, limit: int) -> OutputChunk:
 
 
 def tail(folder: str, limit: int, end: int) -> OutputChunk:
-    """What is kept of the last `limit` bytes before byte `end`, gaps left out."""
+    """Return what is kept of the last `limit` bytes before byte `end`, without gaps."""
     first = max(0, end - limit)
     pieces = []
     position = first

@@ -1,8 +1,8 @@
-"""Finding and ending whole process trees: setsid, double-forked and reparented descendants included.
+"""Find and end whole process trees, including setsid, double-forked and reparented descendants.
 
 A process that calls `adopt_orphans` becomes the parent of every descendant whose own parent dies (Linux: child
-subreaper), so that nothing it ever started can leave the tree below it. Where the kernel has no such thing (macOS),
-a descendant that detaches itself is found only while its parent lives.
+subreaper), so nothing it started can leave its tree. Where the kernel has no such feature (macOS), a detached
+descendant is found only while its parent lives.
 
 Standard library only: the keeper imports this file.
 """
@@ -20,26 +20,26 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-COOKIE = "FARHAND_JOB"  # in the environment of everything a command starts
+COOKIE = "FARHAND_JOB"  # environment variable of every process a command starts
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """A process as a person would name it."""
+    """A process id and name."""
 
     pid: int
     name: str
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of its orphaned descendants; False where the system cannot."""
+    """Make this process the parent of its orphaned descendants; return False where that is not supported."""
     if not sys.platform.startswith("linux"):
         return False
     return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root` at this moment, parents before children; zombies included."""
+    """Return every process below `root`, parents before children, including zombies."""
     below = _children_from_proc if os.path.exists(f"/proc/{root}/task/{root}/children") else _children_from_scan()
     found: list[int] = []
     seen = {root}
@@ -54,20 +54,20 @@ def descendants(root: int) -> list[int]:
 
 
 def living(pids: Iterable[int]) -> list[Process]:
-    """Those of `pids` that still run, with their names; zombies are not alive."""
+    """Return those of `pids` that still run, with their names; zombies do not count."""
     return [Process(pid, stat.name) for pid in pids if (stat := _stat(pid)) is not None and stat.state not in "ZX"]
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in ticks since boot: with the pid it names one process for ever. 0: unknown."""
+    """Return the start time of a process in ticks since boot, which with the pid identifies it; 0 if unknown."""
     stat = _stat(pid)
     return stat.started if stat else 0
 
 
 def strike(root: int, number: int) -> list[Process]:
-    """Send signal `number` to everything alive below `root`, once; answer what was there.
+    """Send signal `number` once to every living process below `root`; return those found.
 
-    A process that forks meanwhile can be missed: repeat until nothing is left.
+    A process that forks concurrently can be missed: repeat until nothing is left.
     """
     pids = descendants(root)
     found = living(pids)
@@ -78,7 +78,7 @@ def strike(root: int, number: int) -> list[Process]:
 
 
 def carrying(*cookies: str) -> list[int]:
-    """The processes whose environment holds one of the lines `cookies`, as far as this user may look."""
+    """Return the processes whose environment contains one of `cookies`, as far as this user may see it."""
     wanted = {cookie.encode("utf-8", "surrogateescape") for cookie in cookies}
     found = []
     for pid in _all_pids():
@@ -92,9 +92,9 @@ def carrying(*cookies: str) -> list[int]:
 
 
 def end_carrying(*cookies: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
-    """SIGKILL whatever carries one of `cookies`, and all below it, until none is left; blocking.
+    """SIGKILL every process with one of `cookies` in its environment, and all below, until none is left. Blocks.
 
-    For trees whose owners died. Answers (what was ended, what could not be).
+    For trees whose owners died. Returns (ended, survivors).
     """
     ended: dict[int, Process] = {}
     give_up = time.monotonic() + seconds
@@ -126,19 +126,19 @@ def _stat(pid: int) -> _Stat | None:
         return None if os.path.exists("/proc/self/stat") else _stat_from_ps(pid)
     except OSError:
         return None
-    # The name stands in parentheses and may itself hold blanks and parentheses.
+    # The name is in parentheses and may itself contain blanks and parentheses.
     head, _, rest = text.rpartition(")")
     fields = rest.split()
     return _Stat(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
 
 
 def _signal_member(pid: int, parents: set[int], number: int) -> None:
-    """Signal `pid` only while it is a child of one of `parents`: a number can be given away to a stranger meanwhile."""
+    """Signal `pid` only while it is a child of one of `parents`: the pid may have been reused."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):  # no such call here: the bare number is all there is
+    except (AttributeError, OSError):  # pidfd is not supported
         with contextlib.suppress(OSError):
             os.kill(pid, number)
         return
@@ -158,12 +158,12 @@ def _children_from_proc(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found.extend(map(int, file.read().split()))
     except OSError:
-        pass  # it ended while we looked
+        pass  # ended concurrently
     return found
 
 
 def _children_from_scan() -> Callable[[int], list[int]]:
-    """Children by one look at the whole process table, for kernels without `/proc/*/task/*/children`."""
+    """Return children from one scan of the process table, for kernels without `/proc/*/task/*/children`."""
     below: dict[int, list[int]] = {}
     for pid, parent in _all_parents():
         below.setdefault(parent, []).append(pid)
@@ -192,7 +192,7 @@ def _stat_from_ps(pid: int) -> _Stat | None:
 
 
 def _ps(*options: str) -> list[str]:
-    import subprocess  # noqa: PLC0415  (not where /proc is: the keeper stays small)
+    import subprocess  # noqa: PLC0415  (only without /proc: the keeper stays small)
 
     answer = subprocess.run(["ps", *options], capture_output=True, text=True, check=False)  # noqa: S607
     return [row for row in answer.stdout.splitlines() if row.strip()]

@@ -1,4 +1,4 @@
-"""Starting a command for the keeper: the shell, its working directory and its pipes.
+"""Start a command for the keeper: the shell, its working directory and its pipes.
 
 Standard library only: the keeper imports this file.
 """
@@ -14,7 +14,7 @@ _DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGHUP, sig
 
 
 class RequestRefused(Exception):
-    """A request that cannot be granted: a kind of the closed set, and why."""
+    """A request that cannot be fulfilled: an error kind and a message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class RequestRefused(Exception):
 
 
 class Spawned(NamedTuple):
-    """A running shell and our ends of its pipes; both are non-blocking, `stdin` is -1 when its input is at its end."""
+    """A running shell and our ends of its pipes, both non-blocking; `stdin` is -1 if it has no input."""
 
     pid: int
     output: int
@@ -49,14 +49,14 @@ def open_workdir(path: str) -> int:
 
 
 def spawn(argv: list[str], environment: dict[str, str], workdir: int, home: int, stdin: bool) -> Spawned:
-    """Run `argv` in a session of its own, in the folder `workdir`; the caller is in the folder `home` afterwards.
+    """Run `argv` in a new session in the folder `workdir`; the caller's working directory is `home` afterwards.
 
     Raises Refused when it could not be started.
     """
     output, theirs = os.pipe()
     reader, writer = os.pipe() if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
     actions = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, theirs, 2)]
-    os.fchdir(workdir)  # posix_spawn has no word for the folder
+    os.fchdir(workdir)  # posix_spawn cannot set the folder
     try:
         pid = os.posix_spawn(
             encoded(argv[0]),
@@ -94,5 +94,5 @@ def _refusal(error: OSError | ValueError, argv: list[str]) -> RequestRefused:
 
 
 def encoded(text: str) -> bytes:
-    """Text as the system sees it, whatever bytes it came from."""
+    """Encode text for the system, preserving undecodable bytes."""
     return text.encode("utf-8", "surrogateescape")

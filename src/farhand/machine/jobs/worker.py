@@ -1,11 +1,11 @@
 """A worker of the keeper: one command, from its start until nothing of it lives.
 
-A worker and its clients speak lines of JSON. Requests carry an `id`, which their answer repeats:
+A worker and its clients exchange lines of JSON. Requests carry an `id`, which the answer repeats:
 
     write {data: base64}   close   signal {number}   end {graceMs}   processes   mark   watch {offset}
 
-`started` and `exited` are said unasked, as they stand in the record. `watch` is answered when there is output
-beyond the offset, or the command has ended.
+`started` and `exited` are sent unsolicited, as in the record. `watch` is answered when there is output beyond the
+offset, or the command has ended.
 """
 # ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH208
 
@@ -28,22 +28,22 @@ from farhand.machine.jobs.ipc_server import READ_SIZE, ClientConnection, first_l
 from farhand.machine.jobs.output import OutputWriter
 from farhand.machine.jobs.spawn import RequestRefused, open_workdir, spawn
 
-DRAIN_SECONDS = 0.1  # how long last words are waited for while something else still holds the output
-SYNC_SECONDS = 0.02  # how long the start of a command that is waited for may be in memory only
-KILL_SECONDS = 5.0  # after that long, what SIGKILL did not end is reported, not waited for
-LONGEST_WAIT_MS = 3_600_000.0  # poll takes no number without end
+DRAIN_SECONDS = 0.1  # how long to wait for more output after the exit while another process holds the pipe
+SYNC_SECONDS = 0.02  # how long the start of a foreground command may stay unsynced
+KILL_SECONDS = 5.0  # after this time, processes that survived SIGKILL are reported
+LONGEST_WAIT_MS = 3_600_000.0  # poll does not accept infinity
 STDIN_LIMIT = 1024 * 1024
 
 
 def prepare() -> None:
-    """What can be done before it is known what to start."""
+    """Prepare a worker before its command is known."""
     os.setsid()
     tree.adopt_orphans()
     json.loads(json.dumps({"touch": ["the pages", 1.0, None]}))
 
 
 def work(conversation: socket.socket) -> NoReturn:
-    """Start and serve the command that the client at `conversation` asks for, in this forked process."""
+    """Start and serve the command requested on `conversation`, in this forked process."""
     conversation.settimeout(10.0)
     try:
         request, rest = first_line(conversation)
@@ -61,14 +61,14 @@ class Worker:
     """One command, from its start until nothing of it lives."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        """Record and start the command. Raises Refused when nothing was started, FileExistsError when it was before."""
+        """Record and start the command. Raises RequestRefused, or FileExistsError if it was started before."""
         self._grace = request["graceMs"] / 1000
-        self._leader_status: int | None = None  # what waitpid said of the shell
-        self._alone = False  # nothing below us, proved by waitpid
+        self._leader_status: int | None = None  # wait status of the shell
+        self._alone = False  # no descendants left, as reported by waitpid
         self._timed_out = False
         self._exit: dict[str, Any] | None = None
         self._exit_written = False
-        self._write_at = 0.0  # when writing it is tried again
+        self._write_at = 0.0  # when the next attempt to write it is due
         self._ending: _Ending | None = None
         self._ended: dict[int, str] = {}
         self._survivors: list[tree.Process] = []
@@ -97,10 +97,9 @@ class Worker:
         self._watch(self._listener.fileno(), select.POLLIN, self._on_connect)
 
     def _make_folder(self, request: dict[str, Any]) -> None:
-        """Make the job's folder and go there.
+        """Create the job's folder and change to it.
 
-        It is renamed into place with the request and a listening socket in it: whoever finds the folder finds a worker
-        too, and a folder without one is a job that was lost.
+        It is renamed into place with the request and a listening socket in it: a folder without a worker is a lost job.
         """
         name, aside = request["id"], f".{request['id']}.{os.getpid()}"
         if os.path.exists(name):
@@ -135,7 +134,7 @@ class Worker:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         environment = {**request["env"], tree.COOKIE: request["id"], "PWD": request["workdir"]}
-        # Before it is spawned: it may run for a while before this process does so again, and that time is its own.
+        # Taken before spawning: the command may run before this process continues.
         self._started = time.monotonic()
         self._started_at = time.time_ns() // 1_000_000
         spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"])
@@ -147,8 +146,9 @@ class Worker:
             "ticks": tree.start_ticks(self._leader),
             "startedAt": self._started_at,
         }
-        # From here on a full disk is no reason to refuse. Who starts in the background is promised a job on disk; a
-        # command that is waited for is given a moment to end first, and is then synced once instead of twice.
+        # From here on a full disk is no reason to refuse. A background command is synced at once; a foreground one gets
+        # a
+        # moment to end first, and is then synced once instead of twice.
         self._sync_at: float | None = self._started + SYNC_SECONDS
         with contextlib.suppress(OSError):
             self._record.add(self._started_fact)
@@ -157,10 +157,10 @@ class Worker:
         self._watch(wake, select.POLLIN, lambda _: self._on_wake(wake))
         self._watch(self._pipe, select.POLLIN, self._on_output)
         if self._stdin >= 0:
-            self._watch(self._stdin, 0, self._on_stdin)  # that its reader is gone is told whatever is asked for
+            self._watch(self._stdin, 0, self._on_stdin)  # POLLERR is reported in any case
 
     def serve(self, conversation: socket.socket, rest: bytes) -> None:
-        """Work until the command has ended, its end is recorded, and nothing of it lives."""
+        """Serve until the command has ended, its end is recorded, and none of its processes lives."""
         first = self._join(conversation)
         first.send(self._started_fact)
         first.feed(rest)
@@ -168,7 +168,7 @@ class Worker:
             for descriptor, mask in self._poll.poll(self._patience()):
                 if handler := self._handlers.get(descriptor):
                     handler(mask)
-        # What the last process said before it died may still be in the pipe.
+        # The pipe may still contain output of the last process.
         while self._pipe >= 0 and self._pump():
             pass
         self._tell_watchers()
@@ -176,7 +176,7 @@ class Worker:
             os.unlink("socket")
 
     def _sync(self) -> None:
-        """Make the record outlive the machine's power, and, the first time, the names that lead to it."""
+        """Sync the record and, the first time, the folders that contain it."""
         self._record.sync()
         if self._parent >= 0:
             os.fsync(self._folder)
@@ -185,10 +185,10 @@ class Worker:
             self._parent = -1
         self._sync_at = None
 
-    # what happens
+    # events
 
     def _advance(self) -> bool:
-        """Do what time or an exit has made due; True when there is nothing left to do."""
+        """Do what is due by time or an exit; return True when nothing is left to do."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline and self._leader_status is None:
             self._deadline = None
@@ -206,7 +206,7 @@ class Worker:
         if self._exit is not None and not self._exit_written and now >= self._write_at:
             self._write_exit(self._exit, now)
         if self._sync_at is not None and now >= self._sync_at:
-            self._sync_at = now + 1.0  # again then, should it fail
+            self._sync_at = now + 1.0  # retry if it fails
             with contextlib.suppress(OSError):
                 self._sync()
         return self._exit_written and self._sync_at is None and self._alone and self._ending is None
@@ -252,12 +252,12 @@ class Worker:
         self._tell_watchers()
 
     def _write_exit(self, fact: dict[str, Any], now: float) -> None:
-        """The exit must not be lost to a full disk: who listens is told, and it is tried again until it is written."""
+        """Record the exit, retrying while the disk is full; clients are notified meanwhile."""
         self._write_at = now + 1.0
         with contextlib.suppress(OSError):
             self._record.add(fact)
             self._exit_written = True
-            self._sync_at = now  # after it was told: what is written outlives every process, who waits need not wait
+            self._sync_at = now  # after notifying clients, which need not wait for the disk
 
     def _end(self, grace: float) -> None:
         now = time.monotonic()
@@ -284,7 +284,7 @@ class Worker:
         for process in self._survivors:
             self._ended.pop(process.pid, None)
         self._report = {"ended": sorted(self._ended.items()), "survivors": self._survivors}
-        if self._exit is not None:  # the leader had ended before; these were left over
+        if self._exit is not None:  # the shell had ended before; these were left over
             with contextlib.suppress(OSError):
                 self._record.add({"event": "swept", **self._report})
             self._ended = {}
@@ -312,9 +312,9 @@ class Worker:
         self._pump()
 
     def _pump(self) -> bool:
-        """Move what the command said to the disk; False when there was nothing. No limit ever holds the command up."""
+        """Store the command's output; return False if there was none. No limit ever blocks the command."""
         moved = False
-        for _ in range(16):  # then others get a turn
+        for _ in range(16):  # then other events get a turn
             try:
                 data = os.read(self._pipe, READ_SIZE)
             except BlockingIOError:
@@ -330,10 +330,10 @@ class Worker:
             self._tell_watchers()
         return moved
 
-    # what is asked
+    # requests
 
     def _ask(self, conversation: ClientConnection, request: dict[str, Any]) -> None:
-        """Do what a client asks, or say why not."""
+        """Handle a client's request, or answer with an error."""
         number = request.get("id", 0) if isinstance(request, dict) else 0
         try:
             answer = self._asked(conversation, number, request)
@@ -341,7 +341,7 @@ class Worker:
             answer = {"error": {"kind": refusal.kind, "message": str(refusal)}}
         except OSError as error:
             answer = {"error": {"kind": "failed", "message": error.strerror or str(error)}}
-        except (LookupError, TypeError, ValueError) as error:  # a client's slip must not cost the command its keeper
+        except (LookupError, TypeError, ValueError) as error:  # an invalid request must not stop the worker
             answer = {"error": {"kind": "invalid_args", "message": f"not a request: {error!r}"}}
         if answer is not None:
             conversation.send({"id": number, **answer})
@@ -422,7 +422,7 @@ class Worker:
             os.close(self._stdin)
             self._stdin = -1
 
-    # who listens
+    # clients
 
     def _on_wake(self, wake: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -443,7 +443,7 @@ class Worker:
         return conversation
 
     def _leave(self, conversation: ClientConnection) -> None:
-        """Forget a client; what it asked for goes on."""
+        """Drop a client; its requests stay in effect."""
         descriptor = conversation.client.fileno()
         if self._conversations.pop(descriptor, None) is None:
             return
@@ -472,7 +472,7 @@ class Worker:
 
 
 class _Ending:
-    """A tree on its way out: when SIGKILL is due, when to look again, when to give up."""
+    """The state of ending a tree: when SIGKILL is due, when to check again, when to give up."""
 
     def __init__(self, kill_at: float, give_up: float, next_round: float) -> None:
         self.kill_at = kill_at
@@ -481,14 +481,14 @@ class _Ending:
 
 
 class _Record:
-    """What happened to the command, one line per fact."""
+    """The record of a command, one line per event."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._torn = False
 
     def add(self, fact: dict[str, Any]) -> None:
-        """Raises OSError when it could not be written whole; a torn line is never continued."""
+        """Append an event. Raises OSError if it was not written completely; an incomplete line is never continued."""
         text = b"\n" * self._torn + line(fact)
         self._torn = True
         while text:
@@ -496,7 +496,7 @@ class _Record:
         self._torn = False
 
     def sync(self) -> None:
-        """Make what was added outlive the machine's power."""
+        """Sync what was appended."""
         os.fdatasync(self._file)
 
 

@@ -1,6 +1,6 @@
-"""Patches over several files: fitted to the files as they are, and applied together or not at all.
+"""Apply patches to several files, all together or not at all.
 
-Line ends, and a missing last one, stay as they are in the file. The text of patches is read in `patch_format`.
+Line ends, and a missing last one, are preserved. Patches are parsed in `parse`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 
 class _Overlay(msgspec.Struct):
-    """The files as they will be, on top of the files as they are."""
+    """The files after the patch, layered over the current files."""
 
     files: Files
     old: dict[str, bytes | None] = msgspec.field(default_factory=dict)
@@ -57,10 +57,10 @@ class _Overlay(msgspec.Struct):
 
 
 def apply_patch(files: Files, patch: str, *, path: str | None = None) -> str:
-    """Apply a patch and tell what was done, a line for each file and hunk. `path`: the file of a diff that names none.
+    """Apply a patch and return a report, a line for each file and hunk. `path`: the file of a diff without names.
 
-    All or nothing. Raises InvalidArgs for what is no patch, NotFound for a file that is not there, Failed for hunks
-    that do not fit the file, or fit it in several places.
+    All or nothing. Raises InvalidArgs for an invalid patch, NotFound for a missing file, Failed for hunks that do not
+    match, or match in several places.
     """
     changes, report = planned_changes(files, patch, path=path)
     change_files(files, changes)
@@ -68,7 +68,7 @@ def apply_patch(files: Files, patch: str, *, path: str | None = None) -> str:
 
 
 def planned_changes(files: Files, patch: str, *, path: str | None = None) -> tuple[list[FileChange], list[str]]:
-    """What `apply_patch` would change, and what it would tell. Raises as it does."""
+    """Return the changes and the report of `apply_patch`, without applying them. Raises as it does."""
     overlay = _Overlay(files)
     report: list[str] = []
     for section in parse(patch, path=path):
@@ -126,7 +126,7 @@ _ACTS: dict[str, Callable[[_Overlay, Section], list[str]]] = {"Add": _add, "Upda
 
 
 def fit(text: str, hunks: Sequence[Hunk], path: str) -> tuple[str, list[int]]:
-    """The text with all hunks applied, and the line (from 1) at which each was. Raises Failed when one does not fit."""
+    """Return the text with all hunks applied, and the line (from 1) of each. Raises Failed if one does not match."""
     lines = text.split("\n")
     ended = lines[-1] == ""
     if ended:
@@ -135,7 +135,7 @@ def fit(text: str, hunks: Sequence[Hunk], path: str) -> tuple[str, list[int]]:
     line_end = "\r" if sum(line.endswith("\r") for line in with_end) * 2 > len(with_end) else ""
     starts = _starts([_bare(line) for line in lines], hunks, path)
     if not ended:
-        lines[-1] += line_end  # it may not be the last any more; the one that then is gives it back
+        lines[-1] += line_end  # removed again from the new last line
     result: list[str] = []
     done = 0
     for hunk, start in zip(hunks, starts, strict=True):
@@ -155,7 +155,7 @@ def fit(text: str, hunks: Sequence[Hunk], path: str) -> tuple[str, list[int]]:
 
 
 def _starts(lines: list[str], hunks: Sequence[Hunk], path: str) -> list[int]:
-    """Where each hunk begins, counted from 0: in order, without overlap, and the only way they fit."""
+    """Return the start of each hunk, counted from 0: in order, without overlap, and unambiguous."""
     candidates = [_candidates(lines, hunk) for hunk in hunks]
     earliest: list[int] = []
     position = 0
@@ -183,10 +183,10 @@ def _nearest(places: list[int], wanted: int) -> int:
 
 
 def _candidates(lines: list[str], hunk: Hunk) -> list[int]:
-    """All places where a hunk fits, exactly if it does so anywhere, else but for white space at line ends."""
+    """Return all positions where a hunk matches: exactly, else ignoring white space at line ends."""
     old = [_bare(text) for text in hunk.old]
     if not old and not hunk.after:
-        # Nothing but new lines: at the line named, else at the end.
+        # Only new lines: at the given line, else at the end.
         return [min(hunk.near, len(lines))] if hunk.near is not None else [len(lines)]
     for same in (_exactly, _but_for_trailing_space):
         places = [
@@ -204,12 +204,12 @@ def _candidates(lines: list[str], hunk: Hunk) -> list[int]:
 
 
 def _first_from(places: list[int], anchor: int, *, old: bool) -> int | None:
-    """The first place at the anchor line (which the hunk may repeat) or below; new lines alone go below it."""
+    """Return the first position at the anchor line (which the hunk may repeat) or below; new lines go below it."""
     return next((place for place in places if place >= anchor + (not old)), None)
 
 
 def _anchors(lines: list[str], after: Sequence[str]) -> list[int]:
-    """The lines that fit the last of the texts after `@@`, each found below the one before it."""
+    """Return the lines that match the last of the texts after `@@`, each found below the previous one."""
     for same in (_exactly, _but_for_indentation, _holds):
         starts = [index for index, line in enumerate(lines) if same(line, after[0])]
         for text in after[1:]:

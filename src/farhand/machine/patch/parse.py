@@ -1,4 +1,4 @@
-"""The text of patches, read.
+"""Parse patches.
 
     *** Begin Patch
     *** Add File: path        then lines with `+`
@@ -10,7 +10,7 @@
     *** Delete File: path
     *** End Patch
 
-A plain unified diff (`--- a/path`, `+++ b/path`, `@@ -1,3 +1,4 @@`) is read too.
+A plain unified diff (`--- a/path`, `+++ b/path`, `@@ -1,3 +1,4 @@`) is accepted too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _RANGE = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
 
 
 class Hunk(msgspec.Struct, frozen=True):
-    """Lines that stay, go and come, in order, and what says where they are."""
+    """Context, removed and added lines in order, and where they are."""
 
     number: int
     lines: tuple[tuple[str, str], ...]  # (' ', '-' or '+', text)
-    after: tuple[str, ...] = ()  # lines that stand before it, each below the one before
+    after: tuple[str, ...] = ()  # lines before it, each below the previous one
     near: int | None = None  # a line number, from 1
     at_end: bool = False
 
@@ -45,7 +45,7 @@ class Hunk(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """What a patch does to one file."""
+    """The changes of one file."""
 
     act: str  # "Add", "Update" or "Delete"
     path: str
@@ -55,14 +55,14 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def parse(patch: str, *, path: str | None = None) -> list[Section]:
-    """The sections of a patch. Raises InvalidArgs saying which line cannot be read."""
+    """Return the sections of a patch. Raises InvalidArgs naming the invalid line."""
     lines = patch.split("\n")
     while lines and not lines[0].strip():
         lines.pop(0)
     while lines and not lines[-1].strip():
         lines.pop()
     if lines and lines[0].endswith("\r"):
-        lines = [line.removesuffix("\r") for line in lines]  # the patch as a whole was sent with these line ends
+        lines = [line.removesuffix("\r") for line in lines]  # the whole patch has these line ends
     if lines and lines[0].strip() == _BEGIN:
         if lines[-1].strip() != _END:
             raise InvalidArgs(f"the patch does not end with the line '{_END}'; was it cut off?")
@@ -95,7 +95,7 @@ def _sections(lines: list[str]) -> Iterator[Section]:
 
 def _section(act: str, path: str, body: list[str], number: int) -> Section:
     while body and not body[-1]:
-        body = body[:-1]  # an empty line before the next header is there for the eye
+        body = body[:-1]  # blank lines before the next header are not content
     if act == "Delete":
         if body:
             raise InvalidArgs(f"patch line {number}: '*** Delete File: {path}' takes no lines, got {body[0]!r}")
@@ -113,7 +113,7 @@ def _section(act: str, path: str, body: list[str], number: int) -> Section:
 
 
 def _hunks(body: list[str], number: int) -> Iterator[Hunk]:
-    """The hunks between `@@` lines; the first may go without one."""
+    """Yield the hunks between `@@` lines; the first may have none."""
     index = count = 0
     while index < len(body):
         after: list[str] = []
@@ -147,7 +147,7 @@ def _lines(lines: list[str], number: int) -> Iterator[tuple[str, str]]:
         if line.startswith((" ", "-", "+")):
             yield line[0], line[1:]
         elif not line:
-            yield " ", ""  # an empty line that stays, whose leading space was lost on the way
+            yield " ", ""  # an empty context line that lost its leading space
         elif not line.startswith("\\"):  # "\ No newline at end of file"
             raise InvalidArgs(
                 f"parse hunk line {number + index}: invalid patch line prefix in {line!r}; use ' ', '-' or '+'"
@@ -155,7 +155,7 @@ def _lines(lines: list[str], number: int) -> Iterator[tuple[str, str]]:
 
 
 def _unified(lines: list[str], path: str | None) -> Iterator[Section]:
-    """The sections of a plain unified diff."""
+    """Yield the sections of a plain unified diff."""
     heads = [i for i in range(len(lines) - 1) if lines[i].startswith("--- ") and lines[i + 1].startswith("+++ ")]
     if not heads:
         yield _unified_section(path, path, lines, 1)
@@ -188,7 +188,7 @@ def _diff_name(line: str) -> str | None:
 
 
 def _heading(line: str) -> str:
-    """What a line `@@ text @@` names; the second mark may be left out."""
+    """Return the text of a line `@@ text @@`; the second mark is optional."""
     text = line.removeprefix("@@").removeprefix(" ")
     bare = text.rstrip()
     return bare.removesuffix("@@").rstrip() if bare.endswith("@@") else text

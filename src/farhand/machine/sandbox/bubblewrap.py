@@ -1,6 +1,6 @@
-"""Commands under bubblewrap: their own processes, and of the computer only what is mounted.
+"""Commands under bubblewrap: separate processes that see only what is mounted.
 
-What is asked for is given or refused: a sandbox that this machine cannot make raises, and the command does not run.
+If this machine cannot create the requested sandbox, an error is raised and the command does not run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.errors import Failed, FarhandError, NotAllowed
 
-# Of /etc only what programs need to find names, addresses and certificates; nothing with a secret in it.
+# Files of /etc needed for names, addresses and certificates; none contains a secret.
 _ETC = (
     "passwd",
     "group",
@@ -42,18 +42,18 @@ _PROBE_SECONDS = 20.0
 
 
 class SandboxError(FarhandError):
-    """A sandbox that cannot be as it is described."""
+    """An invalid sandbox configuration."""
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A folder or file of the computer, and where the commands see it."""
+    """A folder or file of the machine, and where commands see it."""
 
     host: str
     container: str
     writable: bool = False
 
 
-# What commands are confined by, if anything, and the commands that go to the host nevertheless.
+# The sandbox of commands, if any, and the commands that run on the host nevertheless.
 Confinement = tuple["Sandbox | None", HostCommands | None]
 
 
@@ -62,7 +62,7 @@ def unconfined() -> Confinement:
 
 
 class Sandbox:
-    """How commands are confined. `words` is what stands before a command; `check` whether that works here."""
+    """The confinement of commands. `words` is the command prefix; `check` tests whether it works here."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Sandbox:
         network: bool = False,
         user: str = "",
     ) -> None:
-        """`user`: `uid`, `uid:gid` or a name; empty is the user of this program. Raises SandboxError."""
+        """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program. Raises SandboxError."""
         self.workspace = os.path.realpath(workspace)
         self.mounts = tuple(mounts)
         self.network = network
@@ -88,9 +88,9 @@ class Sandbox:
         self._works = False
 
     def check(self) -> None:
-        """Try the sandbox with a command that does nothing. Raises Failed saying what this machine cannot give.
+        """Test the sandbox with a command that does nothing. Raises Failed with the reason if it does not work.
 
-        Once it has worked it is not tried again.
+        A successful test is not repeated.
         """
         if self._works:
             return
@@ -116,9 +116,9 @@ class Sandbox:
         self._works = True
 
     def words(self, workdir: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """The words before a shell command that runs in `workdir`, with these variables and a few of the system's.
+        """Return the prefix of a shell command that runs in `workdir`, with these variables and a few of the system's.
 
-        Raises Failed when bubblewrap is not installed, NotAllowed for a folder the sandbox does not have.
+        Raises Failed if bubblewrap is not installed, NotAllowed for a folder outside of the sandbox.
         """
         program = shutil.which("bwrap")
         if program is None:
@@ -133,7 +133,7 @@ class Sandbox:
             "--unshare-cgroup-try",
         ]
         words += [] if self.network else ["--unshare-net"]
-        # Root may bind first and become the other user after; anybody else gets a user namespace for the binding.
+        # Root can mount first and change the user later; other users need a user namespace.
         words += [] if as_other else ["--unshare-user"]
         words += ["--cap-drop", "ALL", "--hostname", "sandbox"]
         if as_other:
@@ -161,14 +161,14 @@ class Sandbox:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
         for mount in (Mount(self.workspace, self.workspace, writable=True), *self.mounts):
-            # Folders on the way would be made for the gateway's user alone.
+            # Otherwise parent folders would be accessible to the gateway's user only.
             for folder in reversed(Path(mount.container).parents[:-1]):
                 words += ["--perms", "0755", "--dir", str(folder)]
             words += ["--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
         return words
 
     def _inside(self, workdir: str) -> str:
-        """Where a folder is seen in the sandbox."""
+        """Return the path of a folder inside the sandbox."""
         real = os.path.realpath(workdir)
         seen = [(self.workspace, self.workspace)]
         for mount in self.mounts:

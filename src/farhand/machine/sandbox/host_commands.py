@@ -1,8 +1,8 @@
-"""Commands that a sandbox may run on the host, over SSH, and the gatekeeper at the other end.
+"""Commands that a sandbox may run on the host over SSH, and the wrapper that checks them there.
 
-The list on this side only chooses the way. What may really run is decided by the gatekeeper, which the host's
-`authorized_keys` puts in front of the key (`command="farhand host-wrapper …",restrict`). It knows no shell: it takes
-one command, in words, or refuses.
+The list on this side only selects the route. What may run is decided by the wrapper that the host's
+`authorized_keys` puts in front of the key (`command="farhand host-wrapper …",restrict`). It uses no shell: it accepts
+one command, split into words, or refuses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from farhand.protocol.errors import Failed, NotAllowed
 
 _TRUSTED_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PLAIN_ONLY = frozenset(";&|<>()$`\n\r*?[]")  # what a shell would act upon, outside quotes
+_PLAIN_ONLY = frozenset(";&|<>()$`\n\r*?[]")  # special to a shell outside of quotes
 _IN_DOUBLE_QUOTES = frozenset("$`")
 _WORD_START = frozenset("~#")
 _FIRST_WORD = re.compile(r"\s*([^\s;&|<>()$`'\"\\]+)")
@@ -33,7 +33,7 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
 
 class HostCommands(msgspec.Struct, frozen=True):
-    """Which commands go to the host, and how it is reached."""
+    """The commands that run on the host, and how it is reached."""
 
     names: frozenset[str]
     host: str
@@ -43,12 +43,12 @@ class HostCommands(msgspec.Struct, frozen=True):
     known_hosts: str
 
     def match(self, command: str) -> bool:
-        """Whether a command's first word is one of ours."""
+        """Return whether a command's first word is one of the host commands."""
         first = _FIRST_WORD.match(command)
         return first is not None and first[1] in self.names
 
     def words(self) -> list[str]:
-        """The words before the command. Raises Failed when it cannot be sent."""
+        """Return the command prefix. Raises Failed if it cannot be used."""
         program = shutil.which("ssh")
         if program is None:
             raise Failed("host command: the program 'ssh' is missing; install openssh-client; the command did not run")
@@ -74,14 +74,14 @@ class HostCommands(msgspec.Struct, frozen=True):
         return [*words, "--", f"{self.user}@{self.host}" if self.user else self.host]
 
     def sent(self, command: str, workdir: str) -> str:
-        """What the gatekeeper is told: the command, and the folder to run it in."""
+        """Return what is sent to the wrapper: the command, and the folder to run it in."""
         return f"cd {shlex.quote(workdir)} && {command}"
 
 
 def read_command(text: str) -> tuple[str | None, list[str]]:
-    """The folder and the words of a command that a shell would read the same way, as long as it does nothing else.
+    """Return the folder and the words of a command that needs no shell features.
 
-    Raises NotAllowed for whatever only a shell could do: more commands, expansions, redirections, patterns.
+    Raises NotAllowed for anything that needs a shell: several commands, expansions, redirections, patterns.
     """
     folder = None
     rest = text.strip()
@@ -97,7 +97,7 @@ def read_command(text: str) -> tuple[str | None, list[str]]:
 
 
 def _cut_at_and(text: str) -> tuple[str, bool, str]:
-    """Cut at the first `&&` that is not quoted."""
+    """Split at the first unquoted `&&`."""
     quote = ""
     escaped = False
     for index, character in enumerate(text):
@@ -154,12 +154,12 @@ def _refused(character: str) -> NotAllowed:
 
 
 def allowed(words: Sequence[str], allow: Sequence[str]) -> bool:
-    """Whether a command begins with the words of one of the entries: `git`, or `systemctl status`."""
+    """Return whether a command begins with the words of an entry: `git`, or `systemctl status`."""
     return any(entry and list(words[: len(entry)]) == entry for entry in (shlex.split(text) for text in allow))
 
 
 def run_host_command(text: str, allow: Sequence[str]) -> int:
-    """Run one allowed command and tell its exit status. It ends with the connection.
+    """Run one allowed command and return its exit status. It ends with the connection.
 
     Raises NotAllowed; nothing has run then.
     """
@@ -198,8 +198,8 @@ def run_host_command(text: str, allow: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """Be told when the connection's process has gone: a command without a terminal would not notice."""
+    """End when the process of the connection ends: a command without a terminal would not notice."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
-        if os.getppid() == 1:  # it went before we asked
+        if os.getppid() == 1:  # it ended before the call
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,8 +1,8 @@
 """Find files by pattern, newest first.
 
-The walk goes from opened folder to opened folder, never through a link it meets on the way, and asks only for the
-times of what matches; so nothing can lead it astray and a narrow pattern costs little.  `**` passes links by; a link
-the pattern itself names is followed.
+The walk opens folder after folder, never through a link it encounters, and reads the times only of matching files, so
+that it cannot be redirected and a narrow pattern is cheap. `**` does not follow links; a link that the pattern names
+is followed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from farhand.machine.search.patterns import BadPattern, PatternPart, PatternRout
 from farhand.protocol.errors import NotFound, Timeout, ToolError
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CHECKED_EVERY = 1000  # entries of one folder between two looks at the clock
-_DEPTH = 100  # folders held open at once; deeper ones are opened anew from their root
+_CHECKED_EVERY = 1000  # entries of one folder between two checks of the deadline
+_DEPTH = 100  # folders held open at once; deeper ones are reopened from their root
 
 
 def glob_files(files: Files, pattern: str, base: str, *, seconds: float = 30.0) -> list[str]:
-    """Absolute paths of the files (for a pattern ending in `/`: folders) that match, newest first.
+    """Return absolute paths of the matching files (folders, for a pattern ending in `/`), newest first.
 
-    Raises BadPattern; NotFound or NotAllowed for the base; Timeout when the tree is too large for `seconds`.
+    Raises BadPattern; NotFound or NotAllowed for the base; Timeout if the search takes longer than `seconds`.
     """
     routes = parse(pattern)
     if not stat.S_ISDIR(files.status(base).st_mode):
@@ -43,7 +43,7 @@ def glob_files(files: Files, pattern: str, base: str, *, seconds: float = 30.0) 
 
 
 def _starts(files: Files, base: str, routes: Iterable[PatternRoute]) -> dict[str, list[PatternRoute]]:
-    """The folder each route begins in: the base and the plain names that lead the pattern."""
+    """Return the folder in which each route begins: the base and the literal names that begin the pattern."""
     starts: dict[str, list[PatternRoute]] = {}
     for route in routes:
         parts = list(route.parts)
@@ -57,7 +57,7 @@ def _starts(files: Files, base: str, routes: Iterable[PatternRoute]) -> dict[str
 
 
 class _Step:
-    """What may match in one folder: a set of routes that have come this far."""
+    """What can match in one folder: the routes that lead there."""
 
     def __init__(self, routes: frozenset[PatternRoute]) -> None:
         opened = {inner for route in routes for inner in _without_depth(route)}
@@ -71,11 +71,11 @@ class _Step:
             for route in opened
             if len(route.parts) > 1 and route.parts[0].expression is not None
         ]
-        self.links = bool(self.folders or self._onward)  # whether a link to a folder could matter here
+        self.links = bool(self.folders or self._onward)  # whether links to folders are relevant here
         self.plain = not self.links and self._deep == frozenset(routes)
 
     def through(self, name: str, *, link: bool) -> frozenset[PatternRoute]:
-        """The routes that go on in the folder of this name."""
+        """Return the routes that continue in the folder of this name."""
         named = frozenset(rest for expression, rest in self._onward if expression.fullmatch(name))
         if link:
             return named
@@ -83,7 +83,7 @@ class _Step:
 
 
 class _Walk:
-    """One search; `found` maps paths to modification times. What may not be seen is passed over."""
+    """One search; `found` maps paths to modification times. Inaccessible files are skipped."""
 
     def __init__(self, files: Files, seconds: float) -> None:
         self.found: dict[str, int] = {}
@@ -93,7 +93,7 @@ class _Walk:
         self._steps: dict[frozenset[PatternRoute], _Step] = {}
         self._waiting: list[tuple[CheckedPath, _Step]] = []
         self._protected = files.paths.protected_identities()
-        # A hidden folder is never entered, so all that can still be met is what is hidden in the folder itself.
+        # Hidden folders are never entered, so only hidden entries of the folder itself must be checked.
         self._hidden_in: dict[str, set[str]] = {}
         for path in files.paths.hidden:
             folder, _, name = path.rpartition("/")
@@ -116,12 +116,12 @@ class _Walk:
         return step
 
     def _visit(self, folder: int, path: str, real: str, root: ConfinedRoot, step: _Step, depth: int) -> None:
-        """Search an opened folder and those beneath, and close it. Both spellings of it end with a slash."""
+        """Search an open folder and those below, and close it. Both spellings of its path end with a slash."""
         try:
             self._check_deadline()
             if self._protected and _identity(folder) in self._protected:
-                return  # a hidden folder under another spelling, or a second mount of it
-            plain = step.plain  # every folder is searched for the same, and none is itself a match
+                return  # a hidden folder under another name, or a second mount of it
+            plain = step.plain  # all folders are searched for the same, and none itself matches
             for name in self._scan(folder, path, real, step):
                 inner = real + name
                 following = (
@@ -146,7 +146,7 @@ class _Walk:
             raise Timeout(f"the search did not end in {self._seconds:g} s; search a smaller folder")
 
     def _scan(self, folder: int, path: str, real: str, step: _Step) -> list[str]:
-        """Note the files that match in a folder; tells the names of the folders in it."""
+        """Record the matching files of a folder; return the names of its folders."""
         found, hidden = self.found, self._hidden_in.get(real)
         endings = step.endings
         wanted = step.files.fullmatch if step.files else None
@@ -178,7 +178,7 @@ class _Walk:
         return folders
 
     def _enter(self, place: CheckedPath, name: str, step: _Step, *, link: bool) -> _Step | None:
-        """Note a folder if it matches itself; tells what to look for in it, if anything."""
+        """Record a folder if it matches; return what to search for in it, or None."""
         if step.folders and step.folders.fullmatch(name):
             with contextlib.suppress(ToolError):
                 self.found[place.path] = self._files.status(place.path).st_mtime_ns
@@ -186,7 +186,7 @@ class _Walk:
         return self._step(routes) if routes else None
 
     def _follow(self, path: str, name: str, step: _Step) -> None:
-        """A link counts as what it leads to, if that may be seen."""
+        """Treat a link as its target, if that is allowed."""
         try:
             place = self._files.place(path)
             status = self._files.status(path)
@@ -207,7 +207,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _passing_over() -> Iterator[None]:
-    """A folder that is gone or closed to us is left out; a system at its limits must not look like an empty one."""
+    """Skip a folder that is gone or inaccessible, but raise if the system is out of resources."""
     try:
         yield
     except OSError as error:
@@ -220,7 +220,7 @@ def _pass_over(error: OSError) -> None:
 
 
 def _without_depth(route: PatternRoute) -> Iterable[PatternRoute]:
-    """The route, and what follows its leading `**`, which may stand for no folder at all."""
+    """Yield the route, and what follows its leading `**`, which may match no folder at all."""
     yield route
     while route.parts[0].expression is None and len(route.parts) > 1:
         route = PatternRoute(False, route.parts[1:], route.folders)
@@ -233,9 +233,9 @@ def _names(parts: Iterable[PatternPart]) -> re.Pattern[str] | None:
 
 
 def _endings(parts: Iterable[PatternPart]) -> tuple[str, ...]:
-    """The endings that decide whether a name fits, where that is all the patterns ask (`*.py`); else nothing.
+    """Return the suffixes that decide a match if the patterns ask for nothing else (`*.py`); else nothing.
 
-    A third faster than the expression, and what most searches ask for.
+    This is a third faster than the expression, and the most common case.
     """
     endings = []
     for part in parts:

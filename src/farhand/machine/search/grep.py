@@ -1,7 +1,7 @@
 """Search the content of files with ripgrep.
 
-The program finds, in a process of its own; what is reported is read here, through `Files`.  So a link that leads
-outside, or is swapped while ripgrep runs, brings nothing out.
+ripgrep only locates matches; the reported lines are read here, through `Files`. So a link that leads outside, or is
+replaced while ripgrep runs, reveals nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
 
 LINE = 200  # characters shown of a matching line
 
-_LONGEST_PATTERN = 100_000  # the system takes 128 KiB for one argument
-_PROOF = 16 * 1024 * 1024  # bytes of a matching file that must be UTF-8: all of any file people write
+_LONGEST_PATTERN = 100_000  # the system accepts 128 KiB for one argument
+_PROOF = 16 * 1024 * 1024  # bytes of a matching file that are checked for UTF-8
 
-# Hidden files count too; matching lines are not printed, since they are read here.
+# Hidden files are included; matching lines are not printed, since they are read here.
 _OPTIONS = (
     "--no-config",
     "--no-messages",
@@ -80,11 +80,11 @@ def grep_files(
     ignored: bool = True,
     by_path: bool = False,
 ) -> tuple[list[Match], bool]:
-    """Lines that match a regular expression in a folder or file, by path and line; and whether there are more.
+    """Return the matching lines in a folder or file, by path and line, and whether there are more.
 
-    Links are followed, files that are not UTF-8 text are passed over, `include` and `exclude` are compared with file
-    names; with `by_path`, those with a slash with paths beneath the folder. At most `width` characters of a line
-    are told. Without `ignored`, what a `.gitignore` in the folder names is passed over, and `.git`.
+    Links are followed, and files that are not UTF-8 text are skipped. `include` and `exclude` are compared with file
+    names; with `by_path`, patterns with a slash are compared with paths below the folder. At most `width` characters of
+    a line are returned. Without `ignored`, files listed in a `.gitignore` of the folder are skipped, and `.git`.
     Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
     """
     check_path_text("pattern", pattern)
@@ -97,7 +97,7 @@ def grep_files(
     _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
     folder = None
     if not stat.S_ISDIR(files.status(path).st_mode):
-        files.open(path).close()  # says why, when it is a pipe or may not be read
+        files.open(path).close()  # raises if it is a pipe or may not be read
         if named and not named.fullmatch(os.path.basename(base)):  # noqa: PTH119
             return [], False
     else:
@@ -105,7 +105,7 @@ def grep_files(
         options += _EVERYTHING if ignored else _NOT_IGNORED
         options += ["--glob=" + _glob(include)] if include else []
         options += ["--glob=!" + _glob(exclude)] if exclude else []
-        options += [] if ignored else ["--glob=!.git/"]  # the last that fits decides
+        options += [] if ignored else ["--glob=!.git/"]  # the last matching pattern wins
 
     def matches(expression: str) -> list[Match]:
         found: list[Match] = []
@@ -122,19 +122,19 @@ def grep_files(
     except BadPattern:
         if "#" not in pattern or _VERBOSE.search(pattern) is None:
             raise
-        # ripgrep puts the expression into a group, whose end a comment on the last line would swallow.
+        # ripgrep wraps the expression in a group, whose end a comment on the last line would swallow.
         found = matches(f"{expression}\n")
     return sorted(found[:most], key=lambda match: (match.path, match.line)), len(found) > most
 
 
 def _by_line(pattern: str) -> str:
-    """The expression with `\\z` as the end of a line: each line is searched as a text of its own, whatever ends it."""
+    """Return the expression with `\\z` as the end of a line: each line is searched as a text of its own."""
     return _ESCAPE.sub(lambda escape: "(?m:$)" if escape[0] == r"\z" else escape[0], pattern)
 
 
 @functools.cache
 def ripgrep() -> str:
-    """The program: the one installed with us, else the system's. Raises Failed when there is none."""
+    """Return the program: the one installed with this package, else the system's. Raises Failed if there is none."""
     own = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118
     program = shutil.which(own) or shutil.which("rg")
     if program is None:
@@ -157,7 +157,7 @@ def _glob(pattern: str) -> str:
 
 
 def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> Iterator[Match]:
-    """The matching lines as `files` shows them; nothing of files it does not show."""
+    """Yield the matching lines, read through `files`; nothing of files that may not be read."""
     with contextlib.ExitStack() as opened:
         name: bytes | None = None
         file: BinaryIO | None = None
@@ -169,7 +169,7 @@ def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> I
                     opened.enter_context(file)
             if file:
                 file.seek(offset)
-                # A character has four bytes at most, so this holds the characters shown and the line end.
+                # A character has at most four bytes, so this includes the shown characters and the line end.
                 text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
                 yield Match(display(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
 
@@ -186,8 +186,8 @@ def _open_text(files: Files, path: str) -> BinaryIO | None:
 
 
 def _hits(command: list[str], folder: str | None, seconds: float) -> Generator[tuple[bytes, int, int]]:
-    """Path, line number and byte offset of every match, as ripgrep tells them."""
-    # With its messages off the program only complains about the expression, and then it prints nothing else.
+    """Yield path, line number and byte offset of every match that ripgrep reports."""
+    # With messages disabled, ripgrep only reports invalid expressions, and then prints nothing else.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
     )
@@ -213,7 +213,7 @@ def _hits(command: list[str], folder: str | None, seconds: float) -> Generator[t
 
 
 def _records(text: bytes) -> list[bytes]:
-    """Cut at the line ends that follow a NUL, since a name may contain one; the last is not complete yet."""
+    """Split at line ends that follow a NUL, since a name may contain line ends; the last record is incomplete."""
     records, start = [], 0
     while (null := text.find(b"\0", start)) >= 0 and (end := text.find(b"\n", null)) >= 0:
         records.append(text[start:end])
@@ -222,7 +222,7 @@ def _records(text: bytes) -> list[bytes]:
 
 
 def _chunks(stream: IO[bytes], seconds: float) -> Iterator[bytes]:
-    """What the program prints until it closes its output. Raises Timeout."""
+    """Yield the program's output until it ends. Raises Timeout."""
     deadline = time.monotonic() + seconds
     ready = select.poll()
     ready.register(stream, select.POLLIN)

@@ -1,10 +1,10 @@
-"""Patterns of file names: `*`, `?`, `[a-z]`, `{one,two}`, and `**` for any depth of folders.
+"""File name patterns: `*`, `?`, `[a-z]`, `{one,two}`, and `**` for any depth of folders.
 
-`*` does not cross `/` and does match names that begin with a dot; case counts; `\\` takes the next character as it is.
+`*` does not match `/` but matches names with a leading dot; case matters; `\\` escapes the next character.
 
-The expressions made here do not backtrack over `*`: matching a name takes at most (length of the name) times (length of
-the pattern) steps. Python's `re` holds the interpreter lock while it matches, so a pattern with exponential cost would
-stop the whole process, also from a thread.
+The expressions do not backtrack over `*`: matching takes at most (length of the name) times (length of the pattern)
+steps. Python's `re` holds the interpreter lock while it matches, so exponential backtracking would block the whole
+process, even in a thread.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from collections.abc import Iterator
 import msgspec
 
 _MOST_ALTERNATIVES = 1000
-_LONGEST_PATTERN = 4096  # characters, as in the longest path Linux takes
-_LONGEST_EXPANSION = 32_768  # characters of all alternatives together
+_LONGEST_PATTERN = 4096  # characters; the longest path of Linux
+_LONGEST_EXPANSION = 32_768  # total characters of all alternatives
 _MOST_PARTS = 64  # names and `**` between slashes
 _STAR = ".*"
 _LAZY_STAR = ".*?"
 
 
 class BadPattern(Exception):
-    """A pattern that means nothing; the text says why."""
+    """An invalid pattern; the message says why."""
 
 
 class PatternPart(msgspec.Struct, frozen=True):
-    """What stands between two slashes: `expression` for a name, None for `**`."""
+    """A part between two slashes: `expression` for a name, None for `**`."""
 
     expression: str | None
-    literal: str | None = None  # the name itself, where only one name fits
+    literal: str | None = None  # the name, if only one name matches
 
 
 class PatternRoute(msgspec.Struct, frozen=True):
-    """One alternative of a pattern, its braces resolved."""
+    """One alternative of a pattern, with braces expanded."""
 
     absolute: bool
     parts: tuple[PatternPart, ...]
-    folders: bool  # a trailing slash asks for folders, not files
+    folders: bool  # a trailing slash matches folders instead of files
 
 
 def parse(pattern: str) -> list[PatternRoute]:
-    """The alternatives of a pattern. Raises BadPattern."""
+    """Return the alternatives of a pattern. Raises BadPattern."""
     if len(pattern) > _LONGEST_PATTERN:
         raise BadPattern(f"it has {len(pattern)} characters; at most {_LONGEST_PATTERN} are allowed")
     return [_route(alternative) for alternative in _alternatives(pattern)]
 
 
 def name_expression(pattern: str) -> re.Pattern[str]:
-    """A pattern for file names alone. Raises BadPattern, also for one with a slash."""
+    """Return the expression of a pattern for file names. Raises BadPattern, also if it contains a slash."""
     routes = parse(pattern)
     if any(route.absolute or route.folders or len(route.parts) != 1 for route in routes):
         raise BadPattern("it is compared with file names only and cannot contain '/'")
@@ -58,7 +58,7 @@ def name_expression(pattern: str) -> re.Pattern[str]:
 
 
 def combined(expressions: list[str]) -> re.Pattern[str]:
-    """One expression for names that fit any of these; use it with `fullmatch`."""
+    """Return one expression for names that match any of these; use it with `fullmatch`."""
     try:
         return re.compile("|".join(f"(?:{expression})" for expression in expressions), re.DOTALL)
     except re.error as error:
@@ -69,7 +69,7 @@ def _route(pattern: str) -> PatternRoute:
     texts = [text for text in pattern.split("/") if text not in ("", ".")]
     if not texts:
         raise BadPattern("it names no file")
-    # Several `**` in a row mean the same as one.
+    # Several `**` in a row are equivalent to one.
     parts = [_part(text) for before, text in itertools.pairwise(["", *texts]) if not text == before == "**"]
     if len(parts) > _MOST_PARTS:
         raise BadPattern(f"it has {len(parts)} parts between slashes; at most {_MOST_PARTS} are allowed")
@@ -98,10 +98,10 @@ def _part(text: str) -> PatternPart:
 
 
 def _without_backtracking(chunks: list[str]) -> str:
-    """One expression for chunks of fixed length that are separated by `*`.
+    """Return an expression for chunks of fixed length separated by `*`.
 
-    For every star but the last, the first place where the following chunk fits is as good as any other, so the atomic
-    group need not try another one. This is what `fnmatch.translate` does, too.
+    For every star but the last, the first position where the following chunk matches is as good as any other, so an
+    atomic group need not try another. `fnmatch.translate` does the same.
     """
     first, *others = chunks
     if not others:
@@ -111,7 +111,7 @@ def _without_backtracking(chunks: list[str]) -> str:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Characters (plain) and the expressions for what is not one."""
+    """Yield characters (plain) and expressions."""
     at = 0
     while at < len(text):
         character = text[at]
@@ -132,7 +132,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _class_end(text: str, at: int) -> int:
-    """Where the `]` is that closes the class begun before `at`; one that stands first is a member."""
+    """Return the position of the `]` that closes the class before `at`; a leading `]` is a member."""
     first = at + (text[at : at + 1] in ("!", "^"))
     end = text.find("]", first + 1)
     if end < 0:
@@ -153,7 +153,7 @@ def _class(members: str) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Resolve braces, outermost first."""
+    """Expand braces, outermost first."""
     done: list[str] = []
     waiting = [pattern]
     size = 0
@@ -177,7 +177,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _first_group(text: str) -> tuple[int, list[int], int] | None:
-    """Where the first brace opens, its own commas, and where it closes."""
+    """Return the position of the first brace, its commas, and its end."""
     commas: list[int] = []
     start, depth, at = -1, 0, 0
     while at < len(text):

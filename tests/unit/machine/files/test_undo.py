@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_used_stops_no_write_and_undo_says_so(
     (machine.work / "a").write_text("old")
     machine.write("c1", "a", b"new")
     assert (machine.work / "a").read_text() == "new"
-    assert "could not be kept" in caplog.text
+    assert "failed to record the changes" in caplog.text
     with pytest.raises(Failed, match="cannot be read"):
         machine.undo("c1")
 

@@ -1,14 +1,14 @@
-"""Memory that a program took for its start and needs no longer."""
+"""Return unused heap memory to the system after the start of a program."""
 
 from __future__ import annotations
 
 import sys
 
 
-def give_back() -> None:
-    """Return it to the system, where the C library can be told to (GNU); it would keep it for later.
+def trim_heap() -> None:
+    """Call `malloc_trim` where the C library has it (GNU).
 
-    Modules that had to be compiled leave up to five megabytes behind.
+    Compiling modules leaves up to five megabytes of unused heap behind.
     """
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415 - only here, in a plug-in
