@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import importlib
 import io
@@ -71,8 +70,12 @@ EXIT_STATUS: Final = {"usage": 2, "interrupted": 130}
 class Stopped(BaseException):
     """SIGTERM or SIGINT arrived before the command had an event loop to handle it."""
 
+    requested = False
+
 
 def _stop(_number: int, _frame: object) -> NoReturn:
+    # Python ignores exceptions in some places, such as the weakref callbacks of imports; the flag is checked later.
+    Stopped.requested = True
     raise Stopped
 
 
@@ -84,6 +87,8 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib  # noqa: PLC0415
+
             close = difflib.get_close_matches(cmd_name, COMMANDS)
             if close and not ctx.resilient_parsing:
                 raise click.UsageError(f"No such command {cmd_name!r}; did you mean {' or '.join(close)}?", ctx)
@@ -99,6 +104,8 @@ class Commands(click.Group):
         finally:
             gc.freeze()
             gc.enable()
+        if Stopped.requested:
+            raise Stopped
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

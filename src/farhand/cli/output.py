@@ -275,14 +275,9 @@ def ago(at: int | None, now: float | None = None) -> str:
     seconds = max(0.0, (time.time() if now is None else now) - at / 1000)
     if seconds < 5:
         return "just now"
-    if seconds < 60:
-        return f"{int(seconds)} s ago"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min ago"
-    if seconds < 2 * 86400:
-        return f"{int(seconds // 3600)} h ago"
-    if seconds < 60 * 86400:
-        return f"{int(seconds // 86400)} days ago"
+    for limit, unit, length in ((60, "s", 1), (3600, "min", 60), (2 * 86400, "h", 3600), (60 * 86400, "days", 86400)):
+        if seconds < limit:
+            return f"{int(seconds // length)} {unit} ago"
     return time.strftime("%Y-%m-%d", time.localtime(at / 1000))
 
 

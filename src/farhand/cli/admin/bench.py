@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ CALLERS: Final = (1, 16)
 COMMANDS: Final = 20
 SYNCS: Final = 100
 COPIED_BYTES: Final = 64 << 20
-LINUX: Final = sys.platform == "linux"
 READY: Final = "farhand ready on "
 TEXT: Final = "forty-two\n"
 
@@ -49,17 +48,6 @@ class Figure:
     p99_ms: float | None = None
     rate: float | None = None
     unit: str = ""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine on which the figures were measured."""
-
-    system: str = field(default_factory=lambda: f"{platform.system()} {platform.release()}")
-    python: str = field(default_factory=platform.python_version)
-    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1)
-    # Load average before the measurement.
-    load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
 def _milliseconds(value: float | None) -> str:
@@ -93,17 +81,27 @@ def bench(seconds: float, as_json: bool) -> int:
     """
     if math.isnan(seconds):  # FloatRange accepts it
         raise click.UsageError("--seconds takes 0.2 to 60, not nan.")
-    machine = Machine()
+    machine = _describe_machine()
     with tempfile.TemporaryDirectory(prefix="farhand-bench-", dir=_disk_folder()) as name, _farhand(Path(name)) as run:
         figures = list(_measure(run, seconds, quiet=as_json or not on_terminal()))
     if as_json:
-        show_json({"version": __version__, **asdict(machine), "figures": [asdict(figure) for figure in figures]})
+        show_json({"version": __version__, **machine, "figures": [asdict(figure) for figure in figures]})
         return 0
-    print(f"Farhand {__version__}, {machine.system}, Python {machine.python}, {machine.cores} cores\n")
+    print(f"Farhand {__version__}, {machine['system']}, Python {machine['python']}, {machine['cores']} cores\n")
     show_table(COLUMNS, figures)
-    if machine.load > machine.cores / 2:
-        remark(f"The machine was busy (load {machine.load:.1f}); an idle one gives better figures.")
+    if machine["load"] > machine["cores"] / 2:
+        remark(f"The machine was busy (load {machine['load']:.1f}); an idle one gives better figures.")
     return 0
+
+
+def _describe_machine() -> dict[str, Any]:
+    """Describe what the figures are measured on; the load is that before the measurement."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        "load": os.getloadavg()[0],
+    }
 
 
 # -- measurements -----------------------------------------------------------------------------------------

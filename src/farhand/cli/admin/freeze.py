@@ -124,7 +124,7 @@ def _freeze_home(home: Path, reason: str, error: ClientError) -> int:
         show_json({**state, "gateway": {"ended_processes": ended}, "pending": str(error)})
     else:
         print(f"frozen: the gateway on {home} will start frozen; {ended} processes were ended on this machine")
-        remark(f"other machines were not told, as no gateway answered: {plain(str(error))}")
+        remark(f"other machines are not frozen, as no gateway answered: {plain(str(error))}")
     return 0
 
 

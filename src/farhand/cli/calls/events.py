@@ -14,17 +14,7 @@ from farhand.cli.calls.output_stream import resume
 from farhand.cli.client import READ_SECONDS, Client
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import (
-    STATE_COLOURS,
-    json_value,
-    log_time,
-    on_terminal,
-    paint,
-    plain,
-    remark,
-    show_json,
-    wrap,
-)
+from farhand.cli.output import STATE_COLOURS, json_value, log_time, on_terminal, paint, plain, remark, show_json, wrap
 
 DEFAULT_LIMIT: Final = 20
 # A live journal sends a heartbeat every 15 s; after three missed ones the connection is dead.
