@@ -10,7 +10,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -28,6 +28,7 @@ from farhand.protocol.errors import FarhandError
 log = logging.getLogger(__name__)
 
 FILE = "farhand.toml"
+T = TypeVar("T")
 
 
 class ConfigError(FarhandError):
@@ -292,12 +293,25 @@ class LiveConfig:
         self._seen = self._look()
         self._filled = self._seen is not None and self._seen[1] > 0
         self._gone_at = 0.0
-        self._watchers: list[Callable[[Config], None]] = []
 
-    def watch(self, changed: Callable[[Config], None]) -> None:
-        """Have `changed` told the settings, now and whenever they have changed and somebody looks."""
-        self._watchers.append(changed)
-        changed(self._config)
+    def derive(self, make: Callable[[Config], T]) -> Callable[[], T]:
+        """Return a function that returns `make` of the present settings, computed once for each change.
+
+        While `make` raises ConfigError the last value stays in force. Raises ConfigError for the first.
+        """
+        seen, value = self._config, make(self._config)
+
+        def current() -> T:
+            nonlocal seen, value
+            if self.now is not seen:
+                seen = self._config
+                try:
+                    value = make(seen)
+                except ConfigError as error:
+                    log.error("the settings stay as they were: %s", error)
+            return value
+
+        return current
 
     @property
     def now(self) -> Config:
@@ -325,8 +339,6 @@ class LiveConfig:
             log.error("the settings stay as they were: %s", error)
         else:
             log.info("%s has changed and was read again", self._file)
-            for changed in self._watchers:
-                changed(self._config)
 
     def _look(self) -> tuple[int, int, int] | None:
         if self._seen is None and not os.access(self._file, os.F_OK):

@@ -10,7 +10,7 @@ from typing import get_args, get_origin
 import msgspec
 import pytest
 
-from farhand.app.gateway import LIVE_SECTIONS
+from farhand.app.wiring import LIVE_SECTIONS
 from farhand.config import FILE, LOOK_SECONDS, Config, ConfigError, LiveConfig, load
 from tests.support.harness import ROOT, wait_until
 

@@ -1,15 +1,15 @@
-"""The schedule put together from the settings: scheduler, book of jobs, heartbeats."""
+"""Builds the schedule from the settings: scheduler, jobs, heartbeats."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from zoneinfo import ZoneInfo
 
 from farhand.config import Config, ConfigError
+from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.pinning import Pin
-from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.heartbeat import (
     PROMPT,
     Heartbeats,
@@ -27,12 +27,12 @@ from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.machine.time_zone import machine_zone
 from farhand.protocol.errors import NotFound, ToolError
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import Objects
+from farhand.store.ports import Store
 from farhand.store.tables.cron import Job
 
-log = logging.getLogger(__name__)
-
-# Nodes get so long to come back before the first slot is taken.
+# How long nodes may take to reconnect before the first slot is taken.
 SETTLE_SECONDS = 1.5
 
 
@@ -71,59 +71,27 @@ def schedule_settings(config: Config, environ: Mapping[str, str]) -> tuple[Sched
     return schedule, heartbeat
 
 
-class LiveSchedule:
-    """`[schedule]` and `[heartbeat]` as the file has them now; while they cannot be used, as they were before."""
-
-    def __init__(self, now: Callable[[], Config], environ: Mapping[str, str]) -> None:
-        """Raises ConfigError naming the key at fault."""
-        self._now = now
-        self._environ = environ
-        self._seen = now()
-        self._schedule, self._heartbeat = schedule_settings(self._seen, environ)
-
-    @property
-    def schedule(self) -> ScheduleSettings:
-        self._look()
-        return self._schedule
-
-    @property
-    def heartbeat(self) -> HeartbeatSettings:
-        self._look()
-        return self._heartbeat
-
-    def _look(self) -> None:
-        config = self._now()
-        if config is self._seen:
-            return
-        self._seen = config
-        try:
-            self._schedule, self._heartbeat = schedule_settings(config, self._environ)
-        except ConfigError as error:
-            log.error("the schedule stays as it was: %s", error)
-
-
 async def open_schedule(
-    hub: Hub,
-    config: Callable[[], Config],
-    environ: Mapping[str, str],
+    current: Callable[[], tuple[ScheduleSettings, HeartbeatSettings]],
+    database: Store,
+    node_registry: NodeRegistry,
+    credentials: Credentials,
+    secrets: KnownSecrets,
     objects: Objects,
     sessions: Sessions,
     *,
+    held: Callable[[], bool],
     courier: Courier | None = None,
 ) -> tuple[Scheduler, CronBook]:
-    """A scheduler that has yet to be entered, and the book of its jobs. `config`: the settings as they are now.
-
-    Raises ConfigError.
-    """
-    live = LiveSchedule(config, environ)
-    hub.zone = lambda: live.schedule.zone
+    """Return a scheduler that has yet to be entered, and its jobs. `current` returns the settings in force, `held`
+    whether nothing may start."""
     settled: HeartbeatSettings | None = None
 
     async def settle_heartbeats() -> None:
         nonlocal settled
-        wanted = live.heartbeat
+        wanted = current()[1]
         if wanted != settled:
-            await hub.database.write(lambda store: settle_jobs(store, wanted))
+            await database.write(lambda store: settle_jobs(store, wanted))
             settled = wanted
 
     async def read_file(agent_id: str, name: str) -> str | None:
@@ -135,29 +103,29 @@ async def open_schedule(
 
     def reachable(job: Job) -> bool:
         pin = Pin.of(job.node, job.tag)
-        return pin is None or any(node.online and pin.fits(node) for node in hub.node_registry.nodes.values())
+        return pin is None or any(node.online and pin.fits(node) for node in node_registry.nodes.values())
 
     def paused(job: Job) -> str | None:
-        return hub.credentials.ended(Principal(maker_of(job)).ids)
+        return credentials.ended(Principal(maker_of(job)).ids)
 
-    turns = AgentTurns(sessions, hub.secrets.redact_text, hub.credentials.reduced)
-    beats = Heartbeats(lambda: live.heartbeat, read_file, turns, courier)
-    runs = CronRuns(lambda: live.schedule.zone, turns, beats.perform, courier)
+    turns = AgentTurns(sessions, secrets.redact_text, credentials.reduced)
+    beats = Heartbeats(lambda: current()[1], read_file, turns, courier)
+    runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, courier)
     scheduler = Scheduler(
-        hub.database,
-        live.schedule,
+        database,
+        current()[0],
         runs.perform,
-        current=lambda: live.schedule,
+        current=lambda: current()[0],
         prepare=settle_heartbeats,
         reachable=reachable,
         paused=paused,
-        held=lambda: hub.gate.frozen is not None,
+        held=held,
         report=runs.report,
         alone=True,
         resume=True,
         settle_seconds=SETTLE_SECONDS,
     )
-    return scheduler, CronBook(hub.database, scheduler, paused)
+    return scheduler, CronBook(database, scheduler, paused)
 
 
 def _zone(setting: str, name: str, default: ZoneInfo) -> ZoneInfo:

@@ -246,7 +246,7 @@ def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) ->
     with house_of(tmp_path / "home") as house:
         reader = house.gateway.request("POST", "/v1/tokens", {"scopes": ["chat", "tools.read"]}).json()["token"]
         body = {"message": "/freeze please", "wait_seconds": 10}
-        answer = house.gateway.request("POST", "/v1/sessions/main/messages", body, token=reader).json()
+        answer = house.gateway.request("POST", "/v1/sessions/word/messages", body, token=reader).json()
         assert answer["error"]["kind"] == "not_allowed" and not house.gateway.get("/v1/freeze")["frozen"], answer
         assert "Frozen: 0 of 0 connected nodes" in house.session().command("/freeze it runs  away")
         assert house.gateway.get("/v1/freeze")["reason"] == "it runs away"

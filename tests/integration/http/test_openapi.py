@@ -147,7 +147,7 @@ def test_a_route_that_says_nothing_of_itself_is_not_let_pass() -> None:
         return Reply()
 
     with pytest.raises(ValueError, match="GET /silent"):
-        document([Route("GET", "/silent", None, answer)])
+        document([Route(method="GET", path="/silent", scope=None, summary="", handler=answer)])
 
 
 def test_the_page_needs_nothing_from_elsewhere(gateway: GatewayProcess) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -23,20 +23,21 @@ from farhand.api.mcp import messages as rpc
 from farhand.api.mcp.messages import Id, Message, RpcError
 from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Sessions
 from farhand.api.mcp.tools import Names, outcome, tools
-from farhand.api.routes.invoke import not_recorded
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
-from farhand.api.server.route_docs import EVENTS, JSON, About
-from farhand.api.server.router import Route
+from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.calls.output_redaction import covered
-from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.output import RemoteCommands
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import NATIVE
-from farhand.store.ports import StoreError
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord
 
 # The origin of these calls, for the policy.
@@ -54,69 +55,53 @@ INSTRUCTIONS: Final = (
     "services; names without __ act on the machine the gateway runs on. A machine that is away has no tools here."
 )
 SSE: Final = b"text/event-stream"
+SCOPES: Final = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
+RPC_ERRORS: Final = {
+    202: "A notification was taken.",
+    400: "No message, or one that contradicts itself: a JSON-RPC error.",
+    404: "No such session, or method.",
+    406: "The client does not take what would be answered.",
+}
 
 
-def mcp_routes(hub: Hub) -> list[Route]:
-    door = McpDoor(hub)
-    rpc_errors = {
-        202: "A notification was taken.",
-        400: "No message, or one that contradicts itself: a JSON-RPC error.",
-        404: "No such session, or method.",
-        406: "The client does not take what would be answered.",
-    }
-    scopes = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
-    return [
-        Route(
-            "POST",
-            "/mcp",
-            scopes,
-            door.post,
-            narrow=True,
-            content=True,
-            about=About(
-                "A message of the Model Context Protocol (streamable HTTP).",
-                body=Message,
-                media=(JSON, EVENTS),
-                also=rpc_errors,
-                errors=(503,),
-            ),
-        ),
-        Route(
-            "GET",
-            "/mcp",
-            scopes,
-            door.listen,
-            narrow=True,
-            about=About(
-                "News for an MCP session as server-sent events, or the rest of a stream that was lost.",
-                media=(EVENTS,),
-                also={**rpc_errors, 405: "Clients without sessions listen by `subscriptions/listen`."},
-                errors=(503,),
-            ),
-        ),
-        Route(
-            "DELETE",
-            "/mcp",
-            scopes,
-            door.end,
-            narrow=True,
-            about=About("End an MCP session and cancel what is open in it.", also=rpc_errors),
-        ),
-    ]
-
-
-class McpDoor:
-    """One method for each route; `_answer` for each message."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._names = Names(hub)
-        self._sessions = Sessions(hub.gateway_id)
+class McpRoutes:
+    def __init__(
+        self,
+        gateway_id: str,
+        node_registry: NodeRegistry,
+        catalog: Catalog,
+        gate: Gate,
+        commands: RemoteCommands,
+        secrets: KnownSecrets,
+        ending: asyncio.Event,
+    ) -> None:
+        """`ending` is set when the gateway stops."""
+        self._node_registry = node_registry
+        self._catalog = catalog
+        self._gate = gate
+        self._commands = commands
+        self._secrets = secrets
+        self._ending = ending
+        self._names = Names(node_registry, catalog)
+        self._sessions = Sessions(gateway_id)
         self._listening = 0
-        self._life = secrets.token_hex(4)
+        self._life = token_hex(4)
 
     # -- messages ---------------------------------------------------------------------------------------
 
+    @route(
+        "POST",
+        "/mcp",
+        SCOPES,
+        "A message of the Model Context Protocol (streamable HTTP).",
+        body=Message,
+        body_raw=True,
+        media=(JSON, EVENTS),
+        also=RPC_ERRORS,
+        errors=(503,),
+        narrow=True,
+        content=True,
+    )
     async def post(self, request: Request) -> Reply:
         if not _accepts(request, JSON.encode()):
             return RpcError(rpc.INVALID_REQUEST, "answers are application/json", status=406).reply(None, modern=False)
@@ -135,8 +120,6 @@ class McpDoor:
             return await self._answer(request, message, request_id, modern)
         except RpcError as error:
             return error.reply(request_id, modern=modern)
-        except StoreError as error:
-            raise not_recorded(error) from None
 
     async def _take(self, request: Request, message: Message, modern: bool) -> Reply:
         """A notification, or an answer to what we never asked."""
@@ -151,7 +134,7 @@ class McpDoor:
                 asked.given_up = True
                 reason = message.value("reason")
                 told = f": {reason[:500]}" if isinstance(reason, str) and reason else ""
-                await self._hub.gate.cancel(asked.call_id, f"cancelled by its client{told}")
+                await self._gate.cancel(asked.call_id, f"cancelled by its client{told}")
         return Reply(status=202)
 
     async def _answer(self, request: Request, message: Message, request_id: Id, modern: bool) -> Reply:
@@ -167,7 +150,7 @@ class McpDoor:
             cursor = message.value("cursor")
             if not isinstance(cursor, str | None):
                 raise RpcError(rpc.INVALID_PARAMS, "cursor must be one that an earlier answer gave")
-            value, cached = tools(self._hub, request.principal, cursor), 0
+            value, cached = tools(self._catalog, request.principal, cursor), 0
         elif method == "server/discover" and modern:
             value, cached = {"supportedVersions": list(rpc.MODERN_VERSIONS), **_introduction()}, DISCOVERED_MS
         elif method == "ping" and not modern:
@@ -200,21 +183,23 @@ class McpDoor:
             raise RpcError(rpc.INVALID_PARAMS, "arguments must be an object")
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
-        begun = await self._hub.gate.begin(call, principal=request.principal, origins=MCP)
-        exchange = _Exchange(self._hub, begun, request_id, message.progress_token, session)
+        begun = await self._gate.begin(call, principal=request.principal, origins=MCP)
+        exchange = _Exchange(
+            self._gate, self._commands, self._secrets, begun, request_id, message.progress_token, session
+        )
         asked = Asked(call.id)
         if session is not None:
             session.calls[request_id] = asked
         ended = begun.ended()
         ended.add_done_callback(exchange.over)
         # Who has no session cancels by leaving; who has one says so, and may come back for the answer.
-        watch = ClientWatch(request, lambda: self._hub.gate.abandon(begun)) if session is None else None
+        watch = ClientWatch(request, lambda: self._gate.abandon(begun)) if session is None else None
         patience = SOON_SECONDS if message.progress_token is None else PROGRESS_SECONDS
         try:
             await asyncio.wait({ended}, timeout=patience if _accepts(request, SSE) else None)
         except asyncio.CancelledError:
             if session is None:
-                self._hub.gate.abandon(begun)
+                self._gate.abandon(begun)
             raise
         finally:
             if watch is not None:
@@ -229,11 +214,29 @@ class McpDoor:
         return self._stream(request, exchange.pieces(version))
 
     def _stream(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Reply:
-        live = until_gone(request, with_pulse(pieces), self._hub.ending)
+        live = until_gone(request, with_pulse(pieces), self._ending)
         return Reply(content_type=SSE, headers=[(b"x-accel-buffering", b"no")], pieces=live)
 
     # -- listening --------------------------------------------------------------------------------------
 
+    @route(
+        "GET",
+        "/mcp",
+        SCOPES,
+        "News for an MCP session as server-sent events, or the rest of a stream that was lost.",
+        media=(EVENTS,),
+        also={
+            **{
+                202: "A notification was taken.",
+                400: "No message, or one that contradicts itself: a JSON-RPC error.",
+                404: "No such session, or method.",
+                406: "The client does not take what would be answered.",
+            },
+            405: "Clients without sessions listen by `subscriptions/listen`.",
+        },
+        errors=(503,),
+        narrow=True,
+    )
     async def listen(self, request: Request) -> Reply:
         """The stream of a session, or what is left of the stream of one of its calls."""
         if rpc.is_modern(request):
@@ -251,12 +254,12 @@ class McpDoor:
         return self._stream(request, self._news(session, seen))
 
     async def _rest(self, request: Request, call_id: str, request_id: Id) -> AsyncGenerator[bytes, None]:
-        record = await self._hub.gate.find(call_id)
+        record = await self._gate.find(call_id)
         if record is None or record.credential != request.credential.id:
             raise RpcError(rpc.INVALID_REQUEST, "there is nothing to take up again at this Last-Event-ID", status=404)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
-            ended = await self._hub.gate.end_of(call_id)
+            ended = await self._gate.end_of(call_id)
             assert ended is not None
             yield await beside_loop(
                 result_bytes(ended),
@@ -296,8 +299,7 @@ class McpDoor:
 
     async def _changes(self, listener: Listener, seen: str | None = None) -> AsyncGenerator[str, None]:
         """A mark for each change of the tools, first of all when they are others than at the mark `seen`."""
-        node_registry = self._hub.node_registry
-        node_registry.listeners.add(listener.wake.set)
+        self._node_registry.listeners.add(listener.wake.set)
         self._listening += 1
         try:
             if seen is not None and seen != self._mark():
@@ -311,15 +313,23 @@ class McpDoor:
                 yield self._mark()
         finally:
             self._listening -= 1
-            node_registry.listeners.discard(listener.wake.set)
+            self._node_registry.listeners.discard(listener.wake.set)
 
     def _mark(self) -> str:
-        return f"tools:{self._life}:{self._hub.node_registry.version}"
+        return f"tools:{self._life}:{self._node_registry.version}"
 
     def _refuse_when_busy(self) -> None:
         if self._listening >= MOST_STREAMS:
             raise Problem(503, "busy", f"{self._listening} clients listen already; try again later")
 
+    @route(
+        "DELETE",
+        "/mcp",
+        SCOPES,
+        "End an MCP session and cancel what is open in it.",
+        also=RPC_ERRORS,
+        narrow=True,
+    )
     async def end(self, request: Request) -> Reply:
         if rpc.is_modern(request):
             raise Problem(405, "method_not_allowed", "there are no sessions", headers=[(b"allow", b"POST")])
@@ -330,15 +340,26 @@ class McpDoor:
         self._sessions.end(session)
         for asked in list(session.calls.values()):
             asked.given_up = True
-            await self._hub.gate.cancel(asked.call_id, "its client ended the session")
+            await self._gate.cancel(asked.call_id, "its client ended the session")
         return Reply(b'{"ended":true}')
 
 
 class _Exchange:
     """A call whose answer becomes a stream."""
 
-    def __init__(self, hub: Hub, opened: OpenCall, request_id: Id, token: Id | None, session: Session | None) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        gate: Gate,
+        commands: RemoteCommands,
+        secrets: KnownSecrets,
+        opened: OpenCall,
+        request_id: Id,
+        token: Id | None,
+        session: Session | None,
+    ) -> None:
+        self._gate = gate
+        self._commands = commands
+        self._secrets = secrets
         self._opened = opened
         self._request_id = request_id
         self._token = token
@@ -372,15 +393,15 @@ class _Exchange:
             if telling is not None:
                 telling.cancel()
             if self._session is None and not ended.done():
-                self._hub.gate.abandon(self._opened)
+                self._gate.abandon(self._opened)
 
     async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
         """Progress is the time it has taken; what the call's command last printed goes with it."""
         record = self._opened.record
         began = time.monotonic()
-        hub, of = self._hub, {"call_id": record.id}
+        of, commands = {"call_id": record.id}, self._commands
         # What is secret is hidden before a line is cut out of it.
-        pages = covered(lambda at: hub.output(record.node_id or NATIVE, of, at, wait=True), 0, hub.secrets)
+        pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
         tail = b""
         printing = True
         following: asyncio.Future[Any] | None = None

@@ -8,9 +8,9 @@ import msgspec
 
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
-from farhand.gateway.calls.catalog import EMPTY
+from farhand.gateway.calls.catalog import EMPTY, Catalog
 from farhand.gateway.calls.open_call import result_of
-from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.llm.tool_names import ToolNames
 from farhand.protocol.calls import ToolSpec
 from farhand.store.tables.calls import CallRecord, CallState
@@ -25,22 +25,23 @@ CALL_KEY: Final = "farhand/call_id"
 class Names:
     """What tools are called by MCP clients, which take letters, digits and `_ . -`; there and back."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, node_registry: NodeRegistry, catalog: Catalog) -> None:
+        self._node_registry = node_registry
+        self._catalog = catalog
         self._version = -1
         self._names = ToolNames(())
 
     def meant(self, name: str) -> str:
         """The tool that a client's name stands for; a tool's own name always does."""
-        if self._version != self._hub.node_registry.version:
-            self._version = self._hub.node_registry.version
-            self._names = ToolNames(self._hub.catalog.specs(), dots=True)
+        if self._version != self._node_registry.version:
+            self._version = self._node_registry.version
+            self._names = ToolNames(self._catalog.specs(), dots=True)
         return self._names.meant(name)
 
 
-def tools(hub: Hub, principal: Principal, cursor: str | None) -> dict[str, Any]:
+def tools(catalog: Catalog, principal: Principal, cursor: str | None) -> dict[str, Any]:
     """What a principal may use, by name, from the one after `cursor` on."""
-    specs = hub.catalog.specs()
+    specs = catalog.specs()
     names = ToolNames(specs, dots=True)
     found = {names.sent(name): spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
     rest = sorted(name for name in found if cursor is None or name > cursor)

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import picows
 
+from farhand.api.node_socket.door import NodeServices
 from farhand.api.node_socket.sips import Sips
 from farhand.api.server.large_bodies import beside_loop
 from farhand.gateway.access.credentials import NodeGrant
-from farhand.gateway.hub import Hub
 from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
 from farhand.protocol.calls import ToolFailure
@@ -77,10 +77,19 @@ WRITE_AHEAD_BYTES = 256 * 1024
 class NodeConversation(picows.WSListener):
     """A node's connection from its hello until it leaves or falls silent; the node registry's `Link`."""
 
-    def __init__(self, hub: Hub, grant: NodeGrant, address: str, failed: Callable[[], None] = lambda: None) -> None:
-        """`failed` is told of a wrong signature."""
+    def __init__(
+        self,
+        services: NodeServices,
+        grant: NodeGrant,
+        address: str,
+        *,
+        ended: Callable[[], None],
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ended` is called when the connection is over, `failed` for a wrong signature."""
         self.address = address
-        self._hub = hub
+        self._services = services
+        self._ended = ended
         self._grant = grant
         self._failed = failed
         self._challenge: GatewayChallenge | None = None
@@ -105,7 +114,6 @@ class NodeConversation(picows.WSListener):
         # Messages that are decoded beside the loop.
         self._decoding: set[asyncio.Future[Message]] = set()
         self._socket: picows.WSTransport | None = None
-        self.on_end: Callable[[], None] = lambda: None
 
     # -- the node registry's side ------------------------------------------------------------------------------
 
@@ -177,7 +185,7 @@ class NodeConversation(picows.WSListener):
         self._direct = _plain_descriptor(transport.underlying_transport)
         if self._grant.public_key is not None:
             self._challenge = GatewayChallenge(
-                self._hub.gateway_id, secrets.token_urlsafe(32), self._hub.node_registry.clock()
+                self._services.gateway_id, secrets.token_urlsafe(32), self._services.node_registry.clock()
             )
             self.send(encode(self._challenge))
         reason = f"no node_hello within {HELLO_SECONDS:.0f} s"
@@ -201,7 +209,7 @@ class NodeConversation(picows.WSListener):
                     self._sips = Sips.begin(transport.underlying_transport)
                 else:
                     self._sips.read = 0
-                self._hub.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
+                self._services.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
         elif kind == picows.WSMsgType.CLOSE:
             if self._socket is not None:
                 self._socket = None
@@ -209,7 +217,7 @@ class NodeConversation(picows.WSListener):
             transport.disconnect()
         elif kind in (picows.WSMsgType.PING, picows.WSMsgType.PONG):
             if self._connection is not None:
-                self._hub.node_registry.seen(self._connection)
+                self._services.node_registry.seen(self._connection)
             if kind == picows.WSMsgType.PING:
                 self._pong(picows.WSMsgType.PONG, frame.get_payload_as_bytes())
         elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
@@ -222,8 +230,8 @@ class NodeConversation(picows.WSListener):
             if timer is not None:
                 timer.cancel()
         if self._connection is not None:
-            self._hub.leave(self._connection)
-        self.on_end()
+            self._services.inventory.leave(self._connection)
+        self._ended()
 
     # -- messages ---------------------------------------------------------------------------------------
 
@@ -261,7 +269,7 @@ class NodeConversation(picows.WSListener):
         if connection is None:
             self._greet_in_turn(text)
             return
-        self._hub.node_registry.seen(connection)
+        self._services.node_registry.seen(connection)
         if len(text) < LARGE_MESSAGE_BYTES:
             self._handle(connection, text, partial(decode, text))
             return
@@ -283,20 +291,20 @@ class NodeConversation(picows.WSListener):
             if isinstance(error.__context__, UnicodeError):
                 self.close(1007, "a text frame is UTF-8")
             elif connection.resume is None and may_be_response(text):
-                self._hub.gate.node_calls.answered_unreadably(connection, readable_request_id(text), str(error))
+                self._services.gate.node_calls.answered_unreadably(connection, readable_request_id(text), str(error))
             return
         if isinstance(message, ToolResponse):
-            self._hub.end_orders.answered(connection, message)
-            self._hub.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
+            self._services.end_orders.answered(connection, message)
+            self._services.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
         elif isinstance(message, Ping):
             self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):
-            self._hub.queries.answered(connection, message)
+            self._services.queries.answered(connection, message)
         elif isinstance(message, FreezeReport):
-            self._hub.freeze.answered(connection, message)
+            self._services.freeze.answered(connection, message)
         elif isinstance(message, TransferCredit | TransferReady | TransferDone):
             if connection.can_transfer:
-                self._hub.transfers.on_message(connection, message)
+                self._services.transfers.on_message(connection, message)
         elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
             self._update(connection, message)
 
@@ -310,7 +318,7 @@ class NodeConversation(picows.WSListener):
             self._newest_update = update
             return
         began = time.perf_counter()
-        self._hub.update(connection, update)
+        self._services.inventory.update(connection, update)
         pause = max(UPDATE_PAUSE_SECONDS, UPDATE_REST * (time.perf_counter() - began))
         self._resting = asyncio.get_running_loop().call_later(pause, self._rested, connection)
 
@@ -335,14 +343,14 @@ class NodeConversation(picows.WSListener):
         if self._greeting is not None:
             return  # its hello is here
         now = asyncio.get_running_loop().time()
-        turn = max(now, self._hub.next_long_hello.get(self._grant.token_id, 0.0))
+        turn = max(now, self._services.next_long_hello.get(self._grant.token_id, 0.0))
         if len(text) <= LONG_HELLO_BYTES:
             self._greet(text)
             return
         if turn - now > HELLO_SECONDS:
             self.close(1013, "too many nodes come with this token; try again later")
             return
-        self._hub.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
+        self._services.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
         self._greeting = asyncio.get_running_loop().call_at(turn, self._greet_now, text)
 
     def _greet_now(self, text: bytes) -> None:
@@ -366,22 +374,22 @@ class NodeConversation(picows.WSListener):
             elif isinstance(hello, NodeHello):
                 if self._challenge is not None:
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
-                if not self._hub.credentials.still_grants(self._grant):
+                if not self._services.credentials.still_grants(self._grant):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
-                card = self._hub.node_registry.examine(
+                card = self._services.node_registry.examine(
                     hello,
                     self._grant.node_id,
                     own_credential=self._grant.token_id is not None,
-                    named=self._hub.credentials.named_nodes,
+                    named=self._services.credentials.named_nodes,
                 )
-                if self._grant.anonymous and self._hub.credentials.has_own_token(card.node_id):
+                if self._grant.anonymous and self._services.credentials.has_own_token(card.node_id):
                     reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
-                if self._grant.anonymous and self._hub.credentials.was_revoked(card.node_id):
+                if self._grant.anonymous and self._services.credentials.was_revoked(card.node_id):
                     reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
-                self.send(encode(self._hub.welcome(hello)))
-                self._connection = self._hub.join(card, hello, self, self._grant.token_id)
+                self.send(encode(self._services.inventory.welcome(hello)))
+                self._connection = self._services.inventory.join(card, hello, self, self._grant.token_id)
                 self._watch()
         except HelloRefused as refused:
             log.warning("a node was refused: %s", refused)
@@ -398,7 +406,7 @@ class NodeConversation(picows.WSListener):
 
     def _watch(self) -> None:
         """Ask a silent node whether it is there; give it up when it does not answer, and when its token has ended."""
-        if not self._hub.credentials.still_grants(self._grant):
+        if not self._services.credentials.still_grants(self._grant):
             self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
             return
         silent = time.monotonic() - self._heard_at
@@ -410,7 +418,7 @@ class NodeConversation(picows.WSListener):
         if look is LivenessAction.PING:
             self.send(encode(Ping(time.time_ns() // 1_000_000)))
         if self._grant.expires_at is not None:
-            wait = min(wait, max(0.0, (self._grant.expires_at - self._hub.node_registry.clock()) / 1000) + 0.01)
+            wait = min(wait, max(0.0, (self._grant.expires_at - self._services.node_registry.clock()) / 1000) + 0.01)
         self._set_timer(wait, self._watch)
 
     def _set_timer(self, seconds: float, action: Any) -> None:

@@ -1,4 +1,4 @@
-"""The door of the nodes, made when the first of them knocks: what it is made of is a tenth of the gateway's start."""
+"""The node socket, loaded with the first connection: it and its libraries are a tenth of the gateway's start time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,43 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.control.freeze import Freeze
+from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.inventory import NodeInventory
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.transfers.transfers import Transfers
+
 if TYPE_CHECKING:
     from farhand.api.node_socket.upgrade import Admission, NodeDoor
-    from farhand.gateway.hub import Hub
 
 
-def node_door(hub: Hub, guard: Admission) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each connection that asks to become a WebSocket."""
+class NodeServices(msgspec.Struct, frozen=True):
+    """The services of the gateway that nodes talk to."""
+
+    gateway_id: str
+    credentials: Credentials
+    node_registry: NodeRegistry
+    inventory: NodeInventory
+    gate: Gate
+    end_orders: EndOrders
+    queries: Queries
+    freeze: Freeze
+    transfers: Transfers
+    # When the next long hello with a token is handled, by the loop's clock; under None, without a token.
+    next_long_hello: dict[str | None, float] = {}
+
+
+def node_door(services: NodeServices, guard: Admission) -> Callable[..., asyncio.Protocol]:
+    """Return what uvicorn calls for each connection that asks to become a WebSocket."""
 
     @functools.cache
     def door() -> NodeDoor:
-        made: NodeDoor = importlib.import_module("farhand.api.node_socket.upgrade").NodeDoor(hub, guard)
+        made: NodeDoor = importlib.import_module("farhand.api.node_socket.upgrade").NodeDoor(services, guard)
         return made
 
     def open_door(**connection: Any) -> asyncio.Protocol:

@@ -19,11 +19,11 @@ import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from farhand.api.node_socket.connection import NodeConversation
+from farhand.api.node_socket.door import NodeServices
 from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
 from farhand.api.server.guard import FILES_SOCKET
 from farhand.api.server.http import Problem, Scope
 from farhand.gateway.access.credentials import NodeGrant
-from farhand.gateway.hub import Hub
 from farhand.protocol.version import CLOSE_UNAUTHORIZED, HELLO_SECONDS, MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Admission(Protocol):
 class NodeDoor:
     """What uvicorn calls for each connection that asks to become a WebSocket."""
 
-    def __init__(self, hub: Hub, guard: Admission) -> None:
-        self._hub = hub
+    def __init__(self, services: NodeServices, guard: Admission) -> None:
+        self._services = services
         self._guard = guard
         # By their keys, of which there are as many as are registered.
         self._unproved: dict[bytes, list[NodeConversation]] = {}
@@ -57,14 +57,17 @@ class NodeDoor:
     def __call__(self, *, server_state: Any, **_: Any) -> _Handover:
         return _Handover(self, server_state.connections)
 
-    def open(self, scope: Scope) -> tuple[NodeConversation, str | None]:
-        """The conversation with a node that may connect, and the subprotocol to answer with. Raises Problem."""
+    def open(self, scope: Scope, ended: Callable[[], None]) -> tuple[NodeConversation, str | None]:
+        """Return the conversation with a node that may connect, and the subprotocol to answer with. Raises Problem.
+
+        `ended` is called when the connection is over.
+        """
         self._guard.admit_node(scope)
-        grant, subprotocol = node_grant(self._hub.credentials, scope["headers"], scope["query_string"])
+        grant, subprotocol = node_grant(self._services.credentials, scope["headers"], scope["query_string"])
         if grant is not None and grant.public_key is not None:
-            return self._asked_to_prove(grant, scope), subprotocol
+            return self._asked_to_prove(grant, scope, ended), subprotocol
         if grant is not None:
-            return NodeConversation(self._hub, grant, _address(scope)), subprotocol
+            return NodeConversation(self._services, grant, _address(scope), ended=ended), subprotocol
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 
@@ -75,18 +78,20 @@ class NodeDoor:
             raise Problem(400, "invalid_request", "the files socket is for connections without TLS")
         headers = dict(scope["headers"])
         ticket = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
-        wanted = self._hub.transfers.redeem(ticket, _address(scope))
+        wanted = self._services.transfers.redeem(ticket, _address(scope))
         if wanted is None:  # no wrong token: tickets of tries that are over come late, and none can be guessed
             raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
         return wanted
 
-    def _asked_to_prove(self, grant: NodeGrant, scope: Scope) -> NodeConversation:
+    def _asked_to_prove(self, grant: NodeGrant, scope: Scope, ended: Callable[[], None]) -> NodeConversation:
         """Of those who come with one key and have proved nothing yet there are a few; the oldest makes room."""
         key = grant.public_key or b""
         unproved = [one for one in self._unproved.get(key, []) if one.unproved]
         for one in unproved[: len(unproved) + 1 - MOST_UNPROVED]:
             one.close(CLOSE_UNAUTHORIZED, "too many came with this key and did not prove that it is theirs")
-        conversation = NodeConversation(self._hub, grant, _address(scope), lambda: self._guard.node_failed(scope))
+        conversation = NodeConversation(
+            self._services, grant, _address(scope), ended=ended, failed=lambda: self._guard.node_failed(scope)
+        )
         self._unproved[key] = [*unproved[1 - MOST_UNPROVED :], conversation]
         return conversation
 
@@ -179,7 +184,7 @@ class _Handover(asyncio.Protocol):
                 self._wanted = self._door.redeem(scope)
                 answer = picows.WSUpgradeResponse.create_101_response(None)
                 return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
-            conversation, subprotocol = self._door.open(scope)
+            conversation, subprotocol = self._door.open(scope, lambda: self._connections.discard(self))
         except Problem as problem:
             # The plug-in guide's refusal is plain text, and the rest follows it.
             headers = {
@@ -191,7 +196,6 @@ class _Handover(asyncio.Protocol):
             refusal = picows.WSUpgradeResponse.create_error_response(problem.status, str(problem).encode(), headers)
             return picows.WSUpgradeResponseWithListener(refusal, None)
         self._conversation = conversation
-        conversation.on_end = lambda: self._connections.discard(self)
         chosen = {"Sec-WebSocket-Protocol": subprotocol} if subprotocol else None
         return picows.WSUpgradeResponseWithListener(picows.WSUpgradeResponse.create_101_response(chosen), conversation)
 

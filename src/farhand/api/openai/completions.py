@@ -20,10 +20,9 @@ import msgspec
 
 from farhand.agent.events import Completed, Retrying, TextDelta, ToolCalled
 from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
-from farhand.api.routes.sessions import idempotency_key, problems
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import EVENTS, JSON, About
-from farhand.api.server.router import Route
+from farhand.api.routes.sessions import problems
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.sessions import keys as session_keys
@@ -39,65 +38,45 @@ STARTED_OVER = "\n\n[the connection to the model was lost; it starts over]\n\n"
 HUNG_UP = "the client hung up"
 
 
-_decoder = msgspec.json.Decoder(ChatRequest)
-
-
-def chat_routes(sessions: Sessions, agents: Agents, ending: asyncio.Event) -> list[Route]:
-    doors = ChatDoors(sessions, agents, ending)
-    return [
-        Route(
-            "POST",
-            "/v1/chat/completions",
-            Scope.CHAT,
-            doors.complete,
-            openai=True,
-            content=True,
-            about=About(
-                "Chat completions in the shape of OpenAI; an agent answers.",
-                body=ChatRequest,
-                media=(JSON, EVENTS),
-                errors=(404, 409, 423, 502, 503, 504),
-                idempotent=True,
-            ),
-        ),
-        Route("GET", "/v1/models", Scope.CHAT, doors.models, openai=True, about=About("The agents, as models.")),
-        Route("GET", "/v1/models/{name}", Scope.CHAT, doors.model, openai=True, about=About("One agent, as a model.")),
-        Route(
-            "GET",
-            "/v1/models/farhand/{agent}",
-            Scope.CHAT,
-            doors.model,
-            openai=True,
-            about=About("One agent, as a model."),
-        ),
-    ]
-
-
-class ChatDoors:
+class ChatRoutes:
     def __init__(self, sessions: Sessions, agents: Agents, ending: asyncio.Event) -> None:
         self._sessions = sessions
         self._agents = agents
         self._ending = ending
 
-    async def models(self, _request: Request) -> Reply:
-        return json_reply({"object": "list", "data": [_model(name) for name in self._names()]})
+    @route("GET", "/v1/models", Scope.CHAT, "The agents, as models.", openai=True)
+    async def models(self, _request: Request) -> dict[str, Any]:
+        return {"object": "list", "data": [_model(name) for name in self._names()]}
 
-    async def model(self, request: Request) -> Reply:
+    @route("GET", "/v1/models/{name}", Scope.CHAT, "One agent, as a model.", openai=True)
+    @route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, "One agent, as a model.", openai=True)
+    async def model(self, request: Request) -> dict[str, Any]:
         name = request.params.get("name") or f"{PRODUCT}/{request.params['agent']}"
         if name not in self._names():
             raise _no_model(name)
-        return json_reply(_model(name))
+        return _model(name)
 
     def _names(self) -> list[str]:
         return [PRODUCT, *(f"{PRODUCT}/{name}" for name in self._agents.names)]
 
-    async def complete(self, request: Request) -> Reply:
-        wanted: ChatRequest = await request.json(_decoder)
+    @route(
+        "POST",
+        "/v1/chat/completions",
+        Scope.CHAT,
+        "Chat completions in the shape of OpenAI; an agent answers.",
+        body=ChatRequest,
+        media=(JSON, EVENTS),
+        errors=(404, 409, 423, 502, 503, 504),
+        idempotent=True,
+        openai=True,
+        content=True,
+    )
+    async def complete(self, request: Request, wanted: ChatRequest) -> Any:
         run = await self._send(request, wanted)
         request.id = run.id
         if not wanted.stream:
             outcome = await self._watched(request, run)
-            return json_reply(_completion(run, outcome, wanted.model))
+            return _completion(run, outcome, wanted.model)
         include = wanted.stream_options is not None and wanted.stream_options.include_usage
         chunks = _Chunks(run, wanted.model, include_usage=include)
         pieces = until_gone(request, with_pulse(self._stream(run, chunks)), self._ending)
@@ -124,7 +103,7 @@ class ChatDoors:
                 kind="chat" if named else "once",
                 own_key=not named,
                 run_id=run_id,
-                idempotency_key=idempotency_key(request),
+                idempotency_key=request.idempotency_key,
             )
 
     def _agent(self, model: str) -> str:

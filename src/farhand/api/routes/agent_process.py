@@ -10,8 +10,7 @@ import msgspec
 
 from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
 from farhand.api.server.http import Problem, Reply, Request, json_reply, read_json
-from farhand.api.server.route_docs import EVENTS, JSON, About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.router import EVENTS, JSON, Query, decoder_of, route
 from farhand.api.server.streams import ClientWatch, until_gone
 from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import OverBudget
@@ -19,7 +18,6 @@ from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import SwitchedOff
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.calls.policy import Forbidden
-from farhand.gateway.hub import Hub
 from farhand.gateway.sessions.agent_process import Direct, ItemFailed, NoModel, Turn
 from farhand.machine.files.refused_paths import AlreadyExists, ForbiddenPath
 from farhand.protocol.calls import NULL
@@ -142,63 +140,32 @@ class ChatHistory(msgspec.Struct):
     messages: list[SaidMessage]
 
 
-_decoder = msgspec.json.Decoder(ProcessRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def direct_routes(door: DirectDoor) -> list[Route]:
-    return [
-        Route(
-            "POST",
-            "/agent/process",
-            (Scope.TOOLS_READ, Scope.CHAT),
-            door.process,
-            narrow=True,
-            content=True,
-            about=About(
-                "Say something in a chat: the named tool answers, or the agent.",
-                body=ProcessRequest,
-                answer=ProcessAnswer,
-                media=(JSON, EVENTS),
-                errors=(404, 409, 423, 500, 502, 503),
-                idempotent=True,
-            ),
-        ),
-        Route(
-            "GET",
-            "/chats",
-            Scope.READ,
-            door.chats,
-            about=About("Chats of the direct door, those used last first.", answer=list[Chat], query=CHAT_QUERY),
-        ),
-        Route(
-            "GET",
-            "/chats/{chat_id}",
-            Scope.READ,
-            door.chat,
-            about=About("What was said in a chat.", answer=ChatHistory),
-        ),
-        Route(
-            "DELETE",
-            "/chats/{chat_id}",
-            Scope.CHAT,
-            door.remove,
-            about=About("Remove a chat with what was said in it."),
-        ),
-    ]
-
-
-class DirectDoor:
-    """One method for each route."""
-
-    def __init__(self, hub: Hub, direct: Direct, channels: Collection[str] = ()) -> None:
+class AgentProcessRoutes:
+    def __init__(self, direct: Direct, ending: asyncio.Event, channels: Collection[str] = ()) -> None:
         """`channels`: names of channels beside those of the guide."""
         self._channels = GUIDE_CHANNELS | {name.lower() for name in channels}
-        self._hub = hub
+        self._ending = ending
         self._direct = direct
 
+    @route(
+        "POST",
+        "/agent/process",
+        (Scope.TOOLS_READ, Scope.CHAT),
+        "Say something in a chat: the named tool answers, or the agent.",
+        body=ProcessRequest,
+        body_raw=True,
+        answer=ProcessAnswer,
+        media=(JSON, EVENTS),
+        errors=(404, 409, 423, 500, 502, 503),
+        idempotent=True,
+        narrow=True,
+        content=True,
+    )
     async def process(self, request: Request) -> Reply:
-        wanted: ProcessRequest = read_json(await request.body(), _decoder, malformed="invalid_json")
+        wanted: ProcessRequest = read_json(await request.body(), decoder_of(ProcessRequest), malformed="invalid_json")
         turn = _turn(wanted, self._channels, request.credential, request.header(b"idempotency-key"))
         events = self._direct.answer(turn)
         if not wanted.stream:
@@ -209,7 +176,7 @@ class DirectDoor:
                 first = _lines(await anext(events))
         except FarhandError as error:
             raise problem(error) from None
-        pieces = until_gone(request, _stream(first, events), self._hub.ending)
+        pieces = until_gone(request, _stream(first, events), self._ending)
         headers = [(b"x-accel-buffering", b"no")]
         return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
 
@@ -243,16 +210,26 @@ class DirectDoor:
             watch.stop()
         return Reply(_encode(ProcessAnswer(reply, shown)))
 
+    @route(
+        "GET",
+        "/chats",
+        Scope.READ,
+        "Chats of the direct door, those used last first.",
+        answer=list[Chat],
+        query=CHAT_QUERY,
+    )
     async def chats(self, request: Request) -> Reply:
         filters = {name: value for name in CHAT_FILTERS if (value := request.query(name)) is not None}
         return json_reply(await self._direct.chats(filters, request.query_int("limit", 100, 1, MOST_CHATS)))
 
+    @route("GET", "/chats/{chat_id}", Scope.READ, "What was said in a chat.", answer=ChatHistory)
     async def chat(self, request: Request) -> Reply:
         messages = await self._direct.history(request.params["chat_id"])
         if messages is None:
             raise _no_chat(request)
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
+    @route("DELETE", "/chats/{chat_id}", Scope.CHAT, "Remove a chat with what was said in it.")
     async def remove(self, request: Request) -> Reply:
         try:
             found = await self._direct.remove(request.params["chat_id"], request.credential)

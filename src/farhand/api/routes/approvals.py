@@ -6,13 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Request
+from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.control.approvals import AnswerConflict, NoApproval, NotYours, shown_request
-from farhand.gateway.hub import Hub
-from farhand.store.ports import StoreError
+from farhand.gateway.control.approvals import AnswerConflict, Approvals, NoApproval, NotYours, shown_request
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 
 
@@ -67,39 +64,61 @@ class Decision(msgspec.Struct):
     reason: str = ""
 
 
-_decision_decoder = msgspec.json.Decoder(Decision)
-
 APPROVALS_QUERY = (
     Query("state", "In this state; `pending` by default, `all` for every one.", str),
     Query("limit", "How many at most: 1 to 1000, 100 by default.", int),
 )
 
 
-def approval_routes(hub: Hub) -> list[Route]:
-    approvals = hub.approvals
+class ApprovalRoutes:
+    def __init__(self, approvals: Approvals) -> None:
+        self._approvals = approvals
 
-    async def listed(request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/approvals",
+        (Scope.APPROVE, Scope.READ),
+        "Calls that wait to be approved, newest first.",
+        answer=ApprovalsAnswer,
+        query=APPROVALS_QUERY,
+    )
+    async def listed(self, request: Request) -> dict[str, Any]:
         wanted = request.query("state") or ApprovalState.PENDING.value
         if wanted != "all" and wanted not in {state.value for state in ApprovalState}:
             known = ", ".join(state.value for state in ApprovalState)
             raise Problem(400, "invalid_request", f"state must be all or one of {known}, not {wanted[:50]!r}")
         limit = request.query_int("limit", 100, 1, 1000)
-        found = await approvals.all(None if wanted == "all" else ApprovalState(wanted), limit)
-        return json_reply({"approvals": [_view(one) for one in found], "count": len(found)})
+        found = await self._approvals.all(None if wanted == "all" else ApprovalState(wanted), limit)
+        return {"approvals": [_view(one) for one in found], "count": len(found)}
 
-    async def one(request: Request) -> Reply:
-        found = await approvals.find(request.params["approval_id"])
+    @route(
+        "GET",
+        "/v1/approvals/{approval_id}",
+        (Scope.APPROVE, Scope.READ),
+        "One approval, by its id or its call's.",
+        answer=ApprovalShown,
+    )
+    async def show(self, request: Request) -> dict[str, Any]:
+        found = await self._approvals.find(request.params["approval_id"])
         if found is None:
             raise Problem(404, "not_found", f"there is no approval {request.params['approval_id'][:100]!r}")
-        return json_reply(_view(found))
+        return _view(found)
 
-    async def answer(request: Request) -> Reply:
-        wanted: Decision = await request.json(_decision_decoder)
+    @route(
+        "POST",
+        "/v1/approvals/{approval_id}",
+        Scope.APPROVE,
+        "Approve or deny a call that waits; the first answer counts.",
+        body=Decision,
+        answer=ApprovalShown,
+        errors=(409, 503),
+    )
+    async def answer(self, request: Request, wanted: Decision) -> dict[str, Any]:
         approve = wanted.decision == "approve"
         if approve and not wanted.hash:
             raise Problem(400, "invalid_request", "an approval names the hash of what was shown: {decision, hash}")
         try:
-            decided = await approvals.answer(
+            decided = await self._approvals.answer(
                 request.params["approval_id"],
                 approve=approve,
                 by=request.credential.id,
@@ -113,38 +132,7 @@ def approval_routes(hub: Hub) -> list[Route]:
             raise Problem(403, "forbidden", str(error)) from None
         except AnswerConflict as error:
             raise Problem(409, "conflict", str(error)) from None
-        except StoreError as error:
-            raise Problem(503, "not_recorded", f"the answer was not kept: {error}") from None
-        return json_reply(_view(decided))
-
-    return [
-        Route(
-            "GET",
-            "/v1/approvals",
-            (Scope.APPROVE, Scope.READ),
-            listed,
-            about=About("Calls that wait to be approved, newest first.", answer=ApprovalsAnswer, query=APPROVALS_QUERY),
-        ),
-        Route(
-            "GET",
-            "/v1/approvals/{approval_id}",
-            (Scope.APPROVE, Scope.READ),
-            one,
-            about=About("One approval, by its id or its call's.", answer=ApprovalShown),
-        ),
-        Route(
-            "POST",
-            "/v1/approvals/{approval_id}",
-            Scope.APPROVE,
-            answer,
-            about=About(
-                "Approve or deny a call that waits; the first answer counts.",
-                body=Decision,
-                answer=ApprovalShown,
-                errors=(409, 503),
-            ),
-        ),
-    ]
+        return _view(decided)
 
 
 def _view(approval: Approval) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from importlib import resources
 import msgspec
 
 from farhand.api.server.browser_sessions import BrowserSessions
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import Query, Route, route
 from farhand.gateway.access.credentials import Scope
 
 _POLICY = (
@@ -54,14 +53,27 @@ class Ended(msgspec.Struct):
     ended: int
 
 
-def console_routes(sessions: BrowserSessions) -> list[Route]:
-    async def sign_in(request: Request) -> Reply:
+class ConsoleRoutes:
+    def __init__(self, sessions: BrowserSessions) -> None:
+        self._sessions = sessions
+
+    @route(
+        "GET",
+        "/signin",
+        None,
+        "Sign a browser in by a one-time link.",
+        status=303,
+        media=(),
+        query=(Query("code", "The code of the link.", required=True),),
+        also={401: "Used before, or expired."},
+    )
+    async def sign_in(self, request: Request) -> Reply:
         """Exchange the one-time code of the sign-in link for a session."""
         # A HEAD comes from a program that checks the link, such as a chat client; it must not use the link up.
         signed_in = None
         if request.method == "GET":
             agent = request.header(b"user-agent") or ""
-            signed_in = await sessions.redeem(request.query("code") or "", request.address, agent)
+            signed_in = await self._sessions.redeem(request.query("code") or "", request.address, agent)
         if signed_in is None:
             if "text/html" in (request.header(b"accept") or ""):
                 return _file("/", status=401)  # a person clicked: the page says what to do
@@ -71,18 +83,26 @@ def console_routes(sessions: BrowserSessions) -> list[Route]:
         headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_HEADERS]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
-    async def link(request: Request) -> Reply:
-        return json_reply(SignInLink(f"/signin?code={sessions.new_code(request.credential.id)}"), 201)
+    @route("POST", "/v1/signin", Scope.ADMIN, "A new sign-in link.", status=201, answer=SignInLink)
+    async def link(self, request: Request) -> SignInLink:
+        return SignInLink(f"/signin?code={self._sessions.new_code(request.credential.id)}")
 
-    async def sign_out(request: Request) -> Reply:
+    @route("POST", "/v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=Ended)
+    async def sign_out(self, request: Request) -> Reply:
         if request.session_id is None:
             raise Problem(400, "invalid_request", "this request belongs to no console session")
-        await sessions.end(request.session_id)
-        reply = json_reply(Ended(1))
-        reply.headers = [(b"set-cookie", sessions.expired_cookie.encode())]
-        return reply
+        await self._sessions.end(request.session_id)
+        cookie = (b"set-cookie", self._sessions.expired_cookie.encode())
+        return Reply(msgspec.json.encode(Ended(1)), headers=[cookie])
 
-    async def listed(request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/console/sessions",
+        Scope.ADMIN,
+        "Browsers that are signed in to the console, those used last first.",
+        answer=SessionList,
+    )
+    async def listed(self, request: Request) -> SessionList:
         views = [
             SessionView(
                 session.id,
@@ -94,78 +114,40 @@ def console_routes(sessions: BrowserSessions) -> list[Route]:
                 session.made_by,
                 session.id == request.session_id,
             )
-            for session, last_used_at, expires_at in sessions.listed()
+            for session, last_used_at, expires_at in self._sessions.listed()
         ]
-        return json_reply(SessionList(views, len(views)))
+        return SessionList(views, len(views))
 
-    async def end(request: Request) -> Reply:
+    @route("DELETE", "/v1/console/sessions", Scope.ADMIN, "End every console session.", answer=Ended)
+    async def end_all(self, _request: Request) -> Ended:
+        return Ended(sum([await self._sessions.end(session.id) for session, _, _ in self._sessions.listed()]))
+
+    @route("DELETE", "/v1/console/sessions/{session_id}", Scope.ADMIN, "End a console session.", answer=Ended)
+    async def end(self, request: Request) -> Ended:
         session_id = request.params["session_id"]
-        if not await sessions.end(session_id):
+        if not await self._sessions.end(session_id):
             reason = f"there is no console session {session_id[:100]!r}; GET /v1/console/sessions lists them"
             raise Problem(404, "not_found", reason)
-        return json_reply(Ended(1))
+        return Ended(1)
 
-    async def end_all(_request: Request) -> Reply:
-        ended = [await sessions.end(session.id) for session, _, _ in sessions.listed()]
-        return json_reply(Ended(sum(ended)))
 
-    async def page(request: Request) -> Reply:
-        return _file(request.path)
+async def _page(request: Request) -> Reply:
+    return _file(request.path)
 
+
+def page_routes() -> list[Route]:
+    """Return the routes of the console's files."""
     return [
         Route(
-            "GET",
-            "/signin",
-            None,
-            sign_in,
-            about=About(
-                "Sign a browser in by a one-time link.",
-                status=303,
-                media=(),
-                query=(Query("code", "The code of the link.", required=True),),
-                also={401: "Used before, or expired."},
-            ),
-        ),
-        Route(
-            "POST", "/v1/signin", Scope.ADMIN, link, about=About("A new sign-in link.", status=201, answer=SignInLink)
-        ),
-        Route(
-            "POST",
-            "/v1/signout",
-            Scope.ADMIN,
-            sign_out,
-            about=About("End the console session that sends this request.", answer=Ended),
-        ),
-        Route(
-            "GET",
-            "/v1/console/sessions",
-            Scope.ADMIN,
-            listed,
-            about=About("Browsers that are signed in to the console, those used last first.", answer=SessionList),
-        ),
-        Route(
-            "DELETE",
-            "/v1/console/sessions",
-            Scope.ADMIN,
-            end_all,
-            about=About("End every console session.", answer=Ended),
-        ),
-        Route(
-            "DELETE",
-            "/v1/console/sessions/{session_id}",
-            Scope.ADMIN,
-            end,
-            about=About("End a console session.", answer=Ended),
-        ),
-        *(
-            Route("GET", path, None, page, about=About(f"{name} of the console.", media=(_media(kind),)))
-            for path, (name, kind) in _FILES.items()
-        ),
+            method="GET",
+            path=path,
+            scope=None,
+            summary=f"{name} of the console.",
+            handler=_page,
+            media=(kind.decode().partition(";")[0],),
+        )
+        for path, (name, kind) in _FILES.items()
     ]
-
-
-def _media(content_type: bytes) -> str:
-    return content_type.decode().partition(";")[0]
 
 
 def _file(path: str, status: int = 200) -> Reply:

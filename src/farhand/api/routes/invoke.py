@@ -1,28 +1,30 @@
-"""`POST /v1/tools/invoke`."""
+"""`POST /v1/tools/invoke` calls a tool, `POST /v1/calls/{id}/undo` takes back what a call did to files."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from farhand.api.server.http import Problem, Reply, Request, read_json
+from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
+from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
+from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
-from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id, result_of
 from farhand.gateway.control.approvals import ApprovalRequested
-from farhand.gateway.hub import Hub
+from farhand.gateway.control.undo import Undo
 from farhand.gateway.schedule.time_parsing import DAY_MS, read_deadline
 from farhand.gateway.sessions.keys import agent_id, agent_of
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.errors import InvalidArgs
-from farhand.store.ports import StoreError
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import Approval
 
@@ -60,46 +62,51 @@ class InvokeAnswer(msgspec.Struct):
     error: ToolFailure | UnsetType = UNSET
 
 
-_decoder = msgspec.json.Decoder(InvokeRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-class InvokeDoor:
-    """The route's handler."""
+class InvokeRoutes:
+    def __init__(self, gate: Gate, clock: Callable[[], int], zone: Callable[[], ZoneInfo]) -> None:
+        """`zone` is the time zone in which `before` is read."""
+        self._gate = gate
+        self._clock = clock
+        self._zone = zone
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    async def answer(self, request: Request) -> Reply:
-        wanted = _read(await request.body())
-        key = read_key(request)
+    @route(
+        "POST",
+        "/v1/tools/invoke",
+        Scope.TOOLS_READ,
+        "Call a tool; 200 whatever the tool said.",
+        body=InvokeRequest,
+        answer=InvokeAnswer,
+        media=(JSON, EVENTS),
+        errors=(409, 503),
+        idempotent=True,
+        narrow=True,
+        content=True,
+    )
+    async def invoke(self, request: Request, wanted: InvokeRequest) -> Reply:
+        _check(wanted)
         call = _call(wanted)
         request.id = call.id
-        try:
-            opened = await self._hub.gate.begin(
-                call,
-                principal=request.principal,
-                background=wanted.background,
-                idempotency_key=key,
-                before=self._before(wanted),
-            )
-        except IdempotencyConflict as error:
-            raise Problem(409, "idempotency_conflict", str(error)) from None
-        except StoreError as error:
-            raise not_recorded(error) from None
+        opened = await self._gate.begin(
+            call,
+            principal=request.principal,
+            background=wanted.background,
+            idempotency_key=request.idempotency_key,
+            before=self._before(wanted),
+        )
         if wanted.stream:
             request.id = opened.record.id
             # A gateway that stops ends its calls first, so that the last event says how this one stands.
             events = until_gone(request, with_pulse(self._events(opened)), asyncio.Event())
             return Reply(content_type=EVENT_STREAM, pieces=events)
-        record = await watched(self._hub, request, opened)
-        request.id = record.id
-        return Reply(await beside_loop(result_bytes(record), partial(answer_of, record)))
+        return await _answered(self._gate, request, opened)
 
     async def _events(self, opened: OpenCall) -> AsyncGenerator[bytes, None]:
         asked: asyncio.Future[Approval] = asyncio.get_running_loop().create_future()
         opened.on_approval(lambda approval: None if asked.done() else asked.set_result(approval))
-        ended = asyncio.ensure_future(self._hub.gate.wait(opened))
+        ended = asyncio.ensure_future(self._gate.wait(opened))
         try:
             first: set[asyncio.Future[Any]] = {ended, asked}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -111,11 +118,11 @@ class InvokeDoor:
             asked.cancel()
             if not ended.done():  # the client left
                 ended.cancel()
-                self._hub.gate.abandon(opened)
+                self._gate.abandon(opened)
 
     def _before(self, wanted: InvokeRequest) -> int | None:
         """The moment until which a call may wait for its node; None: it may not. Raises Problem."""
-        now = self._hub.node_registry.clock()
+        now = self._clock()
         if not wanted.when_online:
             if wanted.before is not None:
                 raise Problem(400, "invalid_request", "before belongs to when_online: true")
@@ -123,7 +130,7 @@ class InvokeDoor:
         if wanted.before is None:
             return now + DAY_MS
         try:
-            before = read_deadline(wanted.before, now, self._hub.zone())
+            before = read_deadline(wanted.before, now, self._zone())
         except InvalidArgs as error:
             raise Problem(400, "invalid_request", f"before: {error.message}") from None
         if not now < before <= now + LONGEST_WAIT_MS:
@@ -131,37 +138,61 @@ class InvokeDoor:
         return before
 
 
-async def watched(hub: Hub, request: Request, opened: OpenCall) -> CallRecord:
-    """The end of a call; should its client leave before, nobody waits for it any more."""
-    watch = ClientWatch(request, lambda: hub.gate.abandon(opened))
+class UndoRequest(msgspec.Struct):
+    # Only report what would be done.
+    dry_run: bool = False
+
+
+class UndoRoutes:
+    def __init__(self, gate: Gate, undo: Undo) -> None:
+        self._gate = gate
+        self._undo = undo
+
+    @route(
+        "POST",
+        "/v1/calls/{call_id}/undo",
+        Scope.TOOLS_WRITE,
+        "Give the files a call changed their old content back; 200 whatever came of it.",
+        body=UndoRequest,
+        body_optional=True,
+        answer=InvokeAnswer,
+        errors=(404, 409, 503),
+        idempotent=True,
+        narrow=True,
+    )
+    async def undo(self, request: Request, wanted: UndoRequest) -> Reply:
+        begun = await self._undo.begin(
+            request.params["call_id"],
+            request.principal,
+            dry_run=wanted.dry_run,
+            idempotency_key=request.idempotency_key,
+        )
+        return await _answered(self._gate, request, begun)
+
+
+async def _answered(gate: Gate, request: Request, opened: OpenCall) -> Reply:
+    """Return the end of a call. If its client leaves before, the call is abandoned."""
+    watch = ClientWatch(request, lambda: gate.abandon(opened))
     try:
-        return await hub.gate.wait(opened)
+        record = await gate.wait(opened)
     finally:
         watch.stop()
+    request.id = record.id
+    return Reply(await beside_loop(result_bytes(record), partial(answer_of, record)))
 
 
 def _event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-def read_key(request: Request) -> str | None:
+def _check(wanted: InvokeRequest) -> None:
     """Raises Problem."""
-    key = request.header(b"idempotency-key")
-    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
-    return key
-
-
-def _read(body: bytes) -> InvokeRequest:
-    """Raises Problem."""
-    wanted: InvokeRequest = read_json(body, _decoder)
     if not wanted.tool:
         raise Problem(400, "invalid_request", "tool must name a tool; `GET /v1/tools` lists them")
     if wanted.timeout_ms is not None and not 1 <= wanted.timeout_ms <= MAX_TIMEOUT_MS:
         raise Problem(
             400, "invalid_request", f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {wanted.timeout_ms}"
         )
-    return wanted
 
 
 def _call(wanted: InvokeRequest) -> ToolCall:
@@ -178,10 +209,6 @@ def _call(wanted: InvokeRequest) -> ToolCall:
 def _agent(session_key: str | None) -> str | None:
     """Whose session it is, where the key says so: `agent:helper:main` works in helper's workspace."""
     return agent_id(agent_of(session_key)) if session_key and session_key.startswith("agent:") else None
-
-
-def not_recorded(error: Exception) -> Problem:
-    return Problem(503, "not_recorded", f"the call was not run: {error}")
 
 
 def answer_of(record: CallRecord) -> bytes:

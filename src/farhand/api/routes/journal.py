@@ -1,19 +1,25 @@
-"""Doors to the journal: as a timeline, and its head."""
+"""The journal: as server-sent events, as a timeline, and its head."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import EVENTS, Query, route
+from farhand.api.server.streams import EVENT_STREAM, until_gone
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.hub import Hub
+from farhand.gateway.journal import EventJournal
 from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import ToolError
-from farhand.store.history import timeline as journal
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.history import timeline
 from farhand.store.history.timeline import Page, Wanted
+from farhand.store.journal.events import Event
 from farhand.store.journal.seal import journal_end
+from farhand.store.ports import Store
 
 LATEST_MS = 2**53
 JOURNAL_QUERY = (
@@ -26,6 +32,11 @@ JOURNAL_QUERY = (
     Query("before", "Older than this event.", int),
     Query("after", "Newer than this event, the oldest first; 0 for all.", int),
 )
+EVENT_QUERY = (
+    Query("last_event_id", "After this event; the header Last-Event-ID does the same.", int),
+    Query("follow", "0 ends after what is there."),
+)
+_encode = msgspec.json.Encoder().encode
 
 
 class HeadAnswer(msgspec.Struct, frozen=True):
@@ -37,35 +48,43 @@ class HeadAnswer(msgspec.Struct, frozen=True):
     head: str
 
 
-def journal_routes(hub: Hub) -> list[Route]:
-    doors = JournalDoors(hub)
-    return [
-        Route(
-            "GET",
-            "/v1/journal",
-            Scope.READ,
-            doors.page,
-            about=About(
-                "The journal of a session, a node or a stretch of time, with calls, runs and messages in short.",
-                answer=Page,
-                query=JOURNAL_QUERY,
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/audit/head",
-            Scope.READ,
-            doors.head,
-            about=About("The newest event's id and hash, to be noted elsewhere.", answer=HeadAnswer),
-        ),
-    ]
+class JournalRoutes:
+    def __init__(
+        self,
+        database: Store,
+        journal: EventJournal,
+        secrets: KnownSecrets,
+        ending: asyncio.Event,
+        closing: Callable[[], bool],
+    ) -> None:
+        """`ending` is set when the gateway stops; `closing` returns whether it has begun to."""
+        self._database = database
+        self._journal = journal
+        self._secrets = secrets
+        self._ending = ending
+        self._closing = closing
 
+    @route("GET", "/v1/events", Scope.READ, "The journal as server-sent events.", media=(EVENTS,), query=EVENT_QUERY)
+    async def events(self, request: Request) -> Reply:
+        last = request.header(b"last-event-id") or request.query("last_event_id")
+        if last is not None and (not last.isdecimal() or len(last) > 18):
+            raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
+        # The position is settled before the answer begins: a client that has seen the headers misses nothing.
+        end = await self._journal.last()
+        position = end if last is None else min(int(last), end)
+        pages = self._journal.events(position, follow=request.flag("follow"), closing=self._closing)
+        stream = _stream(pages, behind=last is not None and position < int(last))
+        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, stream, self._ending))
 
-class JournalDoors:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    async def page(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/journal",
+        Scope.READ,
+        "The journal of a session, a node or a stretch of time, with calls, runs and messages in short.",
+        answer=Page,
+        query=JOURNAL_QUERY,
+    )
+    async def page(self, request: Request) -> Page:
         session = request.query("session")
         try:
             key = None if session is None else session_keys.canonical(session)
@@ -81,20 +100,36 @@ class JournalDoors:
         limit = request.query_int("limit", 100, 1, 1000)
         before = request.query_int("before", 0, 0, 2**62) or None
         after = None if request.query("after") is None else request.query_int("after", 0, 0, 2**62)
-        found = await self._hub.database.read(
-            lambda store: journal.page(store, wanted, limit, before=before, after=after, hide=self._hide)
+        return await self._database.read(
+            lambda store: timeline.page(store, wanted, limit, before=before, after=after, hide=self._hide)
         )
-        return json_reply(found)
 
     def _hide(self, data: bytes) -> bytes:
-        """Without secrets, and without what may be the beginning of one."""
-        hidden = self._hub.secrets.redact(data)
-        return hidden[: len(hidden) - self._hub.secrets.trailing_partial(hidden)]
+        """Return the data without secrets, and without an end that may be the beginning of one."""
+        hidden = self._secrets.redact(data)
+        return hidden[: len(hidden) - self._secrets.trailing_partial(hidden)]
 
-    async def head(self, _request: Request) -> Reply:
-        end = await self._hub.database.read(journal_end)
-        return json_reply(HeadAnswer(end.id, end.hash.hex(), str(end)))
+    @route(
+        "GET", "/v1/audit/head", Scope.READ, "The newest event's id and hash, to be noted elsewhere.", answer=HeadAnswer
+    )
+    async def head(self, _request: Request) -> HeadAnswer:
+        end = await self._database.read(journal_end)
+        return HeadAnswer(end.id, end.hash.hex(), str(end))
 
 
 def _moment(request: Request, name: str) -> int | None:
     return None if request.query(name) is None else request.query_int(name, 0, 0, LATEST_MS)
+
+
+async def _stream(pages: AsyncIterator[list[Event]], *, behind: bool) -> AsyncGenerator[bytes, None]:
+    """`behind`: the client has seen events that this journal, restored from a backup, does not have."""
+    yield b": farhand journal\n\n"
+    if behind:
+        yield b": the journal ends before that event; what is new follows\n\n"
+    async for page in pages:
+        if not page:
+            yield b": still here\n\n"
+            continue
+        yield b"".join(
+            b"id: %d\nevent: %b\ndata: %b\n\n" % (event.id, event.kind.encode(), _encode(event)) for event in page
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply, tool_problem
-from farhand.api.server.route_docs import About, Query
-from farhand.api.server.router import Route
+from typing import Any
+
+from farhand.api.server.http import Problem, Request
+from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.memory.memory import MOST_RESULTS, Memory
-from farhand.protocol.errors import ToolError
 from farhand.protocol.names import MAIN_AGENT
 
 FAILURES = (404, 500, 504)
@@ -24,78 +24,45 @@ LINES = (
 )
 
 
-def memory_routes(memory: Memory) -> list[Route]:
-    doors = MemoryDoors(memory)
-    return [
-        Route(
-            "GET",
-            "/v1/memory",
-            Scope.READ,
-            doors.status,
-            about=About("How an agent's memory is.", query=(AGENT,), errors=FAILURES),
-        ),
-        Route(
-            "GET",
-            "/v1/memory/search",
-            Scope.TOOLS_READ,
-            doors.search,
-            about=About("Search an agent's memory.", query=(AGENT, *SEARCH), errors=FAILURES),
-        ),
-        Route(
-            "GET",
-            "/v1/memory/get",
-            Scope.TOOLS_READ,
-            doors.get,
-            about=About("Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES),
-        ),
-        Route(
-            "POST",
-            "/v1/memory/reindex",
-            Scope.TOOLS_WRITE,
-            doors.reindex,
-            about=About("Read the memory files again.", query=(AGENT,), errors=FAILURES),
-        ),
-    ]
-
-
-class MemoryDoors:
-    """One method for each route; `agent` in the query names another agent than `main`."""
+class MemoryRoutes:
+    """`agent` in the query names another agent than `main`."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    async def status(self, request: Request) -> Reply:
-        try:
-            return json_reply(await self._memory.status(_agent(request)))
-        except ToolError as error:
-            raise tool_problem(error) from None
+    @route("GET", "/v1/memory", Scope.READ, "The status of an agent's memory.", query=(AGENT,), errors=FAILURES)
+    async def status(self, request: Request) -> Any:
+        return await self._memory.status(_agent(request))
 
-    async def search(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/memory/search",
+        Scope.TOOLS_READ,
+        "Search an agent's memory.",
+        query=(AGENT, *SEARCH),
+        errors=FAILURES,
+    )
+    async def search(self, request: Request) -> Any:
         limit = request.query_int("max_results", 0, 0, MOST_RESULTS)
         query = request.query("q") or ""
-        try:
-            found = await self._memory.search(
-                query, agent=_agent(request), max_results=limit, min_score=_number(request, "min_score")
-            )
-        except ToolError as error:
-            raise tool_problem(error) from None
-        return json_reply({"query": query, "results": found.hits, "index": found.index, "note": found.note})
+        found = await self._memory.search(
+            query, agent=_agent(request), max_results=limit, min_score=_number(request, "min_score")
+        )
+        return {"query": query, "results": found.hits, "index": found.index, "note": found.note}
 
-    async def get(self, request: Request) -> Reply:
+    @route("GET", "/v1/memory/get", Scope.TOOLS_READ, "Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES)
+    async def get(self, request: Request) -> Any:
         path = request.query("path")
         if not path:
             raise Problem(400, "invalid_request", "path must name a memory file: MEMORY.md or memory/NAME.md")
         start, lines = (request.query_int(name, 0, 0, 1_000_000_000) for name in ("from", "lines"))
-        try:
-            return json_reply(await self._memory.get(path, agent=_agent(request), start=start, lines=lines))
-        except ToolError as error:
-            raise tool_problem(error) from None
+        return await self._memory.get(path, agent=_agent(request), start=start, lines=lines)
 
-    async def reindex(self, request: Request) -> Reply:
-        try:
-            return json_reply(await self._memory.reindex(_agent(request)))
-        except ToolError as error:
-            raise tool_problem(error) from None
+    @route(
+        "POST", "/v1/memory/reindex", Scope.TOOLS_WRITE, "Read the memory files again.", query=(AGENT,), errors=FAILURES
+    )
+    async def reindex(self, request: Request) -> Any:
+        return await self._memory.reindex(_agent(request))
 
 
 def _agent(request: Request) -> str:

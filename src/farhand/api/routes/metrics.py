@@ -11,10 +11,11 @@ from typing import Final
 
 from farhand import __version__
 from farhand.api.server.http import Reply, Request
-from farhand.api.server.route_docs import About
-from farhand.api.server.router import Route
+from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.hub import Hub
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.metrics import Durations, count_rows
 
 TEXT: Final = "text/plain"
@@ -32,20 +33,28 @@ STATES: Final = {
 }
 
 
-def metrics_routes(hub: Hub) -> list[Route]:
-    started = time.time()
+class MetricsRoutes:
+    def __init__(self, database: SqliteStore, node_registry: NodeRegistry, gate: Gate) -> None:
+        self._database = database
+        self._node_registry = node_registry
+        self._gate = gate
+        self._started = time.time()
 
-    async def answer(_request: Request) -> Reply:
-        rows = await hub.database.read(count_rows)
-        lines = [*_calls(hub), *_nodes(hub), *_store(hub), *_rows(rows), *_process(started)]
+    @route("GET", "/metrics", Scope.READ, "Figures of this gateway for Prometheus.", media=(TEXT,))
+    async def metrics(self, _request: Request) -> Reply:
+        rows = await self._database.read(count_rows)
+        lines = [
+            *_calls(self._gate),
+            *_nodes(self._node_registry),
+            *_store(self._database),
+            *_rows(rows),
+            *_process(self._started),
+        ]
         return Reply("\n".join([*lines, ""]).encode(), content_type=CONTENT_TYPE)
 
-    about = About("Figures of this gateway for Prometheus.", media=(TEXT,))
-    return [Route("GET", "/metrics", Scope.READ, answer, about=about)]
 
-
-def _calls(hub: Hub) -> Iterator[str]:
-    ended = hub.gate.durations
+def _calls(gate: Gate) -> Iterator[str]:
+    ended = gate.durations
     yield from _about("farhand_info", "gauge", "The version of the gateway.")
     yield _line("farhand_info", 1, version=__version__)
     yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
@@ -57,13 +66,13 @@ def _calls(hub: Hub) -> Iterator[str]:
             "farhand_call_duration_seconds", durations, CALL_BUCKETS, 1000, family=family, state=state
         )
     yield from _about("farhand_calls_open", "gauge", "Calls that have not ended.")
-    yield _line("farhand_calls_open", hub.gate.open_count)
+    yield _line("farhand_calls_open", gate.open_count)
     yield from _about("farhand_frozen", "gauge", "Whether everything is frozen.")
-    yield _line("farhand_frozen", int(hub.gate.frozen is not None))
+    yield _line("farhand_frozen", int(gate.frozen is not None))
 
 
-def _nodes(hub: Hub) -> Iterator[str]:
-    nodes = sorted(hub.node_registry.nodes.items())
+def _nodes(node_registry: NodeRegistry) -> Iterator[str]:
+    nodes = sorted(node_registry.nodes.items())
     online = sum(node.online for _, node in nodes)
     yield from _about("farhand_nodes", "gauge", "Machines that joined, connected or not.")
     yield _line("farhand_nodes", online, state="online")
@@ -76,8 +85,7 @@ def _nodes(hub: Hub) -> Iterator[str]:
         yield _line("farhand_node_calls_open", node.running, node=node_id)
 
 
-def _store(hub: Hub) -> Iterator[str]:
-    database = hub.database
+def _store(database: SqliteStore) -> Iterator[str]:
     yield from _about("farhand_store_commits_total", "counter", "Transactions of the store.")
     yield _line("farhand_store_commits_total", database.commits)
     yield from _about("farhand_store_sync_seconds", "histogram", "Durable commits; one serves many writes.")

@@ -1,4 +1,4 @@
-"""Pairing: a code for somebody with the right to pair, and a token for whoever says it."""
+"""Pairing: create a one-time code, and exchange it for a node token."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import asyncio
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About
-from farhand.api.server.router import Route
-from farhand.gateway.access.credentials import Scope
-from farhand.gateway.hub import Hub
+from farhand.api.server.router import route
+from farhand.gateway.access.credentials import Credentials, Scope
+from farhand.gateway.access.tokens import Tokens
+from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.pairing import LIFE_SECONDS, Pairing
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import spellings, validate_node_id
 
@@ -45,93 +46,95 @@ class Paired(msgspec.Struct):
     gateway_id: str
 
 
-_make_decoder = msgspec.json.Decoder(PairingRequest)
-_pair_decoder = msgspec.json.Decoder(PairRequest)
+class PairingRoutes:
+    def __init__(
+        self,
+        node_registry: NodeRegistry,
+        credentials: Credentials,
+        tokens: Tokens,
+        journal: EventJournal,
+        gateway_id: str,
+    ) -> None:
+        self._node_registry = node_registry
+        self._credentials = credentials
+        self._tokens = tokens
+        self._journal = journal
+        self._gateway_id = gateway_id
+        self._pairing = Pairing()
+        # One machine is paired at a time: two codes never give out the same id or register the same key.
+        self._one_at_a_time = asyncio.Lock()
 
-
-def pairing_routes(hub: Hub) -> list[Route]:
-    pairing = Pairing()
-    # One machine is paired at a time: two codes never give out the same id or register the same key.
-    one_at_a_time = asyncio.Lock()
-
-    def known(node_id: str) -> str | None:
-        """Return the known node that has this id, or one that a reader could take for it."""
-        ids = hub.node_registry.nodes.keys() | hub.credentials.named_nodes
-        if node_id in ids:
-            return node_id
-        said = spellings(node_id)
-        return next((other for other in sorted(ids) if not said.isdisjoint(spellings(other))), None)
-
-    async def make(request: Request) -> Reply:
-        wanted: PairingRequest = await request.json(_make_decoder)
+    @route(
+        "POST",
+        "/v1/pairings",
+        Scope.PAIR,
+        "A one-time code for a machine.",
+        body=PairingRequest,
+        status=201,
+        answer=PairingMade,
+    )
+    async def make(self, request: Request, wanted: PairingRequest) -> PairingMade:
         if not 1 <= wanted.seconds <= LONGEST_SECONDS:
             raise Problem(400, "invalid_request", f"seconds must be between 1 and {LONGEST_SECONDS}")
         if wanted.node_id is not None:
             _check(wanted.node_id)
-            other = known(wanted.node_id)
+            other = self._known(wanted.node_id)
             if other is not None and not request.credential.may(Scope.ADMIN):
                 # The right to add machines is not the right to replace one. Checked again when the code is used.
                 reason = f"{_described(wanted.node_id, other)}; another token for it needs the scope 'admin'"
                 raise Problem(403, "forbidden", reason)
-        code = pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds)
-        hub.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
-        expires_at = hub.node_registry.clock() + round(wanted.seconds * 1000)
-        return json_reply(PairingMade(code, wanted.node_id, expires_at), 201)
+        code = self._pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds)
+        self._journal.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
+        return PairingMade(code, wanted.node_id, self._node_registry.clock() + round(wanted.seconds * 1000))
 
-    async def pair(request: Request) -> Reply:
-        wanted: PairRequest = await request.json(_pair_decoder)
+    @route(
+        "POST",
+        "/v1/pair",
+        None,
+        "Trade a one-time code for a node token, or for the right to log in by a key.",
+        body=PairRequest,
+        status=201,
+        answer=Paired,
+        errors=(401, 409, 429),
+        guessable=True,
+    )
+    async def pair(self, _request: Request, wanted: PairRequest) -> Reply:
         _check(wanted.node_id)
         key = None if wanted.public_key is None else _key(wanted.public_key)
-        async with one_at_a_time:
-            secret = await admit(wanted, key)
-        return json_reply(Paired(wanted.node_id, secret, hub.gateway_id), 201, bare=True)
+        async with self._one_at_a_time:
+            secret = await self._admit(wanted, key)
+        return json_reply(Paired(wanted.node_id, secret, self._gateway_id), 201, bare=True)
 
-    async def admit(wanted: PairRequest, key: bytes | None) -> str:
+    async def _admit(self, wanted: PairRequest, key: bytes | None) -> str:
         """Use the code and return the new token. Raises Problem."""
-        code = pairing.find(wanted.code[:100])
+        code = self._pairing.find(wanted.code[:100])
         # The rights its maker has now: a code ends with the token that made it.
-        maker = None if code is None else hub.credentials.named(code.made_by)
+        maker = None if code is None else self._credentials.named(code.made_by)
         wrong_node = code is not None and code.node_id not in (None, wanted.node_id)
         if code is None or maker is None or not maker.may(Scope.PAIR) or wrong_node:
             reason = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
             raise Problem(401, "unauthorized", reason)
-        other = known(wanted.node_id)
+        other = self._known(wanted.node_id)
         if other is not None and (code.node_id is None or not maker.may(Scope.ADMIN)):
             reason = f"choose another --id, or pair with `--id {wanted.node_id}` and the scope 'admin'"
             raise Problem(409, "conflict", f"{_described(wanted.node_id, other)}; {reason}")
-        if key is not None and hub.credentials.knows_key(key):
-            raise Problem(409, "conflict", "this public key is registered; a key is that of one node")
-        if not pairing.use(code):
+        if key is not None and self._credentials.knows_key(key):
+            raise Problem(409, "conflict", "this public key is already registered; each node needs its own key")
+        if not self._pairing.use(code):
             raise Problem(401, "unauthorized", "this code was used a moment ago")
         label = code.label or f"paired by {code.made_by}"
-        _, secret = await hub.create_token(
+        _, secret = await self._tokens.create(
             node_id=wanted.node_id, label=label, scopes=[], public_key=key, made_by=code.made_by
         )
         return secret
 
-    return [
-        Route(
-            "POST",
-            "/v1/pairings",
-            Scope.PAIR,
-            make,
-            about=About("A one-time code for a machine.", body=PairingRequest, status=201, answer=PairingMade),
-        ),
-        Route(
-            "POST",
-            "/v1/pair",
-            None,
-            pair,
-            guessable=True,
-            about=About(
-                "Trade a one-time code for a node token, or for the right to log in by a key.",
-                body=PairRequest,
-                status=201,
-                answer=Paired,
-                errors=(401, 409, 429),
-            ),
-        ),
-    ]
+    def _known(self, node_id: str) -> str | None:
+        """Return the known node that has this id, or one that a reader could take for it."""
+        ids = self._node_registry.nodes.keys() | self._credentials.named_nodes
+        if node_id in ids:
+            return node_id
+        said = spellings(node_id)
+        return next((other for other in sorted(ids) if not said.isdisjoint(spellings(other))), None)
 
 
 def _described(node_id: str, known: str) -> str:

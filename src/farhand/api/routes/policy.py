@@ -7,16 +7,14 @@ from typing import Annotated
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Request
+from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.policy import Policy, PolicySettings
 from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.control.policy_review import Explanation, PolicyReview, Replay
-from farhand.gateway.hub import Hub
 from farhand.protocol.calls import NULL
-from farhand.protocol.errors import ErrorKind, ToolError
+from farhand.protocol.errors import ErrorKind
 
 
 class ExplainRequest(msgspec.Struct):
@@ -40,74 +38,62 @@ class ReplayRequest(msgspec.Struct):
     policy: PolicySettings | None = None
 
 
-_explain_decoder = msgspec.json.Decoder(ExplainRequest)
-_replay_decoder = msgspec.json.Decoder(ReplayRequest)
+class PolicyRoutes:
+    def __init__(self, review: PolicyReview, settings: Callable[[], PolicySettings], workspace: str) -> None:
+        """`settings` returns those in force."""
+        self._review = review
+        self._settings = settings
+        self._workspace = workspace
 
+    @route("GET", "/v1/policy", Scope.READ, "The policy in force.", answer=PolicySettings)
+    async def show(self, _request: Request) -> PolicySettings:
+        return self._settings()
 
-def policy_routes(hub: Hub, settings: Callable[[], PolicySettings], workspace: str) -> list[Route]:
-    """`settings`: those in force."""
-    review = PolicyReview(hub.database, hub.node_registry, hub.catalog, hub.credentials.makers)
-
-    async def shown(_request: Request) -> Reply:
-        return json_reply(settings())
-
-    async def explain(request: Request) -> Reply:
-        wanted: ExplainRequest = await request.json(_explain_decoder)
-        policy = Policy(settings(), workspace)
+    @route(
+        "POST",
+        "/v1/policy/explain",
+        Scope.READ,
+        "The rule that decides a call, one that was made or one that might be.",
+        body=ExplainRequest,
+        answer=Explanation,
+        errors=(404,),
+        statuses=dict.fromkeys(ErrorKind, 400) | {ErrorKind.NOT_FOUND: 404},
+    )
+    async def explain(self, request: Request, wanted: ExplainRequest) -> Explanation:
+        policy = Policy(self._settings(), self._workspace)
         if (wanted.call_id is None) == (wanted.tool is None):
             raise Problem(
                 400, "invalid_request", "give call_id, of a call that was made, or tool, of one that might be"
             )
         if wanted.call_id is not None:
-            found = await review.explain_call(policy, wanted.call_id)
+            found = await self._review.explain_call(policy, wanted.call_id)
             if found is None:
                 raise Problem(404, "not_found", f"there is no call {wanted.call_id[:100]!r}")
-            return json_reply(found)
-        try:
-            explained = review.explain(
-                policy,
-                wanted.tool or "",
-                wanted.args,
-                credential=wanted.credential or request.credential.id,
-                on_behalf_of=wanted.on_behalf_of,
-                session_key=wanted.session_key,
-                origins=(wanted.origin,),
-            )
-        except ToolError as error:
-            status = 404 if error.kind is ErrorKind.NOT_FOUND else 400
-            raise Problem(status, error.kind.value, error.message) from None
-        return json_reply(explained)
+            return found
+        return self._review.explain(
+            policy,
+            wanted.tool or "",
+            wanted.args,
+            credential=wanted.credential or request.credential.id,
+            on_behalf_of=wanted.on_behalf_of,
+            session_key=wanted.session_key,
+            origins=(wanted.origin,),
+        )
 
-    async def replay(request: Request) -> Reply:
-        wanted: ReplayRequest = await request.json(_replay_decoder)
-        # Many rules over many calls take long, and they are judged on the event loop.
+    @route(
+        "POST",
+        "/v1/policy/replay",
+        Scope.READ,
+        "What a policy would have stopped or asked about.",
+        body=ReplayRequest,
+        answer=Replay,
+    )
+    async def replay(self, request: Request, wanted: ReplayRequest) -> Replay:
+        # Judging many calls by many rules takes long and runs on the event loop.
         if wanted.policy is not None and not request.credential.may(Scope.ADMIN):
             raise Problem(403, "forbidden", "replaying a policy other than the one in force needs the scope 'admin'")
         try:
-            policy = Policy(wanted.policy or settings(), workspace)
+            policy = Policy(wanted.policy or self._settings(), self._workspace)
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
-        return json_reply(await review.replay(policy, wanted.since))
-
-    return [
-        Route("GET", "/v1/policy", Scope.READ, shown, about=About("The policy in force.", answer=PolicySettings)),
-        Route(
-            "POST",
-            "/v1/policy/explain",
-            Scope.READ,
-            explain,
-            about=About(
-                "The rule that decides a call, one that was made or one that might be.",
-                body=ExplainRequest,
-                answer=Explanation,
-                errors=(404,),
-            ),
-        ),
-        Route(
-            "POST",
-            "/v1/policy/replay",
-            Scope.READ,
-            replay,
-            about=About("What a policy would have stopped or asked about.", body=ReplayRequest, answer=Replay),
-        ),
-    ]
+        return await self._review.replay(policy, wanted.since)

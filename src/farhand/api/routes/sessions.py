@@ -1,4 +1,4 @@
-"""Doors to sessions: list, read, send, follow, stop."""
+"""Sessions and runs: list, read, send, follow, stop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import EVENTS, About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import EVENTS, Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.daily_budget import OverBudget
-from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.forking import Forked, Forks
 from farhand.gateway.sessions.replay import ReplayedRun, recorded, replay
@@ -25,7 +23,6 @@ from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import message_of
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
-from farhand.store.ports import StoreError
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0
@@ -49,10 +46,6 @@ class ForkRequest(msgspec.Struct, forbid_unknown_fields=True):
     to: str | None = None
 
 
-_fork_decoder = msgspec.json.Decoder(ForkRequest)
-_send_decoder = msgspec.json.Decoder(SendRequest)
-
-
 PAGE = (
     Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
     Query("offset", "How many to pass over.", int),
@@ -64,115 +57,34 @@ HISTORY = (
 )
 
 
-def session_routes(sessions: Sessions, turns: Turns, ending: asyncio.Event) -> list[Route]:
-    """`ending` is set when the gateway stops."""
-    doors = SessionDoors(sessions, turns, ending)
-    return [
-        Route(
-            "GET",
-            "/v1/sessions",
-            Scope.READ,
-            doors.list,
-            about=About(
-                "Sessions, those used last first.",
-                query=(*PAGE, Query("all", "1 shows those of clients that keep the conversation, too.")),
-            ),
-        ),
-        Route("GET", "/v1/sessions/{key}", Scope.READ, doors.show, about=About("One session.")),
-        Route(
-            "GET",
-            "/v1/sessions/{key}/history",
-            Scope.READ,
-            doors.history,
-            about=About("What was said in a session, oldest first.", query=HISTORY),
-        ),
-        Route(
-            "POST",
-            "/v1/sessions/{key}/messages",
-            Scope.CHAT,
-            doors.send,
-            content=True,
-            about=About(
-                "Say something to the agent of a session.",
-                body=SendRequest,
-                also={202: "Taken; the run goes on."},
-                errors=(409, 503),
-                idempotent=True,
-            ),
-        ),
-        Route(
-            "POST",
-            "/v1/sessions/{key}/stop",
-            Scope.CHAT,
-            doors.stop,
-            about=About("Stop a session's run and every process it started.", errors=(503,)),
-        ),
-        Route(
-            "POST",
-            "/v1/sessions/{key}/fork",
-            Scope.CHAT,
-            doors.fork,
-            about=About(
-                "Make a session that begins with what was said in this one up to an event or a message.",
-                body=ForkRequest,
-                status=201,
-                answer=Forked,
-                errors=(409, 503),
-                idempotent=True,
-            ),
-        ),
-        Route("GET", "/v1/runs/{run_id}", Scope.READ, doors.run, about=About("How a run is, or ended.")),
-        Route(
-            "GET",
-            "/v1/runs/{run_id}/events",
-            Scope.CHAT,
-            doors.events,
-            about=About("What happens in a run, from its beginning.", media=(EVENTS,)),
-        ),
-        Route(
-            "GET",
-            "/v1/runs/{run_id}/replay",
-            Scope.READ,
-            doors.replay,
-            about=About(
-                "Repeat a run that has ended from what was written down of it, and tell the first difference.",
-                answer=ReplayedRun,
-                errors=(404, 503),
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/tools/cost",
-            Scope.READ,
-            doors.cost,
-            about=About(
-                "What an agent's tools and prompt cost in tokens.",
-                query=(Query("agent", "Of this agent."),),
-                errors=(404, 503),
-            ),
-        ),
-    ]
-
-
-class SessionDoors:
+class SessionRoutes:
     def __init__(self, sessions: Sessions, turns: Turns, ending: asyncio.Event) -> None:
         self._sessions = sessions
         self._turns = turns
         self._ending = ending
         self._forks = Forks(sessions, sessions.now)
 
-    async def list(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/sessions",
+        Scope.READ,
+        "Sessions, those used last first.",
+        query=(*PAGE, Query("all", "1 shows those of clients that keep the conversation, too.")),
+    )
+    async def list(self, request: Request) -> Any:
         limit = request.query_int("limit", 50, 1, 1000)
         offset = request.query_int("offset", 0, 0, 2**31)
         kinds = (*LISTED, ONCE) if request.query("all") in ("1", "true") else LISTED
         found, count = await self._sessions.listed(limit, offset, kinds=kinds)
-        return json_reply({"sessions": [self._view(record) for record in found], "count": count})
+        return {"sessions": [self._view(record) for record in found], "count": count}
 
-    async def show(self, request: Request) -> Reply:
+    @route("GET", "/v1/sessions/{key}", Scope.READ, "One session.")
+    async def show(self, request: Request) -> Any:
         with problems():
-            return json_reply(self._view(await self._sessions.find(request.params["key"])))
+            return self._view(await self._sessions.find(request.params["key"]))
 
-    async def history(self, request: Request) -> Reply:
+    @route("GET", "/v1/sessions/{key}/history", Scope.READ, "What was said in a session, oldest first.", query=HISTORY)
+    async def history(self, request: Request) -> Any:
         limit = request.query_int("limit", 50, 1, 1000)
         before = request.query_int("before", 0, 0, 2**62) or None
         with problems():
@@ -184,19 +96,27 @@ class SessionDoors:
         messages = [_entry_view(entry) for entry in entries]
         cut = sum(len(bytes(entry.message)) for entry in entries) > MOST_HISTORY_BYTES
         more = entries[0].seq if len(entries) == limit or cut else None
-        return json_reply(
-            {
-                "key": session_keys.short(record.key),
-                "session_key": record.key,
-                "session_id": record.id,
-                "messages": messages,
-                "count": len(messages),
-                "before": more,
-            }
-        )
+        return {
+            "key": session_keys.short(record.key),
+            "session_key": record.key,
+            "session_id": record.id,
+            "messages": messages,
+            "count": len(messages),
+            "before": more,
+        }
 
-    async def send(self, request: Request) -> Reply:
-        wanted: SendRequest = await request.json(_send_decoder)
+    @route(
+        "POST",
+        "/v1/sessions/{key}/messages",
+        Scope.CHAT,
+        "Say something to the agent of a session.",
+        body=SendRequest,
+        also={202: "Taken; the run goes on."},
+        errors=(409, 503),
+        idempotent=True,
+        content=True,
+    )
+    async def send(self, request: Request, wanted: SendRequest) -> Any:
         if not 0 <= wanted.wait_seconds <= MAX_WAIT_SECONDS:
             raise Problem(
                 400,
@@ -218,50 +138,76 @@ class SessionDoors:
                 origin="http",
                 credential=request.credential,
                 options=options,
-                idempotency_key=idempotency_key(request),
+                idempotency_key=request.idempotency_key,
             )
         request.id = run.id
         with contextlib.suppress(TimeoutError), problems():
             if wanted.wait_seconds or run.over:
-                return json_reply(run_view(await run.reply(wanted.wait_seconds or None)))
-        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": "running"})
+                return run_view(await run.reply(wanted.wait_seconds or None))
+        return {"run_id": run.id, "session_key": run.session_key, "state": "running"}
 
-    async def stop(self, request: Request) -> Reply:
+    @route(
+        "POST",
+        "/v1/sessions/{key}/stop",
+        Scope.CHAT,
+        "Stop a session's run and every process it started.",
+        errors=(503,),
+    )
+    async def stop(self, request: Request) -> Any:
         with problems():
             await self._sessions.find(request.params["key"])
             await self._sessions.check_owner(request.params["key"], request.credential)
             stopped = await self._sessions.stop(request.params["key"])
-        return json_reply({"stopped": stopped, "count": len(stopped)})
+        return {"stopped": stopped, "count": len(stopped)}
 
-    async def fork(self, request: Request) -> Reply:
-        wanted: ForkRequest = await request.json(_fork_decoder)
+    @route(
+        "POST",
+        "/v1/sessions/{key}/fork",
+        Scope.CHAT,
+        "Make a session that begins with what was said in this one up to an event or a message.",
+        body=ForkRequest,
+        status=201,
+        answer=Forked,
+        errors=(409, 503),
+        idempotent=True,
+    )
+    async def fork(self, request: Request, wanted: ForkRequest) -> Forked:
         if any(number is not None and not 0 < number < 2**62 for number in (wanted.event, wanted.message)):
             raise Problem(400, "invalid_request", "event and message are numbers from 1 on")
         with problems():
             await self._sessions.check_visible(request.params["key"], request.principal)
-            forked = await self._forks.fork(
+            return await self._forks.fork(
                 request.params["key"],
                 event=wanted.event,
                 message=wanted.message,
                 to=wanted.to,
                 credential=request.credential,
-                idempotency_key=idempotency_key(request),
+                idempotency_key=request.idempotency_key,
             )
-        return json_reply(forked, 201)
 
-    async def run(self, request: Request) -> Reply:
+    @route("GET", "/v1/runs/{run_id}", Scope.READ, "The state of a run.")
+    async def run(self, request: Request) -> Any:
         with problems():
             run = await self._sessions.run(request.params["run_id"])
         if run.outcome is not None:
-            return json_reply(run_view(run.outcome))
+            return run_view(run.outcome)
         state = "queued" if self._sessions.current(run.session_key) is not run and run.joined is None else "running"
-        return json_reply({"run_id": run.id, "session_key": run.session_key, "state": state})
+        return {"run_id": run.id, "session_key": run.session_key, "state": state}
 
-    async def replay(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/runs/{run_id}/replay",
+        Scope.READ,
+        "Repeat a run that has ended from what was written down of it, and tell the first difference.",
+        answer=ReplayedRun,
+        errors=(404, 503),
+    )
+    async def replay(self, request: Request) -> Any:
         with problems():
             record = await self._sessions.read(lambda store: recorded(store, request.params["run_id"]))
-            return json_reply(await replay(record))
+            return await replay(record)
 
+    @route("GET", "/v1/runs/{run_id}/events", Scope.CHAT, "What happens in a run, from its beginning.", media=(EVENTS,))
     async def events(self, request: Request) -> Reply:
         """What happens in a run, from its beginning; the last event, `ended`, tells its outcome."""
         with problems():
@@ -272,10 +218,18 @@ class SessionDoors:
                 )
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
 
-    async def cost(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/tools/cost",
+        Scope.READ,
+        "What an agent's tools and prompt cost in tokens.",
+        query=(Query("agent", "Of this agent."),),
+        errors=(404, 503),
+    )
+    async def cost(self, request: Request) -> Any:
         """What every request to an agent's model carries, in tokens."""
         budget = await self._turns.budget(session_keys.agent_id(request.query("agent") or session_keys.MAIN))
-        return json_reply({"prompt_tokens": budget.prompt, "tools": budget.tools, "total_tokens": budget.total})
+        return {"prompt_tokens": budget.prompt, "tools": budget.tools, "total_tokens": budget.total}
 
     def _view(self, record: SessionRecord) -> dict[str, Any]:
         run = self._sessions.current(record.key)
@@ -308,26 +262,15 @@ class SessionDoors:
 
 @contextlib.contextmanager
 def problems() -> Any:
-    """What sessions refuse, as answers of HTTP."""
+    """Turn tool errors of sessions into HTTP errors."""
     try:
         yield
-    except IdempotencyConflict as error:
-        raise Problem(409, "idempotency_conflict", str(error)) from None
-    except StoreError as error:
-        raise Problem(503, "not_recorded", f"the message was not taken: {error}") from None
-    except OverBudget as error:
-        raise Problem(429, "too_many_requests", error.message) from None
+    except OverBudget:
+        raise
     except ToolError as error:
         status = {ErrorKind.NOT_FOUND: 404, ErrorKind.INVALID_ARGS: 400, ErrorKind.NOT_ALLOWED: 403}
         code = "invalid_request" if error.kind is ErrorKind.INVALID_ARGS else error.kind.value
         raise Problem(status.get(error.kind, 503), code, error.message) from None
-
-
-def idempotency_key(request: Request) -> str | None:
-    key = request.header(b"idempotency-key")
-    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
-    return key
 
 
 def run_view(outcome: RunOutcome) -> dict[str, Any]:

@@ -5,46 +5,41 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.route_docs import About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
+from farhand.gateway.calls.gate import Gate, IdempotencyConflict
 from farhand.gateway.calls.open_call import new_call_id
 from farhand.gateway.calls.pinning import TRANSFER
-from farhand.gateway.hub import Hub
 from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
 from farhand.gateway.transfers.relay import Role
 from farhand.gateway.transfers.tool import transferred
-from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd
+from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd, Transfers
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import Cancelled, ErrorKind, Failed, ToolError
+from farhand.protocol.errors import Cancelled, ErrorKind, Failed
 from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
-from farhand.store.ports import StoreError, Tx
+from farhand.store.ports import Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.transfers import TransferRecord, TransferState
 
 T = TypeVar("T")
 
+# A node's file, opened in the browser, must not act for the owner.
+HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
 HUNG_UP = "the caller hung up"
 # How long a download may wait for its reader to take the next piece: it holds one of the node's transfers meanwhile.
 UNREAD_SECONDS = 60.0
-# A node's file, opened in the browser, must not act for the owner.
-HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
-STATUS = {
-    ErrorKind.INVALID_ARGS: 400,
-    ErrorKind.NOT_ALLOWED: 403,
-    ErrorKind.NOT_FOUND: 404,
-    ErrorKind.CANCELLED: 409,
-    ErrorKind.TIMEOUT: 504,
-    ErrorKind.FAILED: 502,
-}
+# A transfer fails because of a node, or because of what is at its ends.
+transfer_route = partial(
+    route, errors=(404, 409, 502, 503, 504), statuses={ErrorKind.CANCELLED: 409, ErrorKind.FAILED: 502}
+)
 
 
 class TransferRequest(msgspec.Struct):
@@ -146,134 +141,55 @@ class KeyClaim(msgspec.Struct, frozen=True):
         return held[0]
 
 
-_decoder = msgspec.json.Decoder(TransferRequest)
-
-
 SOURCE = Query("source", "`node:path`, or `gsv:path`.", required=True)
 DESTINATION = Query("destination", "`node:path`, or `gsv:path`.", required=True)
-FAILURES = (404, 409, 502, 503, 504)
 
 
-def transfer_routes(hub: Hub) -> list[Route]:
-    doors = TransferDoors(hub)
-    return [
-        Route(
-            "POST",
-            "/v1/transfers",
-            Scope.TOOLS_WRITE,
-            doors.begin,
-            acts=True,
-            about=About(
-                "Copy a file or folder from one machine to another.",
-                body=TransferRequest,
-                also={202: "Begun, in the background."},
-                errors=FAILURES,
-                idempotent=True,
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/transfers",
-            Scope.READ,
-            doors.listing,
-            about=About(
-                "Transfers, newest first.", query=(Query("limit", "How many at most: 1 to 1000, 50 by default.", int),)
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/transfers/content",
-            Scope.TOOLS_READ,
-            doors.download,
-            acts=True,
-            about=About("A file of a machine, as bytes.", media=("*/*",), query=(SOURCE,), errors=FAILURES),
-        ),
-        Route(
-            "PUT",
-            "/v1/transfers/content",
-            Scope.TOOLS_WRITE,
-            doors.upload,
-            streams=True,
-            acts=True,
-            about=About(
-                "The body becomes a file of a machine.",
-                takes="*/*",
-                query=(
-                    DESTINATION,
-                    Query("name", "What it is called where the destination is a folder."),
-                    Query("executable", "`1`: a new file may be run."),
-                    Query("private", "`1`: a new file is for its owner alone."),
-                ),
-                errors=(411, *FAILURES),
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/transfers/manifest",
-            Scope.TOOLS_READ,
-            doors.manifest,
-            acts=True,
-            about=About(
-                "What is at a place of a machine: its name, and the files of a folder.",
-                query=(SOURCE,),
-                errors=FAILURES,
-            ),
-        ),
-        Route("GET", "/v1/transfers/{transfer_id}", Scope.READ, doors.show, about=About("One transfer.")),
-        Route(
-            "DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, doors.cancel, about=About("Cancel a transfer.")
-        ),
-    ]
-
-
-class TransferDoors:
-    """One method for each route."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+class TransferRoutes:
+    def __init__(self, transfers: Transfers, gate: Gate, ending: asyncio.Event, clock: Callable[[], int]) -> None:
+        """`ending` is set when the gateway stops."""
+        self._transfers = transfers
+        self._gate = gate
         # Wait for the clients of downloads to leave.
         self._watches: set[asyncio.Future[None]] = set()
+        self._ending = ending
+        self._clock = clock
 
-    async def begin(self, request: Request) -> Reply:
-        wanted: TransferRequest = await request.json(_decoder)
-        key = request.header(b"idempotency-key")
-        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
-        transfers = self._hub.transfers
-        transfer_id = request.id = new_call_id()
-        try:
-            self._check_policy(request, wanted.source, wanted.destination, wanted.agent_id)
-            begun = await transfers.begin(
-                transfer_id,
-                wanted.source,
-                wanted.destination,
-                credential=request.credential.id,
-                agent_id=wanted.agent_id,
-                claim=None if key is None else self._claim(request, wanted, key),
-            )
-        except ToolError as error:
-            raise problem(error) from None
-        except IdempotencyConflict as error:
-            raise Problem(409, "idempotency_conflict", str(error)) from None
-        except StoreError as error:
-            raise Problem(503, "not_recorded", f"the transfer was not begun: {error}") from None
+    @transfer_route(
+        "POST",
+        "/v1/transfers",
+        Scope.TOOLS_WRITE,
+        "Copy a file or folder from one machine to another.",
+        body=TransferRequest,
+        also={202: "Begun, in the background."},
+        idempotent=True,
+        acts=True,
+    )
+    async def begin(self, request: Request, wanted: TransferRequest) -> Reply:
+        key = request.idempotency_key
+        request.id = new_call_id()
+        self._check_policy(request, wanted.source, wanted.destination, wanted.agent_id)
+        begun = await self._transfers.begin(
+            request.id,
+            wanted.source,
+            wanted.destination,
+            credential=request.credential.id,
+            agent_id=wanted.agent_id,
+            claim=None if key is None else self._claim(request, wanted, key),
+        )
         record = begun.record if isinstance(begun, OpenTransfer) else begun
         request.id = record.id
         if wanted.background:
             return json_reply(view(record), 202)
         record = await self._watched(request, begun, wanted=key is not None)
-        try:
-            transferred(record)
-        except ToolError as error:
-            raise problem(error) from None
+        transferred(record)
         return json_reply(view(record))
 
     async def _watched(self, request: Request, begun: OpenTransfer | TransferRecord, *, wanted: bool) -> TransferRecord:
         """The end of a transfer. Should its client leave before, it is cancelled, unless it was promised a repeat."""
-        transfers = self._hub.transfers
-        waiting = asyncio.ensure_future(transfers.wait(begun))
+        waiting = asyncio.ensure_future(self._transfers.wait(begun))
         gone = asyncio.ensure_future(request.gone())
-        stops = asyncio.ensure_future(self._hub.ending.wait())
+        stops = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait({waiting, gone, stops}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
@@ -281,7 +197,7 @@ class TransferDoors:
             if isinstance(begun, TransferRecord):
                 return begun
             if gone.done() and not stops.done() and not wanted:
-                return await transfers.cancel(begun.record.id, HUNG_UP) or begun.record
+                return await self._transfers.cancel(begun.record.id, HUNG_UP) or begun.record
             return begun.record
         finally:
             for future in (waiting, gone, stops):
@@ -289,7 +205,23 @@ class TransferDoors:
 
     # -- files of whoever asks ----------------------------------------------------------------------------
 
-    async def upload(self, request: Request) -> Reply:
+    @transfer_route(
+        "PUT",
+        "/v1/transfers/content",
+        Scope.TOOLS_WRITE,
+        "The body becomes a file of a machine.",
+        takes="*/*",
+        query=(
+            DESTINATION,
+            Query("name", "What it is called where the destination is a folder."),
+            Query("executable", "`1`: a new file may be run."),
+            Query("private", "`1`: a new file is for its owner alone."),
+        ),
+        errors=(404, 409, 411, 502, 503, 504),
+        streams=True,
+        acts=True,
+    )
+    async def upload(self, request: Request) -> dict[str, Any]:
         """The body becomes the file `destination`; `name` is what it is called when that is a folder."""
         size = request.header(b"content-length")
         if size is None or not size.isdecimal():
@@ -301,26 +233,32 @@ class TransferDoors:
         begun = await self._begin_own(
             request, UPLOAD, _needed(request, "destination"), {"send": sender}, judged_source=f"{UPLOAD}/{name}"
         )
-        record = await self._hub.transfers.wait(begun)
-        try:
-            transferred(record)
-        except ToolError as error:
-            raise problem(error) from None
-        return json_reply(view(record))
+        record = await self._transfers.wait(begun)
+        transferred(record)
+        return view(record)
 
+    @transfer_route(
+        "GET",
+        "/v1/transfers/content",
+        Scope.TOOLS_READ,
+        "A file of a machine, as bytes.",
+        media=("*/*",),
+        query=(SOURCE,),
+        acts=True,
+    )
     async def download(self, request: Request) -> Reply:
         """The file `source`, as bytes. An answer that breaks off was not the whole file."""
         receiver = DownloadReceiver()
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
         offer = await self._answered(begun, receiver.offered)
         if offer.folder:
-            await self._hub.transfers.cancel(begun.record.id, "a folder is not a file")
+            await self._transfers.cancel(begun.record.id, "a folder is not a file")
             raise Problem(400, "invalid_args", "this is a folder; /v1/transfers/manifest lists its files")
-        kind = offer.mime or "application/octet-stream"
         if request.method == "HEAD":
-            await self._hub.transfers.cancel(begun.record.id, "only its size was wanted")
+            await self._transfers.cancel(begun.record.id, "only its size was wanted")
         else:
             self._cancel_when_gone(request, begun)
+        kind = offer.mime or "application/octet-stream"
         return Reply(
             content_type=kind.encode() if kind.isascii() and kind.isprintable() else b"application/octet-stream",
             headers=[(b"content-length", b"%d" % offer.size), HARMLESS],
@@ -328,19 +266,15 @@ class TransferDoors:
             bare=True,
         )
 
-    def _cancel_when_gone(self, request: Request, begun: OpenTransfer) -> None:
-        """Cancel a download when its client leaves, also before it has read anything."""
-
-        async def cancel() -> None:
-            await request.gone()
-            await self._hub.transfers.cancel(begun.record.id, HUNG_UP)
-
-        watch = asyncio.ensure_future(cancel())
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
-        begun.ended.add_done_callback(lambda _: watch.cancel())
-
-    async def manifest(self, request: Request) -> Reply:
+    @transfer_route(
+        "GET",
+        "/v1/transfers/manifest",
+        Scope.TOOLS_READ,
+        "What is at a place of a machine: its name, and the files of a folder.",
+        query=(SOURCE,),
+        acts=True,
+    )
+    async def manifest(self, request: Request) -> dict[str, Any]:
         """What is at `source`: its name, and the files, folders and links of a folder."""
         receiver = DownloadReceiver()
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
@@ -348,34 +282,44 @@ class TransferDoors:
             offer = await self._answered(begun, receiver.offered)
             entries = await self._answered(begun, receiver.entries)
         finally:
-            await self._hub.transfers.cancel(begun.record.id, "only its list was wanted")
-        return json_reply(
-            {
-                "name": offer.name,
-                "folder": offer.folder,
-                "size": offer.size,
-                "files": offer.files,
-                "executable": not offer.folder and any(each.executable for each in entries),
-                "private": offer.private,
-                "entries": [
-                    {
-                        "path": each.path,
-                        "kind": each.kind,
-                        "size": each.size,
-                        "executable": each.executable,
-                        "private": each.private,
-                    }
-                    for each in entries
-                    if offer.folder
-                ],
-            }
-        )
+            await self._transfers.cancel(begun.record.id, "only its list was wanted")
+        return {
+            "name": offer.name,
+            "folder": offer.folder,
+            "size": offer.size,
+            "files": offer.files,
+            "executable": not offer.folder and any(each.executable for each in entries),
+            "private": offer.private,
+            "entries": [
+                {
+                    "path": each.path,
+                    "kind": each.kind,
+                    "size": each.size,
+                    "executable": each.executable,
+                    "private": each.private,
+                }
+                for each in entries
+                if offer.folder
+            ],
+        }
+
+    def _cancel_when_gone(self, request: Request, begun: OpenTransfer) -> None:
+        """Cancel a download when its client leaves, also before it has read anything."""
+
+        async def cancel() -> None:
+            await request.gone()
+            await self._transfers.cancel(begun.record.id, HUNG_UP)
+
+        watch = asyncio.ensure_future(cancel())
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        begun.ended.add_done_callback(lambda _: watch.cancel())
 
     def _check_policy(self, request: Request, source: str, destination: str, agent_id: str | None) -> None:
         """Apply the policy as to a call of `gsv__Transfer` with these ends. Raises Forbidden, InvalidArgs."""
         args = msgspec.Raw(msgspec.json.encode({"source": source, "destination": destination}))
         call = ToolCall(request.id, TRANSFER, args, agent_id=agent_id)
-        self._hub.gate.check_policy(call, request.principal)
+        self._gate.check_policy(call, request.principal)
 
     async def _begin_own(
         self,
@@ -387,40 +331,32 @@ class TransferDoors:
         judged_source: str | None = None,
     ) -> OpenTransfer:
         request.id = new_call_id()
-        try:
-            self._check_policy(request, judged_source or source, destination, request.query("agent"))
-            begun = await self._hub.transfers.begin(
-                request.id,
-                source,
-                destination,
-                credential=request.credential.id,
-                agent_id=request.query("agent"),
-                own=own,
-            )
-        except ToolError as error:
-            raise problem(error) from None
-        except StoreError as error:
-            raise Problem(503, "not_recorded", f"the transfer was not begun: {error}") from None
+        self._check_policy(request, judged_source or source, destination, request.query("agent"))
+        begun = await self._transfers.begin(
+            request.id,
+            source,
+            destination,
+            credential=request.credential.id,
+            agent_id=request.query("agent"),
+            own=own,
+        )
         assert isinstance(begun, OpenTransfer), "the id is new"
         return begun
 
     async def _answered(self, begun: OpenTransfer, answer: asyncio.Future[T]) -> T:
         """What the sender says. Raises Problem when the transfer ends before."""
-        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        ended = asyncio.ensure_future(self._transfers.wait(begun))
         waits: set[asyncio.Future[Any]] = {ended, answer}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if answer.done() and not answer.cancelled():
             ended.cancel()
             return answer.result()
-        try:
-            transferred(await ended)
-        except ToolError as error:
-            raise problem(error) from None
+        transferred(await ended)
         raise Problem(502, "failed", "the transfer ended before it began")
 
     async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
         """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
-        ended = asyncio.ensure_future(self._hub.transfers.wait(begun))
+        ended = asyncio.ensure_future(self._transfers.wait(begun))
         held: bytes | None = None
         try:
             while True:
@@ -444,32 +380,39 @@ class TransferDoors:
             transferred(await ended)
             if held is not None:
                 yield held
-        except ToolError as error:
-            raise problem(error) from None
         finally:
             ended.cancel()
-            await self._hub.transfers.cancel(begun.record.id, HUNG_UP)
+            await self._transfers.cancel(begun.record.id, HUNG_UP)
 
     def _claim(self, request: Request, wanted: TransferRequest, key: str) -> KeyClaim:
         body = hashlib.sha256(msgspec.json.encode(("transfer", wanted))).digest()
-        return KeyClaim(request.credential.id, key, body, request.id, self._hub.node_registry.clock())
+        return KeyClaim(request.credential.id, key, body, request.id, self._clock())
 
-    async def listing(self, request: Request) -> Reply:
-        records = await self._hub.transfers.newest(request.query_int("limit", 50, 1, 1000))
-        return json_reply({"transfers": [view(record) for record in records], "count": len(records)})
+    @route(
+        "GET",
+        "/v1/transfers",
+        Scope.READ,
+        "Transfers, newest first.",
+        query=(Query("limit", "How many at most: 1 to 1000, 50 by default.", int),),
+    )
+    async def listing(self, request: Request) -> dict[str, Any]:
+        records = await self._transfers.newest(request.query_int("limit", 50, 1, 1000))
+        return {"transfers": [view(record) for record in records], "count": len(records)}
 
-    async def show(self, request: Request) -> Reply:
-        record = await self._hub.transfers.find(request.params["transfer_id"])
+    @route("GET", "/v1/transfers/{transfer_id}", Scope.READ, "One transfer.")
+    async def show(self, request: Request) -> dict[str, Any]:
+        record = await self._transfers.find(request.params["transfer_id"])
         if record is None:
             raise _unknown(request)
-        return json_reply(view(record))
+        return view(record)
 
-    async def cancel(self, request: Request) -> Reply:
-        record = await self._hub.transfers.cancel(request.params["transfer_id"])
+    @route("DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, "Cancel a transfer.")
+    async def cancel(self, request: Request) -> dict[str, Any]:
+        record = await self._transfers.cancel(request.params["transfer_id"])
         if record is None:
             raise _unknown(request)
         own = record.credential == request.credential.id or request.credential.may(Scope.READ)
-        return json_reply(view(record) if own else {"id": record.id, "state": record.state.value})
+        return view(record) if own else {"id": record.id, "state": record.state.value}
 
 
 def view(record: TransferRecord) -> dict[str, Any]:
@@ -489,10 +432,6 @@ def view(record: TransferRecord) -> dict[str, Any]:
     if record.state not in (TransferState.OK, TransferState.RUNNING):
         shown["error"] = {"kind": record.error_kind, "message": record.error_message}
     return shown
-
-
-def problem(error: ToolError) -> Problem:
-    return Problem(STATUS[error.kind], error.kind.value, error.message)
 
 
 def _needed(request: Request, name: str) -> str:

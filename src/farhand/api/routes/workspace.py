@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from email.utils import formatdate
+from typing import Any
 
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range
-from farhand.api.server.http import Problem, Reply, Request, json_reply, tool_problem
-from farhand.api.server.route_docs import JSON, PARTIAL, About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import JSON, PARTIAL, Query, route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.hub import Hub
+from farhand.gateway.journal import EventJournal
 from farhand.gateway.workspace.skills import Skills
 from farhand.gateway.workspace.workspace import Workspace, clean
-from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.errors import InvalidArgs
 from farhand.store.objects.base import SKILLS, Conflict, InTheWay, ObjectInfo, ObjectReader, check_key
 
 # A file of a workspace is an agent's, or a stranger's: opened in the browser, it must not act for the owner.
@@ -21,128 +21,56 @@ HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src
 SKILL_FILE = "SKILL.md"
 # What clients say of a body whose type they do not know.
 UNTYPED = ("", "application/x-www-form-urlencoded")
-
-
 ANY = ("*/*", JSON)
+FILE = "/v1/workspace/{agent}/{path...}"
+SKILL = "/v1/skills/{name}/{path...}"
 
 
-def workspace_routes(hub: Hub, workspace: Workspace, skills: Skills) -> list[Route]:
-    doors = WorkspaceDoors(hub, workspace, skills)
-    path = "/v1/workspace/{agent}/{path...}"
-    skill = "/v1/skills/{name}/{path...}"
-    return [
-        Route(
-            "GET",
-            "/v1/workspace/{agent}",
-            Scope.TOOLS_READ,
-            doors.read,
-            about=About("The files of an agent.", media=ANY, also=PARTIAL, errors=(416, 500)),
-        ),
-        Route(
-            "GET",
-            path,
-            Scope.TOOLS_READ,
-            doors.read,
-            about=About(
-                "A file of an agent as it is, or a folder as JSON.", media=ANY, also=PARTIAL, errors=(416, 500)
-            ),
-        ),
-        Route(
-            "PUT",
-            path,
-            Scope.TOOLS_WRITE,
-            doors.write,
-            streams=True,
-            content=True,
-            acts=True,
-            about=About("Write a file of an agent.", takes="*/*", errors=(409, 412, 500)),
-        ),
-        Route(
-            "DELETE",
-            path,
-            Scope.TOOLS_WRITE,
-            doors.delete,
-            acts=True,
-            about=About("Delete a file of an agent.", errors=(412, 500)),
-        ),
-        Route(
-            "GET",
-            "/v1/skills",
-            Scope.READ,
-            doors.skills,
-            about=About(
-                "The skills, as an agent would find them.",
-                query=(Query("agent", "For this agent."),),
-                errors=(404, 500),
-            ),
-        ),
-        Route(
-            "PUT",
-            skill,
-            Scope.ADMIN,
-            doors.write_skill,
-            streams=True,
-            content=True,
-            about=About("Write a file of a global skill.", takes="*/*", errors=(409, 412, 500)),
-        ),
-        Route(
-            "GET",
-            "/v1/skills/{name}",
-            Scope.READ,
-            doors.skill_files,
-            about=About(
-                "The files of a global skill, or of an agent's own.",
-                query=(Query("agent", "Of this agent's own."),),
-                errors=(500,),
-            ),
-        ),
-        Route(
-            "DELETE",
-            "/v1/skills/{name}",
-            Scope.ADMIN,
-            doors.delete_skill,
-            about=About("Delete a global skill.", errors=(500,)),
-        ),
-        Route(
-            "DELETE",
-            skill,
-            Scope.ADMIN,
-            doors.delete_skill_file,
-            about=About("Delete a file of a global skill.", errors=(412, 500)),
-        ),
-    ]
+class WorkspaceRoutes:
+    """Paths mean what they mean to the native tools, `skills/` included."""
 
-
-class WorkspaceDoors:
-    """One method for each route. Paths mean what they mean to the native tools, `skills/` included."""
-
-    def __init__(self, hub: Hub, workspace: Workspace, skills: Skills) -> None:
-        self._hub = hub
+    def __init__(self, journal: EventJournal, workspace: Workspace, skills: Skills) -> None:
+        self._journal = journal
         self._workspace = workspace
         self._objects = workspace.objects
         self._skills = skills
 
-    async def read(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/workspace/{agent}",
+        Scope.TOOLS_READ,
+        "The files of an agent.",
+        media=ANY,
+        also=PARTIAL,
+        errors=(416, 500),
+    )
+    @route(
+        "GET",
+        FILE,
+        Scope.TOOLS_READ,
+        "A file of an agent as it is, or a folder as JSON.",
+        media=ANY,
+        also=PARTIAL,
+        errors=(416, 500),
+    )
+    async def read(self, request: Request) -> Reply | dict[str, Any]:
         agent, path = request.params["agent"], request.params.get("path", "")
-        try:
-            found = await self._workspace.find(agent, path)
-            if found is None:
-                folder = await self._workspace.folder(agent, path)
-                if folder is None:
-                    raise Problem(404, "not_found", f"Not found: {path[:200]}")
-                return json_reply({"path": clean(path), "files": folder.files, "directories": folder.directories})
-            if not_modified(request, found.info.etag):
-                return not_modified_reply(_headers(found.info))
-            if request.method == "HEAD":
-                return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing(), bare=True)
-            wanted = requested_range(request, found.info.etag)
-            offset, length = (0, found.info.size) if wanted is None else wanted.within(found.info.size)
-            reader = await self._objects.open_read(found.info.key, offset)
-            if wanted is not None and reader.info.etag != found.info.etag:  # replaced since: the whole new file
-                await reader.close()
-                wanted, reader = None, await self._objects.open_read(found.info.key)
-        except ToolError as error:
-            raise tool_problem(error) from None
+        found = await self._workspace.find(agent, path)
+        if found is None:
+            folder = await self._workspace.folder(agent, path)
+            if folder is None:
+                raise Problem(404, "not_found", f"Not found: {path[:200]}")
+            return {"path": clean(path), "files": folder.files, "directories": folder.directories}
+        if not_modified(request, found.info.etag):
+            return not_modified_reply(_headers(found.info))
+        if request.method == "HEAD":
+            return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing(), bare=True)
+        wanted = requested_range(request, found.info.etag)
+        offset, length = (0, found.info.size) if wanted is None else wanted.within(found.info.size)
+        reader = await self._objects.open_read(found.info.key, offset)
+        if wanted is not None and reader.info.etag != found.info.etag:  # replaced since: the whole new file
+            await reader.close()
+            wanted, reader = None, await self._objects.open_read(found.info.key)
         headers = _headers(reader.info)
         if wanted is None:
             return Reply(content_type=_type(reader.info), headers=headers, pieces=_pieces(reader), bare=True)
@@ -151,45 +79,68 @@ class WorkspaceDoors:
         pieces = _pieces(reader, length)
         return Reply(status=206, content_type=_type(reader.info), headers=headers, pieces=pieces, bare=True)
 
-    async def write(self, request: Request) -> Reply:
+    @route(
+        "PUT",
+        FILE,
+        Scope.TOOLS_WRITE,
+        "Write a file of an agent.",
+        takes="*/*",
+        errors=(409, 412, 500),
+        streams=True,
+        content=True,
+        acts=True,
+    )
+    async def write(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
-        try:
-            key = self._workspace.writable_key(request.params["agent"], path)
-        except ToolError as error:
-            raise tool_problem(error) from None
+        key = self._workspace.writable_key(request.params["agent"], path)
         info = await self._store(request, key)
-        return json_reply({"path": clean(path), "size": info.size, "written": True, "etag": info.etag})
+        return {"path": clean(path), "size": info.size, "written": True, "etag": info.etag}
 
-    async def delete(self, request: Request) -> Reply:
+    @route(
+        "DELETE",
+        FILE,
+        Scope.TOOLS_WRITE,
+        "Delete a file of an agent.",
+        errors=(412, 500),
+        acts=True,
+    )
+    async def delete(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
-        try:
-            key = self._workspace.writable_key(request.params["agent"], path)
-        except ToolError as error:
-            raise tool_problem(error) from None
+        key = self._workspace.writable_key(request.params["agent"], path)
         await self._remove(request, key, path)
-        return json_reply({"path": clean(path), "deleted": True})
+        return {"path": clean(path), "deleted": True}
 
     # -- skills -----------------------------------------------------------------------------------------
 
-    async def skills(self, request: Request) -> Reply:
-        try:
-            skills = await self._skills.all(request.query("agent"))
-        except ToolError as error:
-            raise tool_problem(error) from None
-        return json_reply({"skills": skills, "count": len(skills)})
+    @route(
+        "GET",
+        "/v1/skills",
+        Scope.READ,
+        "The skills, as an agent would find them.",
+        query=(Query("agent", "For this agent."),),
+        errors=(404, 500),
+    )
+    async def skills(self, request: Request) -> dict[str, Any]:
+        skills = await self._skills.all(request.query("agent"))
+        return {"skills": skills, "count": len(skills)}
 
-    async def skill_files(self, request: Request) -> Reply:
+    @route(
+        "GET",
+        "/v1/skills/{name}",
+        Scope.READ,
+        "The files of a global skill, or of an agent's own.",
+        query=(Query("agent", "Of this agent's own."),),
+        errors=(500,),
+    )
+    async def skill_files(self, request: Request) -> dict[str, Any]:
         name, agent = request.params["name"], request.query("agent")
-        try:
-            prefix = f"{SKILLS}/{clean(name)}/"
-            if agent is not None:
-                prefix = self._workspace.key(agent, f"{prefix}{SKILL_FILE}").removesuffix(SKILL_FILE)
-            files = [key.removeprefix(prefix) async for key in self._keys(prefix)]
-        except ToolError as error:
-            raise tool_problem(error) from None
+        prefix = f"{SKILLS}/{clean(name)}/"
+        if agent is not None:
+            prefix = self._workspace.key(agent, f"{prefix}{SKILL_FILE}").removesuffix(SKILL_FILE)
+        files = [key.removeprefix(prefix) async for key in self._keys(prefix)]
         if not files:
             raise _no_skill(name)
-        return json_reply({"name": name, "files": files, "count": len(files)})
+        return {"name": name, "files": files, "count": len(files)}
 
     async def _keys(self, prefix: str) -> AsyncGenerator[str, None]:
         after: str | None = None
@@ -201,34 +152,42 @@ class WorkspaceDoors:
             if after is None:
                 return
 
-    async def write_skill(self, request: Request) -> Reply:
+    @route(
+        "PUT",
+        SKILL,
+        Scope.ADMIN,
+        "Write a file of a global skill.",
+        takes="*/*",
+        errors=(409, 412, 500),
+        streams=True,
+        content=True,
+    )
+    async def write_skill(self, request: Request) -> dict[str, Any]:
         key = _skill_key(request)
         info = await self._store(request, key)
         _, name, inner = key.split("/", 2)
         if inner == SKILL_FILE:  # `farhand skills add` sends it last
             await self._skills.refresh(name)
-        return json_reply({"path": key, "size": info.size, "written": True, "etag": info.etag})
+        return {"path": key, "size": info.size, "written": True, "etag": info.etag}
 
-    async def delete_skill_file(self, request: Request) -> Reply:
+    @route("DELETE", SKILL, Scope.ADMIN, "Delete a file of a global skill.", errors=(412, 500))
+    async def delete_skill_file(self, request: Request) -> dict[str, Any]:
         key = _skill_key(request)
         await self._remove(request, key, key)
         await self._skills.refresh(key.split("/", 2)[1])
-        return json_reply({"path": key, "deleted": True})
+        return {"path": key, "deleted": True}
 
-    async def delete_skill(self, request: Request) -> Reply:
+    @route("DELETE", "/v1/skills/{name}", Scope.ADMIN, "Delete a global skill.", errors=(500,))
+    async def delete_skill(self, request: Request) -> dict[str, Any]:
         name = request.params["name"]
         count = 0
-        try:
-            prefix = f"{SKILLS}/{clean(name)}/"
-            async for key in self._keys(prefix):
-                count += await self._objects.delete(key)
-        except ToolError as error:
-            raise tool_problem(error) from None
+        async for key in self._keys(f"{SKILLS}/{clean(name)}/"):
+            count += await self._objects.delete(key)
         if not count:
             raise _no_skill(name)
-        self._hub.note("skill.deleted", name, {"objects": count, "credential": request.credential.id})
+        self._journal.note("skill.deleted", name, {"objects": count, "credential": request.credential.id})
         await self._skills.refresh(clean(name))
-        return json_reply({"name": name, "deleted": True, "objects": count})
+        return {"name": name, "deleted": True, "objects": count}
 
     async def _remove(self, request: Request, key: str, path: str) -> None:
         """Raises Problem; 404 when there is no such file."""
@@ -236,11 +195,9 @@ class WorkspaceDoors:
             known = await self._objects.delete(key, if_match=await self._matching(request, key))
         except Conflict as error:
             raise Problem(412, "precondition_failed", error.message) from None
-        except ToolError as error:
-            raise tool_problem(error) from None
         if not known:
             raise Problem(404, "not_found", f"File not found: {path[:200]}")
-        self._hub.note("object.deleted", key, {"credential": request.credential.id})
+        self._journal.note("object.deleted", key, {"credential": request.credential.id})
 
     async def _matching(self, request: Request, key: str) -> str | None:
         """The etag a file must have, of whatever is there for `If-Match: *`. Raises Conflict where nothing is."""
@@ -274,9 +231,7 @@ class WorkspaceDoors:
             raise Problem(412, "precondition_failed", error.message) from None
         except InTheWay as error:
             raise Problem(409, "conflict", error.message) from None
-        except ToolError as error:
-            raise tool_problem(error) from None
-        self._hub.note("object.written", key, {"size": info.size, "credential": request.credential.id})
+        self._journal.note("object.written", key, {"size": info.size, "credential": request.credential.id})
         return info
 
     async def _stream_in(self, request: Request, key: str, content_type: str | None) -> ObjectInfo:
@@ -290,10 +245,7 @@ class WorkspaceDoors:
 
 
 def _skill_key(request: Request) -> str:
-    try:
-        return check_key(f"{SKILLS}/{clean(request.params['name'])}/{clean(request.params['path'])}")
-    except ToolError as error:
-        raise tool_problem(error) from None
+    return check_key(f"{SKILLS}/{clean(request.params['name'])}/{clean(request.params['path'])}")
 
 
 def _no_skill(name: str) -> Problem:

@@ -76,12 +76,11 @@ class BrowserSessions:
     ) -> None:
         """`clock`: milliseconds since 1970. `note` writes to the journal."""
         self.cookie = f"farhand_session_{port}"
-        # Called with the id of each session that ends.
-        self.on_ended: list[Callable[[str], None]] = []
+        self._on_ended: list[Callable[[str], None]] = []
         self._database = database
         self._home = home
         self._credentials = credentials
-        credentials.on_removed.append(self._maker_ended)
+        credentials.subscribe(self._maker_ended)
         self._limits = limits
         self._secure = secure
         self._clock = clock
@@ -105,6 +104,10 @@ class BrowserSessions:
             database.query(lambda store: remove_sessions(store, stale))
 
     # -- signing in and out -------------------------------------------------------------------------------
+
+    def subscribe(self, ended: Callable[[str], None]) -> None:
+        """Have `ended` called with the id of each session that ends."""
+        self._on_ended.append(ended)
 
     def new_code(self, made_by: str) -> str:
         """A code for a sign-in link; good for one sign-in within ten minutes, while its maker is valid."""
@@ -226,5 +229,5 @@ class BrowserSessions:
         del self._sessions[session.cookie_hash]
         self._uses.pop(session.id, None)
         self._written.pop(session.id, None)
-        for ended in self.on_ended:
+        for ended in self._on_ended:
             ended(session.id)

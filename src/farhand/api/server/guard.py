@@ -122,6 +122,7 @@ class Guard:
         sessions: BrowserSessions,
         settings: GuardSettings,
         secrets: KnownSecrets,
+        repeats: Repeats,
         *,
         held: Callable[[], FreezeOrder | None] = lambda: None,
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
@@ -129,8 +130,7 @@ class Guard:
         """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer. `note` puts
         something that happened into the journal."""
         self.secrets = secrets
-        # Where requests that are sent again are known.
-        self.repeats: Repeats | None = None
+        self._repeats = repeats
         self._router = router
         self._held = held
         self._credentials = credentials
@@ -144,8 +144,8 @@ class Guard:
         self._open: Counter[str] = Counter()
         # Open streams, by the id of the token or session they depend on.
         self._streams: dict[str, set[asyncio.Event]] = {}
-        credentials.on_removed.append(self._revoked)
-        sessions.on_ended.append(self._revoked)
+        credentials.subscribe(self._revoked)
+        sessions.subscribe(self._revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -301,9 +301,9 @@ class Guard:
     async def _serve(self, route: Route, request: Request, asked_id: str | None) -> Reply:
         try:
             keyed = b"idempotency-key" in request.headers and route.repeatable and route.changes
-            if self.repeats is not None and keyed:
-                return await self.repeats.answer(request, route.handler)
-            return await route.handler(request)
+            if keyed:
+                return await self._repeats.answer(request, route.reply)
+            return await route.reply(request)
         except Problem as problem:
             return problem.reply(openai=route.openai)
         except Exception:

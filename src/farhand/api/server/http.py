@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -13,6 +13,7 @@ import msgspec
 
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.protocol.json_limits import check_value_count
 
@@ -181,6 +182,14 @@ class Request:
         values = self._query.get(name)
         return values[-1] if values else None
 
+    @property
+    def idempotency_key(self) -> str | None:
+        """The idempotency key, if any. Raises Problem for one that is blank or too long."""
+        key = self.header(b"idempotency-key")
+        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        return key
+
     def flag(self, name: str) -> bool:
         """A switch that is on unless the query turns it off."""
         return self.query(name) not in ("0", "false", "no")
@@ -274,12 +283,15 @@ def json_fault(body: bytes, error: Exception) -> str:
     return str(error).replace("`", "'")
 
 
-def tool_problem(error: ToolError) -> Problem:
-    """What went wrong with a tool, where the answer is not a tool's."""
-    return Problem(_STATUS.get(error.kind, 500), error.kind.value, error.message)
+def tool_problem(error: ToolError, statuses: Mapping[ErrorKind, int] | None = None) -> Problem:
+    """Return a tool error as an HTTP error; `statuses` overrides the usual status of some kinds."""
+    status = {**STATUSES, **(statuses or {})}.get(error.kind, 500)
+    if status == 503:
+        return Problem(503, "unavailable", error.message, headers=[(b"retry-after", b"1")])
+    return Problem(status, error.kind.value, error.message)
 
 
-_STATUS = {
+STATUSES = {
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.INVALID_ARGS: 400,
     ErrorKind.NOT_ALLOWED: 403,

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request
-from farhand.api.server.router import Handler
-from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 from farhand.gateway.calls.open_call import new_call_id
 from farhand.protocol.canonical_json import canonical
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables.idempotency import IDEMPOTENCY_MS, claim, release
+
+Handler = Callable[[Request], Awaitable[Reply]]
 
 MOST_ANSWERS = 1000
 LONGEST_ANSWER = 64 * 1024
@@ -40,9 +40,7 @@ class Repeats:
 
     async def answer(self, request: Request, handler: Handler) -> Reply:
         """What the first request with this key was answered; raises Problem for another request under the same key."""
-        key = request.header(b"idempotency-key") or ""
-        if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-            raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        key = request.idempotency_key or ""
         body = await request.body()
         request.rewind(body)
         digest = hashlib.sha256(b"%b?%b\0%b" % (request.path.encode(), request.query_string, canonical(body))).digest()
@@ -55,7 +53,12 @@ class Repeats:
         return await self._first(request, handler, whose, digest, now)
 
     async def _first(
-        self, request: Request, handler: Handler, whose: tuple[str, str], digest: bytes, now: int
+        self,
+        request: Request,
+        handler: Callable[[Request], Awaitable[Reply]],
+        whose: tuple[str, str],
+        digest: bytes,
+        now: int,
     ) -> Reply:
         credential, key = whose
         request_id = new_call_id()

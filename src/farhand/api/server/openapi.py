@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -11,8 +12,7 @@ import msgspec
 
 from farhand import __version__
 from farhand.api.server.http import Reply, Request
-from farhand.api.server.route_docs import BYTES, JSON, About, Query
-from farhand.api.server.router import Route
+from farhand.api.server.router import BYTES, JSON, Query, Route
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 
 DESCRIPTION = (
@@ -37,24 +37,27 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorBody
 
 
-def openapi_routes(routes: Callable[[], Iterable[Route]]) -> list[Route]:
-    """`routes` tells the whole table, this one included."""
-    made: list[bytes] = []
+def openapi_routes(routes: Iterable[Route]) -> list[Route]:
+    """Return the route that describes `routes` and itself."""
+    described: list[Route] = []
+
+    @functools.cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(document(described))
 
     async def openapi(_request: Request) -> Reply:
-        if not made:
-            made.append(msgspec.json.encode(document(routes())))
-        return Reply(made[0])
+        return Reply(encoded())
 
-    about = About("This description.")
-    return [Route("GET", "/v1/openapi.json", None, openapi, about=about)]
+    own = Route(method="GET", path="/v1/openapi.json", scope=None, summary="This description.", handler=openapi)
+    described += [*routes, own]
+    return [own]
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """Raises ValueError for a route that says nothing of itself."""
+    """Raises ValueError for a route without a summary, or types of the same name."""
     table = list(routes)
-    if silent := [f"{route.method} {route.path}" for route in table if route.about is None]:
-        raise ValueError(f"routes without a description: {', '.join(silent)}; give them an `about`")
+    if silent := [f"{route.method} {route.path}" for route in table if not route.summary]:
+        raise ValueError(f"routes without a summary: {', '.join(silent)}")
     schemas = _Schemas(table)
     paths: dict[str, dict[str, Any]] = {}
     for route in table:
@@ -81,9 +84,8 @@ class _Schemas:
     def __init__(self, routes: Iterable[Route]) -> None:
         types: list[Any] = [ErrorAnswer]
         for route in routes:
-            if route.about is not None:
-                named = (route.about.body, route.about.answer, *(query.type for query in route.about.query))
-                types += [one for one in named if one is not None and one not in types]
+            named = (route.body, route.answer, *(query.type for query in route.query))
+            types += [one for one in named if one is not None and one not in types]
         schemas, self.components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
         if twice := [name for name in self.components if "." in name]:
             raise ValueError(f"types of the same name: {', '.join(twice)}; rename one of them")
@@ -97,29 +99,27 @@ class _Schemas:
 
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    about = route.about
-    assert about is not None
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").rstrip("_"),
-        "summary": about.summary,
+        "summary": route.summary,
         "tags": [_tag(route.path)],
-        "responses": _responses(route, about, schemas),
+        "responses": _responses(route, schemas),
     }
     if route.scopes:
         operation["description"] = "Needs the scope " + " or ".join(f"`{scope.value}`" for scope in route.scopes) + "."
     else:
         operation["security"] = []
-    if parameters := _parameters(route, about, schemas):
+    if parameters := _parameters(route, schemas):
         operation["parameters"] = parameters
-    if about.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(about.body)}}}
-    elif about.takes is not None:
-        takes = BYTES if about.takes == "*/*" else about.takes  # client generators know no wildcard
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(route.body)}}}
+    elif route.takes is not None:
+        takes = BYTES if route.takes == "*/*" else route.takes  # client generators know no wildcard
         operation["requestBody"] = {"content": {takes: {"schema": _schema_of_media(takes)}}}
     return operation
 
 
-def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str, Any]]:
+def _parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
         {
             "name": found[1],
@@ -129,8 +129,8 @@ def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str,
         }
         for found in _PARAMETER.finditer(route.path)
     ]
-    headers = (IDEMPOTENCY_KEY,) if about.idempotent or route.repeatable else ()
-    for place, queries in (("query", about.query), ("header", headers)):
+    headers = (IDEMPOTENCY_KEY,) if route.idempotent or route.repeatable else ()
+    for place, queries in (("query", route.query), ("header", headers)):
         parameters += [
             {
                 "name": query.name,
@@ -144,14 +144,14 @@ def _parameters(route: Route, about: About, schemas: _Schemas) -> list[dict[str,
     return parameters
 
 
-def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
-    content: dict[str, Any] = {media: {"schema": _schema_of_media(media)} for media in about.media}
+def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {"schema": _schema_of_media(media)} for media in route.media}
     if JSON in content:
-        content[JSON] = {"schema": schemas.of(about.answer) or {"type": "object"}}
-    responses: dict[str, Any] = {str(about.status): {"description": HTTPStatus(about.status).phrase}}
-    if about.media:
-        responses[str(about.status)]["content"] = content
-    for status, description in about.also.items():
+        content[JSON] = {"schema": schemas.of(route.answer) or {"type": "object"}}
+    responses: dict[str, Any] = {str(route.status): {"description": HTTPStatus(route.status).phrase}}
+    if route.media:
+        responses[str(route.status)]["content"] = content
+    for status, description in route.also.items():
         other = {media: {"schema": _schema_of_media(media)} for media in (JSON, "text/html", BYTES)}
         responses[str(status)] = {"description": description, "content": other}
     # Whatever the route: an address or origin that is not ours, a head nobody can read, too many failed tries.
@@ -160,14 +160,14 @@ def _responses(route: Route, about: About, schemas: _Schemas) -> dict[str, Any]:
         usual.add(401)
     if "{" in route.path:
         usual.add(404)
-    if about.body is not None or about.takes is not None or route.method == "POST":
+    if route.body is not None or route.takes is not None or route.method == "POST":
         usual |= {413, 415}
     if route.acts:
         usual.add(423)
     if route.repeatable:
         usual |= {409, 503}
     error = {"schema": schemas.of(ErrorAnswer)}
-    for status in sorted(usual | set(about.errors)):
+    for status in sorted(usual | set(route.errors)):
         if str(status) not in responses:
             responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: error}}
     return responses
@@ -194,7 +194,7 @@ def _add_items(schema: Any) -> None:
 
 
 def _tag(path: str) -> str:
-    """The first word that says what a path is about."""
+    """The first word that says what a path is route."""
     words = [word for word in path.split("/") if word and not word.startswith("{")]
     if words[:1] == ["v1"] and len(words) > 1:
         return words[1].removesuffix(".json")

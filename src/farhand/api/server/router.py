@@ -1,40 +1,93 @@
-"""The table of routes. A route names the scope it needs; None means that anybody may ask."""
+"""Routes are declared beside their handlers with `@route`; the router finds the one of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
-from farhand.api.server.http import MAX_BODY_BYTES, MAX_SMALL_BODY_BYTES, Problem, Reply, Request
-from farhand.api.server.route_docs import About
+from farhand.api.server.http import (
+    MAX_BODY_BYTES,
+    MAX_SMALL_BODY_BYTES,
+    Problem,
+    Reply,
+    Request,
+    json_reply,
+    read_json,
+    tool_problem,
+)
 from farhand.gateway.access.credentials import Credential, Scope
-from farhand.protocol.errors import FarhandError
+from farhand.gateway.access.daily_budget import OverBudget
+from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
+from farhand.store.ports import StoreError
 
-Handler = Callable[[Request], Awaitable[Reply]]
+JSON = "application/json"
+EVENTS = "text/event-stream"
+BYTES = "application/octet-stream"
+# Further answers of routes that honour `Range` and `If-None-Match`.
+PARTIAL = {206: "The range that was asked for.", 304: "The client has this version."}
+
+Handler = Callable[..., Awaitable[Any]]
+H = TypeVar("H", bound=Handler)
 
 
-class Route(msgspec.Struct, frozen=True):
+class Query(msgspec.Struct, frozen=True):
+    """A parameter of the query or a header."""
+
+    name: str
+    description: str
+    type: Any = str
+    required: bool = False
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler answers. The OpenAPI description is made from these fields.
+
+    Errors that any route may answer (401 without a credential, 403 without the scope, 400 for an unknown parameter …)
+    are not declared; `errors` names the statuses of others.
+    """
+
     method: str
     # Segments in braces are parameters; a last one `{name...}` takes the rest of the path, which may be empty.
     path: str
-    # Of several, one is enough.
+    # Of several, one is enough; None: no credential is needed.
     scope: Scope | tuple[Scope, ...] | None
+    summary: str
     handler: Handler
-    # It reads its body piece by piece, so that may be of any length.
+    # The type of a JSON body; the handler gets the decoded body after the request.
+    body: Any = None
+    # Whether a blank body stands for `body()`.
+    body_optional: bool = False
+    # The handler reads the body itself; `body` only describes it.
+    body_raw: bool = False
+    # The media type of a body that is not JSON; `*/*` for any.
+    takes: str | None = None
+    # The type of the answer; None for an object that no type describes.
+    answer: Any = None
+    status: int = 200
+    media: tuple[str, ...] = (JSON,)
+    # Further statuses that are not errors of the usual shape, with their meaning.
+    also: Mapping[int, str] = {}
+    errors: tuple[int, ...] = ()
+    query: tuple[Query, ...] = ()
+    # It handles an `Idempotency-Key` itself.
+    idempotent: bool = False
+    # It reads its body piece by piece, so the body may have any length.
     streams: bool = False
     # Its body may carry the content of files or messages, so it may be long (`http.MAX_BODY_BYTES`).
     content: bool = False
     # It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out.
     guessable: bool = False
-    # A credential for some tools or nodes may use it: whatever it does passes the gate as that credential.
+    # A credential for some tools or nodes may use it: everything it does passes the gate as that credential.
     narrow: bool = False
     # It changes or begins something without passing the gate, so a freeze refuses it here.
     acts: bool = False
     # Its errors have the shape of the OpenAI API.
     openai: bool = False
-    # What its readers are told; every route of the gateway has it.
-    about: About | None = None
+    # The statuses of tool errors that differ from `http.STATUSES`.
+    statuses: Mapping[ErrorKind, int] = {}
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
@@ -44,10 +97,9 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def repeatable(self) -> bool:
-        """A key makes it happen once, and it does not look after that itself. MCP has ids of its own."""
-        own = self.about is not None and self.about.idempotent
+        """Whether the guard makes it happen once per idempotency key. MCP has ids of its own."""
         whole = self.scope is not None and not self.streams and self.path != "/mcp"
-        return self.method == "POST" and whole and not own
+        return self.method == "POST" and whole and not self.idempotent
 
     @property
     def changes(self) -> bool:
@@ -55,7 +107,7 @@ class Route(msgspec.Struct, frozen=True):
         return self.scopes != (Scope.READ,)
 
     def max_body_bytes(self, credential: Credential) -> int:
-        """How long a body may be that is read whole."""
+        """Return how long a body may be that is read whole."""
         large = self.content and credential.may((Scope.CHAT, Scope.TOOLS_WRITE))
         return MAX_BODY_BYTES if large else MAX_SMALL_BODY_BYTES
 
@@ -63,8 +115,61 @@ class Route(msgspec.Struct, frozen=True):
     def reads(self) -> bool:
         return self.method == "GET" and Scope.READ in self.scopes
 
+    async def reply(self, request: Request) -> Reply:
+        """Run the handler and return its answer. Raises Problem for errors that callers cause or the store reports."""
+        try:
+            if self.body is None or self.body_raw:
+                answer = await self.handler(request)
+            else:
+                body = await request.body()
+                blank = self.body_optional and not body.strip()
+                answer = await self.handler(request, self.body() if blank else read_json(body, decoder_of(self.body)))
+        except IdempotencyConflict as error:
+            raise Problem(409, "idempotency_conflict", str(error)) from None
+        except OverBudget as error:
+            raise Problem(429, "too_many_requests", error.message) from None
+        except ToolError as error:
+            raise tool_problem(error, self.statuses) from None
+        except StoreError as error:
+            if self.reads:
+                raise
+            raise Problem(503, "not_recorded", f"nothing was done: {error}") from None
+        return answer if isinstance(answer, Reply) else json_reply(answer, self.status)
 
-# What anybody may ask for. Another route without a scope is a mistake, and the gateway does not start with it.
+
+def route(
+    method: str, path: str, scope: Scope | tuple[Scope, ...] | None, summary: str, **options: Any
+) -> Callable[[H], H]:
+    """Declare that a method answers a route; `options` are the fields of `Route`."""
+
+    def declare(handler: H) -> H:
+        declared = Route(method=method, path=path, scope=scope, summary=summary, handler=handler, **options)
+        handler.__dict__["routes"] = (declared, *handler.__dict__.get("routes", ()))
+        return handler
+
+    return declare
+
+
+def routes_of(*doors: object) -> list[Route]:
+    """Return the routes that the methods of these objects declare."""
+    return [
+        msgspec.structs.replace(declared, handler=getattr(door, name))
+        for door in doors
+        for name, member in vars(type(door)).items()
+        for declared in getattr(member, "routes", ())
+    ]
+
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    return _decoders[kind]
+
+
+# Paths that need no credential. The gateway does not start with any other route that has no scope.
 PUBLIC = frozenset(
     {
         *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
@@ -81,15 +186,17 @@ class Router:
         self.routes = tuple(routes)
         self._fixed: dict[tuple[str, str], Route] = {}
         self._patterns: list[tuple[list[str], Route]] = []
-        for route in self.routes:
-            if not route.scopes and route.path not in PUBLIC:
+        for declared in self.routes:
+            if not declared.scopes and declared.path not in PUBLIC:
                 raise FarhandError(
-                    f"{route.method} {route.path} declares no scope; the gateway does not start like this"
+                    f"{declared.method} {declared.path} declares no scope; the gateway does not start like this"
                 )
-            if "{" in route.path:
-                self._patterns.append((route.path.split("/"), route))
+            if "{" in declared.path:
+                self._patterns.append((declared.path.split("/"), declared))
             else:
-                self._fixed[route.method, route.path] = route
+                self._fixed[declared.method, declared.path] = declared
+        # A pattern that takes the rest of a path comes after those that name a place in it.
+        self._patterns.sort(key=lambda one: one[0][-1].endswith("...}"))
 
     def find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
         if method == "HEAD":
@@ -98,15 +205,15 @@ class Router:
         if fixed is not None:
             return fixed, {}
         segments = path.split("/")
-        for pattern, route in self._patterns:
-            if route.method == method and (params := _match(pattern, segments)) is not None:
-                return route, params
+        for pattern, declared in self._patterns:
+            if declared.method == method and (params := _match(pattern, segments)) is not None:
+                return declared, params
         return None, {}
 
     def missing(self, method: str, path: str) -> Problem:
-        """404, or 405 where the path exists for another method."""
+        """Return 404, or 405 where the path exists for another method."""
         segments = path.split("/")
-        methods = {route.method for route in self.routes if _match(route.path.split("/"), segments) is not None}
+        methods = {one.method for one in self.routes if _match(one.path.split("/"), segments) is not None}
         if not methods:
             return Problem(404, "not_found", f"there is nothing at {path[:200]}")
         allowed = ", ".join(sorted(methods))

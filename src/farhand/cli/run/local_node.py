@@ -15,7 +15,6 @@ from pathlib import Path
 from farhand.app.gateway import Gateway
 from farhand.gateway.access.credentials import new_secret
 from farhand.node.names import default_node_id
-from farhand.store.tables.tokens import Token, token_hash
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +29,8 @@ class LocalNode:
     def __init__(self, gateway: Gateway, home: Path, workspace: Path, certificate: str | None) -> None:
         self._gateway = gateway
         node_id = default_node_id()
-        self._secret = new_secret("fhn")  # valid as long as the gateway runs
-        gateway.hub.credentials.add(
-            Token(
-                "local-node",
-                token_hash(self._secret),
-                "node",
-                node_id,
-                "this machine",
-                gateway.hub.node_registry.clock(),
-            )
-        )
+        self._secret = new_secret("fhn")  # dies with the gateway
+        gateway.admit_node(node_id, self._secret)
         workspace.mkdir(parents=True, exist_ok=True)
         self._command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", node_id]
         self._command += ["--workspace", str(workspace.absolute()), "--home", str(home)]

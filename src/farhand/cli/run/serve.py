@@ -68,8 +68,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             setattr(section, name, options[name])
     log = set_up_logging(options["log_level"] or settings.log.level)
     folder = Path(workspace).absolute() if workspace else None
-    running = Gateway(home, settings, workspace=folder, open=options["open_"])
-    running.on_secrets = log.know
+    running = Gateway(home, settings, workspace=folder, open=options["open_"], on_secrets=log.know)
     local: LocalNode | None = None
 
     def ready(gateway: Gateway) -> None:

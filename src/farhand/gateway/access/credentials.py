@@ -133,15 +133,16 @@ class Credentials:
         environment: NodeTokens,
         *,
         open: bool,  # noqa: A002
+        tokens_beside_keys: bool = False,
+        lent: Mapping[str, Callable[[str], frozenset[str] | None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`tokens_beside_keys`: whether a node with a key may also log in with a token. `lent` returns the scopes that
+        a hook, a channel or a person on one has now, by the first part of their id; None for one that is gone."""
         self.open = open
-        # Whether a node that has a key may come with a token all the same.
-        self.tokens_beside_keys = False
-        # Called with the id of each token that is revoked or has expired.
-        self.on_removed: list[Callable[[str], None]] = []
-        # The scopes that a hook, a channel or a person on one has now, by what their ids begin with; None: it is gone.
-        self.lent: dict[str, Callable[[str], frozenset[str] | None]] = {}
+        self._tokens_beside_keys = tokens_beside_keys
+        self._lenders = lent or {}
+        self._on_removed: list[Callable[[str], None]] = []
         # Tokens whose expiry was announced.
         self._expired: set[str] = set()
         self._clock = clock
@@ -163,6 +164,10 @@ class Credentials:
                 self.add(token)
         self._shared = None if environment.shared is None else token_hash(environment.shared)
         self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
+
+    def subscribe(self, removed: Callable[[str], None]) -> None:
+        """Have `removed` called with the id of each credential that is revoked, removed or has expired."""
+        self._on_removed.append(removed)
 
     @property
     def owner_hash(self) -> bytes:
@@ -249,13 +254,13 @@ class Credentials:
         return credential if scopes == credential.scopes else msgspec.structs.replace(credential, scopes=scopes)
 
     def _lent(self, name: str, default: frozenset[str]) -> frozenset[str] | None:
-        find = self.lent.get(name.partition(":")[0]) if ":" in name else None
+        find = self._lenders.get(name.partition(":")[0]) if ":" in name else None
         return default if find is None else find(name)
 
     def announce_removed(self, name: str) -> None:
         """Tell listeners about a hook, or a person on a channel, that may no longer use the agent."""
-        for tell in self.on_removed:
-            tell(name)
+        for notify in self._on_removed:
+            notify(name)
 
     def named(self, name: str) -> Credential:
         """The rights that go with a recorded id; none where they are not known any more."""
@@ -276,8 +281,7 @@ class Credentials:
                 following = left if following is None else min(left, following)
                 continue
             self._expired.add(token.id)
-            for tell in self.on_removed:
-                tell(token.id)
+            self.announce_removed(token.id)
         return following
 
     def recognise_node(self, secret: str, claimed: str) -> NodeGrant | None:
@@ -320,7 +324,7 @@ class Credentials:
 
     def has_key(self, node_id: str) -> bool:
         """Whether a node logs in by a key, so that no token speaks for it."""
-        return not self.tokens_beside_keys and any(
+        return not self._tokens_beside_keys and any(
             token.node_id == node_id and token.public_key is not None and not self._over(token.expires_at)
             for token in self._tokens.values()
         )
@@ -398,8 +402,7 @@ class Credentials:
             if token.node_id is not None:
                 self._revoked_nodes.add(token.node_id)
         for token in removed:
-            for tell in self.on_removed:
-                tell(token.id)
+            self.announce_removed(token.id)
         return removed
 
 

@@ -79,12 +79,13 @@ class SwitchedOff(NotAllowed):
 class Catalog:
     """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
 
-    def __init__(self, node_registry: NodeRegistry) -> None:
+    def __init__(self, node_registry: NodeRegistry, disabled: Callable[[], Collection[str]] = tuple) -> None:
+        """`disabled` returns the names of the tools that are switched off; it is asked at each call."""
         self._node_registry = node_registry
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
         self._own_targets: dict[str, Target] = {}
-        self._disabled: Callable[[], Collection[str]] = tuple
+        self._disabled = disabled
         self._found: dict[str, Target] = {}
         # At which version of the node registry `_found` was true.
         self._found_at = -1
@@ -102,10 +103,6 @@ class Catalog:
     def own(self, name: str) -> Tool | None:
         """A tool of the gateway's own, offered or not."""
         return self._own.get(name) or self._unoffered.get(name)
-
-    def obey(self, disabled: Callable[[], Collection[str]]) -> None:
-        """`disabled` tells which tools are switched off, by the names that call them; it is asked at each call."""
-        self._disabled = disabled
 
     def switched_off(self, *names: str) -> bool:
         """Whether the settings disable a tool that has these names; case and surrounding blanks do not matter."""

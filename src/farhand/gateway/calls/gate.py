@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from farhand.gateway.access.credentials import Credential, Credentials
-from farhand.gateway.access.daily_budget import keyed_call_budget
+from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
@@ -24,7 +24,7 @@ from farhand.gateway.calls.policy_check import PolicyCheck
 from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
-from farhand.gateway.calls.waiting import WaitingCalls, row_of
+from farhand.gateway.calls.waiting import Approver, WaitingCalls, row_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
@@ -52,33 +52,45 @@ class Gate:
     """Runs calls. Its owner calls `recover` before the first of them and `close` after the last."""
 
     def __init__(
-        self, database: Store, node_registry: NodeRegistry, catalog: Catalog, credentials: Credentials | None = None
+        self,
+        database: Store,
+        node_registry: NodeRegistry,
+        catalog: Catalog,
+        credentials: Credentials | None = None,
+        *,
+        approvals: Approver | None = None,
+        policy: Callable[[], Policy | None] = lambda: None,
+        frozen: Callable[[], FreezeOrder | None] = lambda: None,
+        refusals: RefusalBudget | None = None,
+        keyed_calls: DailyBudget | None = None,
+        secrets: KnownSecrets | None = None,
     ) -> None:
-        """`credentials` says which tokens are valid; without it, every caller is."""
+        """`credentials` says which tokens are valid; without it, every caller is.
+
+        `policy` returns the policy in force, `frozen` the order under which no call begins. `refusals` limits what is
+        stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys. `secrets` are hidden
+        where an answer of a node was cut in the middle of one.
+        """
         self._database = database
         self._credentials = credentials
         self._node_registry = node_registry
         self._catalog = catalog
-        # The order under which no call begins.
-        self.frozen: FreezeOrder | None = None
-        # The policy in force.
-        self.policy: Policy | None = None
-        # Limits what is stored of refused calls, and of calls with idempotency keys.
-        self.refusals = RefusalBudget()
-        self.keyed_calls = keyed_call_budget()
-        # Hidden where an answer of a node was cut in the middle of one.
-        self.secrets = KnownSecrets()
-        self._policy_check = PolicyCheck(database, node_registry, credentials, lambda: self.policy)
+        self._frozen = frozen
+        self._policy = policy
+        self.refusals = refusals or RefusalBudget()
+        self.keyed_calls = keyed_calls or keyed_call_budget()
+        self.secrets = secrets or KnownSecrets()
+        self._policy_check = PolicyCheck(database, node_registry, credentials, policy)
         self._lifecycle = Lifecycle(
             database,
             node_registry,
             hold=self._hold,
-            frozen=lambda: self.frozen,
+            frozen=frozen,
             keyed_calls=lambda: self.keyed_calls,
             secrets=lambda: self.secrets,
         )
         self.waiting_calls = WaitingCalls(
-            self._lifecycle, self._policy_check, database, node_registry, catalog, lambda: self.frozen
+            self._lifecycle, self._policy_check, database, node_registry, catalog, frozen, approvals
         )
         self.node_calls = NodeCalls(
             self._lifecycle,
@@ -89,6 +101,11 @@ class Gate:
             secrets=lambda: self.secrets,
         )
         self.durations = self._lifecycle.durations
+
+    @property
+    def frozen(self) -> FreezeOrder | None:
+        """The order under which no call begins."""
+        return self._frozen()
 
     def _hold(self, opened: OpenCall) -> None:
         self.waiting_calls.hold(opened)
@@ -136,7 +153,7 @@ class Gate:
         Raises Forbidden where the policy denies the call, or asks about it; InvalidArgs.
         """
         tool = self._catalog.own(call.tool)
-        if self.policy is not None and tool is not None:
+        if self._policy() is not None and tool is not None:
             target = Target(None, call.tool, tool.spec.capability, tool.spec, tool)
             self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, origins)
 
@@ -230,15 +247,15 @@ class Gate:
         try:
             if self.closing:
                 raise Failed("the gateway is stopping; the call did not run")
-            if self.frozen is not None:
-                raise self.frozen.refusal()
+            if (order := self._frozen()) is not None:
+                raise order.refusal()
             _check_names(call)
             target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
             self._policy_check.check_valid(principal)
             allow(target, principal)
             call = self._catalog.checked(target, call)
             timeout_ms = time_limit(call, target)
-            if self.policy is not None or before is not None:
+            if self._policy() is not None or before is not None:
                 call = unambiguous(call)
                 held = self.waiting_calls.calls.values()
                 waiting = self._policy_check.check_new(call, target, principal, origins, before, timeout_ms, held)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from farhand.gateway.hub import Output
+from farhand.gateway.nodes.output import Output
 from farhand.protocol.redaction import KnownSecrets
 
 

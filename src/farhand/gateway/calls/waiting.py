@@ -70,6 +70,7 @@ class WaitingCalls:
         node_registry: NodeRegistry,
         catalog: Catalog,
         frozen: Callable[[], FreezeOrder | None],
+        approvals: Approver | None,
     ) -> None:
         """`frozen` returns the order under which no call starts; `resume` follows once it is lifted."""
         self._lifecycle = lifecycle
@@ -79,7 +80,7 @@ class WaitingCalls:
         self._catalog = catalog
         self._frozen = frozen
         self.calls = lifecycle.waiting
-        self.approvals: Approver | None = None
+        self._approvals = approvals
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- holding ----------------------------------------------------------------------------------------
@@ -242,14 +243,14 @@ class WaitingCalls:
 
     async def _ask(self, opened: OpenCall, waiting: Waiting) -> bool:
         """Ask the owner, unless that was done before the gateway stopped."""
-        assert self.approvals is not None, "approvals are set up before the first call"
+        assert self._approvals is not None, "approvals are set up before the first call"
         record = opened.record
-        approval = await self.approvals.find(record.id)
+        approval = await self._approvals.find(record.id)
         if approval is None:
             if self._offline(record):
                 return False
             target = self._catalog.find_again(record.tool, record.node_id, opened.own)
-            approval = await self.approvals.ask(opened, waiting, target)
+            approval = await self._approvals.ask(opened, waiting, target)
         if approval is None or opened.over:
             return False
         if waiting.approval is None:  # else it was answered while the approvers were still being notified
@@ -269,8 +270,8 @@ class WaitingCalls:
         target = self._catalog.find_again(record.tool, pinned, opened.own)
         approval_needed = self._check(record, waiting, target)
         if waiting.why == "approval":
-            assert self.approvals is not None and waiting.approval is not None
-            change = await self.approvals.change(opened, waiting.approval, target)
+            assert self._approvals is not None and waiting.approval is not None
+            change = await self._approvals.change(opened, waiting.approval, target)
             if change is not None:
                 raise Forbidden(f"{change} since the approval was asked for, so this is not what was approved")
         elif approval_needed is not None:

@@ -116,16 +116,23 @@ class Approvals:
     """Puts questions and takes answers. `effects` tells what calls would do."""
 
     def __init__(
-        self, database: Store, waiting_calls: WaitingCalls, effects: Effects, clock: Callable[[], int]
+        self,
+        database: Store,
+        waiting_calls: Callable[[], WaitingCalls],
+        effects: Effects,
+        clock: Callable[[], int],
+        *,
+        lineage: Callable[[str], frozenset[str]],
+        notify: Callable[[Approval], Awaitable[None]],
     ) -> None:
+        """`waiting_calls` returns the calls that wait, which in turn ask here. `lineage` returns a credential with
+        those that made it. `notify` sends the question to the approvers in the settings, on their channels, once."""
         self._database = database
         self._waiting_calls = waiting_calls
         self._clock = clock
-        self.effects = effects
-        # A credential with those that made it, as `Credentials.lineage`.
-        self.lineage: Callable[[str], frozenset[str]] = lambda name: frozenset({name})
-        # Tells those whom the settings name, on their channels; the same question twice is told once.
-        self.tell: Callable[[Approval], Awaitable[None]] | None = None
+        self._effects = effects
+        self._lineage = lineage
+        self._notify = notify
 
     # -- questions --------------------------------------------------------------------------------------
 
@@ -167,11 +174,10 @@ class Approvals:
             await self._told(approval)
 
     async def _told(self, approval: Approval) -> None:
-        if self.tell is not None:
-            try:
-                await self.tell(approval)
-            except FarhandError as error:
-                log.error("approval %s could not be told on a channel: %s", approval.id, error)
+        try:
+            await self._notify(approval)
+        except FarhandError as error:
+            log.error("failed to send approval %s to a channel: %s", approval.id, error)
 
     async def change(self, opened: OpenCall, approval: Approval, target: Target) -> str | None:
         """What has changed since a question was put, in words; None: nothing, the call is what was approved."""
@@ -192,13 +198,13 @@ class Approvals:
             spec=hashlib.sha256(spec).hexdigest(),
             node_id=node.card.node_id if node else None,
             life=_identity(node),
-            preview=await self.effects.of(target, record, opened.principal),
+            preview=await self._effects.of(target, record, opened.principal),
         )
 
     def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
         """Whether a call was made by a credential, or by one of the same making: whoever makes tokens has them all."""
-        involved = frozenset[str]().union(*(self.lineage(name) for name in _involved(opened)))
-        return not involved.isdisjoint(self.lineage(credential.id))
+        involved = frozenset[str]().union(*(self._lineage(name) for name in _involved(opened)))
+        return not involved.isdisjoint(self._lineage(credential.id))
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -219,7 +225,7 @@ class Approvals:
         approval = await self.find(name)
         if approval is None:
             raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
-        opened = self._waiting_calls.calls.get(approval.call_id)
+        opened = self._waiting_calls().calls.get(approval.call_id)
         if approval.state is not ApprovalState.PENDING:
             raise _answered(approval)
         if opened is None or opened.over or self._clock() >= approval.deadline_at:
@@ -241,9 +247,9 @@ class Approvals:
             raise _answered(await self.find(approval.id) or approval)
         decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
         if approve:
-            self._waiting_calls.approve(opened, decided)
+            self._waiting_calls().approve(opened, decided)
         else:
-            self._waiting_calls.deny(opened, decided)
+            self._waiting_calls().deny(opened, decided)
         return decided
 
 

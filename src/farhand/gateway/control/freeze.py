@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from farhand.gateway.access.freeze_hold import FreezeHold
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.gateway.transfers.transfers import Transfers
@@ -82,26 +83,27 @@ class Answer(msgspec.Struct, frozen=True):
         return f"{told}; {offline} offline nodes are told when they return" if offline else told
 
 
-class Runs(Protocol):
-    """Whoever runs agents."""
-
-    async def stop_all(self, reason: str) -> int: ...
-
-
 class Freeze:
     """The one switch. `freeze_state` keeps the order."""
 
     def __init__(
         self,
         freeze_state: FreezeState,
+        hold: FreezeHold,
         gate: Gate,
         transfers: Transfers,
         node_registry: NodeRegistry,
         *,
         gateway_id: str,
         note: Callable[[str, str, dict[str, Any]], object],
+        stop_runs: Callable[[str], Awaitable[int]],
+        end_jobs: Callable[[], Awaitable[Ending]],
+        thawed: Sequence[Callable[[], None]],
     ) -> None:
+        """`stop_runs` stops the agents' runs, for a reason, and returns how many; `end_jobs` ends every command of the
+        gateway's own machine; `thawed` are called once everything may run again."""
         self._freeze_state = freeze_state
+        self._hold = hold
         self._gate = gate
         self._transfers = transfers
         self._node_registry = node_registry
@@ -112,21 +114,16 @@ class Freeze:
         self._fates: dict[str, NodeFate] = {}
         self._own: OwnFate | UnsetType = UNSET
         self._one_at_a_time = asyncio.Lock()
-        self.runs: Runs | None = None
-        # Ends every command of the gateway's own machine.
-        self.end_jobs: Callable[[], Awaitable[Ending]] | None = None
-        # Called once everything may run again.
-        self.thawed: list[Callable[[], None]] = []
+        self._stop_runs = stop_runs
+        self._end_jobs = end_jobs
+        self._thawed = thawed
         if freeze_state.order is not None and not freeze_state.order.gateway_id:  # written while no gateway ran
             freeze_state.order = msgspec.structs.replace(freeze_state.order, gateway_id=gateway_id)
-        self._hold(freeze_state.order)
+        hold.order = freeze_state.order
 
     @property
     def order(self) -> FreezeOrder | None:
         return self._freeze_state.order
-
-    def _hold(self, order: FreezeOrder | None) -> None:
-        self._gate.frozen = self._transfers.frozen = order
 
     # -- the switch -------------------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class Freeze:
             elif by != order.by:
                 self._note("freeze.again", self._gateway_id, {"by": by, "reason": clean_reason(reason)})
             self._freeze_state.order = order  # from now on; on disk a moment later
-            self._hold(order)
+            self._hold.order = order
             asked = self._each_node(lambda connection: self._freeze_node(connection, order))
             calls = self._gate.stop_all(order.summary)
             keeping = in_own_thread(self._freeze_state.try_freeze, order)
@@ -166,13 +163,13 @@ class Freeze:
             except OSError as error:
                 raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))
-            self._hold(None)
+            self._hold.order = None
             self._own = UNSET
             if order is not None:
                 log.warning("no longer %s; lifted by %s", order.summary, by)
                 self._note("freeze.off", self._gateway_id, {"by": by, "since": order.since})
-            for tell in self.thawed:
-                tell()
+            for notify in self._thawed:
+                notify()
             return self.state()
 
     async def asked_in_a_chat(self, by: str, reason: str) -> str:
@@ -203,15 +200,9 @@ class Freeze:
     # -- this machine -----------------------------------------------------------------------------------
 
     async def _stop_own(self, reason: str, calls: int) -> OwnFate:
-        async def jobs() -> Ending:
-            return Ending((), ()) if self.end_jobs is None else await self.end_jobs()
-
-        async def runs() -> int:
-            return 0 if self.runs is None else await self.runs.stop_all(reason)
-
         failures: list[str] = []
 
-        async def tried(what: str, work: Coroutine[Any, Any, T], otherwise: T) -> T:
+        async def tried(what: str, work: Awaitable[T], otherwise: T) -> T:
             try:
                 async with asyncio.timeout(CONFIRM_SECONDS):
                     return await work
@@ -224,11 +215,11 @@ class Freeze:
 
         nothing = Ending((), ())
         ending, stopped, transfers = await asyncio.gather(
-            tried("commands", jobs(), nothing),
-            tried("runs", runs(), 0),
+            tried("commands", self._end_jobs(), nothing),
+            tried("runs", self._stop_runs(reason), 0),
             tried("transfers", self._transfers.stop_all(reason), 0),
         )
-        again = await tried("commands", jobs(), nothing)  # what was just being started
+        again = await tried("commands", self._end_jobs(), nothing)  # what was just being started
         ended = {*ending.ended, *again.ended}
         if again.survivors:
             failures.append(again.describe("commands"))

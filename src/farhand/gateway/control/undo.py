@@ -11,10 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.calls.catalog import NATIVE_PREFIX, read_arguments
+from farhand.gateway.calls.catalog import NATIVE_PREFIX, Catalog, read_arguments
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
-from farhand.gateway.hub import Hub
 from farhand.gateway.nodes.endpoints import read_endpoint
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.files import Files
 from farhand.machine.files.undo import undo
 from farhand.machine.files.undo_log import UndoLog
@@ -35,8 +36,12 @@ TRANSFER: Final = "gsv__Transfer"
 class Undo:
     """Undoes calls, on whichever machine they ran."""
 
-    def __init__(self, hub: Hub, kept: UndoLog, local: Files, objects: Objects) -> None:
-        self._hub = hub
+    def __init__(
+        self, gate: Gate, catalog: Catalog, node_registry: NodeRegistry, kept: UndoLog, local: Files, objects: Objects
+    ) -> None:
+        self._gate = gate
+        self._catalog = catalog
+        self._node_registry = node_registry
         self._kept = kept
         self._local = local
         self._objects = objects
@@ -50,7 +55,7 @@ class Undo:
         self, call_id: str, principal: Principal, *, dry_run: bool = False, idempotency_key: str | None = None
     ) -> OpenCall:
         """Undo a call: see `Gate.begin`. Raises NotFound when there is no such call."""
-        record = await self._hub.gate.find(call_id)
+        record = await self._gate.find(call_id)
         if record is None:
             raise NotFound(f"there is no call {call_id[:100]!r}")
         node_id = self._where(record) if record.ended_at is not None else None
@@ -61,7 +66,7 @@ class Undo:
             args=msgspec.Raw(msgspec.json.encode(arguments)),
             agent_id=record.agent_id,
         )
-        return await self._hub.gate.begin(
+        return await self._gate.begin(
             call,
             principal=principal,
             own=self._own if node_id is None else None,
@@ -71,8 +76,8 @@ class Undo:
     def _where(self, record: CallRecord) -> str | None:
         """The node that keeps what a call changed; None for this machine, and where nothing is kept."""
         node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
-        node = self._hub.node_registry.nodes.get(node_id or "")
-        if node is None or (node.online and not self._hub.catalog.can_undo(node)):
+        node = self._node_registry.nodes.get(node_id or "")
+        if node is None or (node.online and not self._catalog.can_undo(node)):
             return None
         return node_id
 
@@ -80,13 +85,13 @@ class Undo:
         """The node that a transfer went to."""
         try:
             arguments = read_arguments(record.args)
-            end = read_endpoint(str(arguments["destination"]), "Destination", self._hub.node_registry)
+            end = read_endpoint(str(arguments["destination"]), "Destination", self._node_registry)
         except (ToolError, KeyError, TypeError):
             return None
         return None if end.node_id == NATIVE else end.node_id
 
     async def undo(self, call: Call, context: CallContext, dryRun: DryRun = False) -> dict[str, Any]:  # noqa: ARG002
-        record = await self._hub.gate.find(call)
+        record = await self._gate.find(call)
         if record is None:
             raise NotFound(f"there is no call {call[:100]!r}")
         if record.ended_at is None:
@@ -107,7 +112,7 @@ class Undo:
         while record.tool == OWN and record.id not in seen:
             seen.add(record.id)
             arguments = read_arguments(record.args)
-            before = await self._hub.gate.find(str(arguments.get("call")) if isinstance(arguments, dict) else "")
+            before = await self._gate.find(str(arguments.get("call")) if isinstance(arguments, dict) else "")
             if before is None:
                 break
             record = before

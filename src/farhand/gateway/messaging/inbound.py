@@ -92,8 +92,10 @@ class Reception:
         dm_scope: DmScope = "main",
         identity_links: Mapping[str, Sequence[str]] | None = None,
         removed: Callable[[str], None] = lambda _: None,
+        overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None,
     ) -> None:
-        """`removed` is called with the credential of a person whose pairing was taken back."""
+        """`removed` is called with the credential of a person whose pairing was taken back. `overhear` gets each
+        message first; True means that it was for the gateway itself, not for the agent."""
         self._removed = removed
         known = database.query(pairings.list_pairings)
         # Those whom the owner let in: channel, account, sender.
@@ -107,8 +109,7 @@ class Reception:
         self._dm_scope = dm_scope
         self._links = identity_links or {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Told each message first; True: it was meant for the gateway itself, and is no message to the agent.
-        self.overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None
+        self._overhear = overhear
         # Why a channel does not listen at the moment, by the name of its table.
         self.troubles: dict[str, str] = {}
 
@@ -164,7 +165,7 @@ class Reception:
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
         if not incoming.text.strip() and not incoming.attachments:
             return None
-        if self.overhear is not None and await self.overhear(channel, incoming, place):
+        if self._overhear is not None and await self._overhear(channel, incoming, place):
             return None
         if incoming.peer_kind != "dm" and (
             settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -19,21 +19,19 @@ from farhand.protocol.version import MIB
 MAX_OPEN = 1024
 LARGEST_ANSWER = 16 * MIB
 
+T = TypeVar("T")
 Query = Callable[[msgspec.Raw], Awaitable[Any]]
 
 
 class Queries:
     """Asks connected nodes. Nothing is recorded, nothing survives: a question can be asked again."""
 
-    def __init__(self, node_registry: NodeRegistry) -> None:
+    def __init__(self, node_registry: NodeRegistry, own: Mapping[str, Query] | None = None) -> None:
+        """`own` answers for the gateway's own machine, which is asked under the name no node can have."""
         self._node_registry = node_registry
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Connection, asyncio.Future[msgspec.Raw]]] = {}
-        self._own: Mapping[str, Query] = {}
-
-    def answer_own(self, handlers: Mapping[str, Query]) -> None:
-        """Who answers for the gateway's own machine, which is asked under the name no node can have."""
-        self._own = handlers
+        self._own = own or {}
 
     def answered_by(self, node_id: str) -> Collection[str]:
         """The questions that can be asked there now."""
@@ -82,3 +80,11 @@ class Queries:
         for asked, future in self._open.values():
             if asked is connection and not future.done():
                 future.set_exception(Failed(f"node {connection.node_id!r} disconnected"))
+
+
+def read_answer(node_id: str, answer: msgspec.Raw, kind: type[T]) -> T:
+    """Decode the answer of a node, which is not trusted. Raises Failed if it does not have the expected shape."""
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Failed(f"node {node_id!r} sent an answer that cannot be read: {error}") from None

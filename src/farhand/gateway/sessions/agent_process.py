@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -19,16 +19,16 @@ from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import DailyBudget, message_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied
-from farhand.gateway.calls.catalog import SwitchedOff
-from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.calls.catalog import Catalog, SwitchedOff
+from farhand.gateway.calls.gate import Gate, IdempotencyConflict
 from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, OpenCall, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
-from farhand.gateway.hub import Hub
 from farhand.llm.messages import ToolUse, Usage
 from farhand.machine.files.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
-from farhand.store.ports import IntegrityError, Tx
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.ports import IntegrityError, Store, Tx
 from farhand.store.tables import chats
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.chats import Chat, ChatKey, ChatMessage, Said
@@ -109,14 +109,23 @@ class Direct:
     """Answers turns. `agent` answers those that name no tool."""
 
     def __init__(
-        self, hub: Hub, tools: Iterable[Tool], agent: Agent | None = None, budget: DailyBudget | None = None
+        self,
+        database: Store,
+        gate: Gate,
+        catalog: Catalog,
+        tools: Iterable[Tool],
+        agent: Agent | None = None,
+        *,
+        clock: Callable[[], int],
+        secrets: KnownSecrets,
+        budget: DailyBudget | None = None,
     ) -> None:
         self._budget = budget or message_budget()
-        self._gate = hub.gate
-        self._secrets = hub.secrets
-        self._catalog = hub.catalog
-        self._database = hub.database
-        self._clock = hub.node_registry.clock
+        self._gate = gate
+        self._secrets = secrets
+        self._catalog = catalog
+        self._database = database
+        self._clock = clock
         self._tools = {tool.name: tool for tool in tools}
         self._agent = agent
 

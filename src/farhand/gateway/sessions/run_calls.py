@@ -11,14 +11,16 @@ import msgspec
 
 from farhand.agent.tool_outcome import Outcome
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.calls.gate import IdempotencyConflict
+from farhand.gateway.calls.gate import Gate, IdempotencyConflict
 from farhand.gateway.calls.open_call import new_call_id, result_of
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
-from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.llm.messages import ToolUse
 from farhand.protocol.calls import ToolCall, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import StoreError
 from farhand.store.tables.waiting_calls import Approval
 from farhand.tools.tool import Tool
@@ -40,7 +42,10 @@ class RunCalls:
 
     def __init__(
         self,
-        hub: Hub,
+        gate: Gate,
+        node_registry: NodeRegistry,
+        end_orders: EndOrders,
+        secrets: KnownSecrets,
         *,
         session_key: str,
         agent_id: str,
@@ -53,10 +58,13 @@ class RunCalls:
         asked: Callable[[Approval], None] = lambda _: None,
     ) -> None:
         """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
-        tools of a read-only run, by name; without it, those the hub serves. `pinned`: tools of some machines alone; of
+        tools of a read-only run, by name; without it, those of the catalog. `pinned`: tools of some machines alone; of
         these, a read-only run has those that only read. `asked` is called when a call waits to be approved.
         """
-        self._hub = hub
+        self._gate = gate
+        self._node_registry = node_registry
+        self._end_orders = end_orders
+        self._secrets = secrets
         self._session_key = session_key
         self._agent_id = agent_id
         self._principal = principal
@@ -87,7 +95,7 @@ class RunCalls:
         if own is None and self._only is not None and not elsewhere:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
         call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
-        gate = self._hub.gate
+        gate = self._gate
         # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
         opening = asyncio.ensure_future(
             gate.begin(call, principal=principal, own=own, idempotency_key=key, origins=self._origins)
@@ -110,7 +118,7 @@ class RunCalls:
 
     def _outcome(self, result: ToolResult) -> Outcome:
         """What the model is told: nothing of the gateway's own secrets."""
-        secrets = self._hub.secrets
+        secrets = self._secrets
         if result.error is not None:
             return Outcome.failed(result.error.kind, secrets.redact_text(result.error.message))
         return Outcome.of_result(
@@ -119,15 +127,15 @@ class RunCalls:
 
     async def end_processes(self) -> None:
         """End every process that a call of this run started and left running."""
-        if self._hub.gate.frozen is not None:
+        if self._gate.frozen is not None:
             return  # whoever froze everything ends them all
         made = dict(self._made)
         commands: dict[str, list[str]] = {}
         for call_id, name in made.items():
-            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._hub.node_registry.nodes:
+            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._node_registry.nodes:
                 commands.setdefault(named[0], []).append(call_id)
         reason = self._stopped() or "the run was stopped"
-        work = [self._hub.end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
+        work = [self._end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
         if self._end_jobs is not None:
             work.append(self._end_jobs(made))
         for failure in await asyncio.gather(*work, return_exceptions=True):

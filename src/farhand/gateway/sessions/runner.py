@@ -20,12 +20,16 @@ from farhand.agent.tool_outcome import Outcome, cancelled
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
-from farhand.gateway.access.credentials import OWNER
+from farhand.gateway.access.credentials import OWNER, Credentials
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
 from farhand.gateway.control.approvals import ApprovalRequested
-from farhand.gateway.hub import Hub
+from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.nodes.returning import ReturningNodes
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions.agents import Agents
 from farhand.gateway.sessions.event_redaction import VeiledEvents
@@ -43,7 +47,8 @@ from farhand.llm.registry import Models
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import split_tool
-from farhand.store.ports import Tx
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.idempotency import claimed_below
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
@@ -81,12 +86,25 @@ class Budget(msgspec.Struct, frozen=True):
         return self.prompt + sum(tool.tokens for tool in self.tools if tool.offered)
 
 
+class RunServices(msgspec.Struct, frozen=True):
+    """The services of the gateway that runs use."""
+
+    database: Store
+    credentials: Credentials
+    node_registry: NodeRegistry
+    returning: ReturningNodes
+    catalog: Catalog
+    gate: Gate
+    end_orders: EndOrders
+    secrets: KnownSecrets
+
+
 class Turns:
     """Calling it works on one run. Cancelled, it leaves the run as it is on disk, to be taken up again."""
 
     def __init__(
         self,
-        hub: Hub,
+        services: RunServices,
         models: Models,
         agents: Agents,
         prompt: Prompt,
@@ -96,8 +114,8 @@ class Turns:
         compactor: Compactor | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
-        """`sub_agent`: the tools of a sub-agent; the main agent has all that the hub serves."""
-        self.hub = hub
+        """`sub_agent`: the tools of a sub-agent; the main agent has all of the catalog."""
+        self.services = services
         self.models = models
         self.agents = agents
         self.prompt = prompt
@@ -109,15 +127,15 @@ class Turns:
         self.endings: set[asyncio.Task[None]] = set()
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
-        order = self.hub.gate.frozen
+        order = self.services.gate.frozen
         if order is not None:
             failure = RunFailure(FROZEN, order.refusal().message)
             return RunOutcome(run.id, run.session_key, RunState.FAILED, error=failure)
-        ended = self.hub.credentials.ended(Principal(run.asker).ids)
+        ended = self.services.credentials.ended(Principal(run.asker).ids)
         if ended is not None:
             failure = RunFailure("cancelled", f"{ended}, and the run acted on its behalf")
             return RunOutcome(run.id, run.session_key, RunState.STOPPED, error=failure)
-        returning = self.hub.returning
+        returning = self.services.returning
         if run.record.created_at < returning.started_at or run.record.origin.startswith(("cron:", "heartbeat")):
             await returning.wait(run.stop)
         record: Any = await sessions.read(lambda store: transcript.find_session(store, run.session_key))
@@ -144,8 +162,8 @@ class Turns:
     def specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
         """The tools that a principal may call, under the names that call them; those of machines that are offline are
         marked so."""
-        reach = self.hub.catalog if pinned is None else pinned
-        nodes = self.hub.node_registry.nodes
+        reach = self.services.catalog if pinned is None else pinned
+        nodes = self.services.node_registry.nodes
         listed = [
             AgentTool.of(spec, name, machine=host if host in nodes else "")
             for name, (spec, host) in reach.specs().items()
@@ -171,7 +189,7 @@ class Turns:
         return [
             spec if spec.name == name else msgspec.structs.replace(spec, name=name)
             for name, spec in known.items()
-            if not self.hub.catalog.switched_off(name) and self._sub_agent_may(principal, name, spec)
+            if not self.services.catalog.switched_off(name) and self._sub_agent_may(principal, name, spec)
         ]
 
     def _sub_agent_may(self, principal: Principal, name: str, spec: ToolSpec) -> bool:
@@ -193,8 +211,8 @@ class Turns:
 
     async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
         """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs, Frozen."""
-        if self.hub.gate.frozen is not None:
-            raise self.hub.gate.frozen.refusal()
+        if self.services.gate.frozen is not None:
+            raise self.services.gate.frozen.refusal()
         entries = await sessions.conversation(record)
         try:
             model = self.models.chosen(self.model_name(record))
@@ -222,9 +240,12 @@ class _Turn:
         self._agent = agent
         self._principal = Principal.agent(record.agent_id, run.asker)
         pin = run.options.pin
-        self._pinned = None if pin is None else Pinned(pin, house.hub.catalog, house.hub.node_registry)
+        self._pinned = None if pin is None else Pinned(pin, house.services.catalog, house.services.node_registry)
         self._calls = RunCalls(
-            house.hub,
+            house.services.gate,
+            house.services.node_registry,
+            house.services.end_orders,
+            house.services.secrets,
             session_key=record.key,
             agent_id=record.agent_id,
             principal=self._principal,
@@ -295,7 +316,7 @@ class _Turn:
         again = run.record.state is RunState.RUNNING
         new_id, actor, keys, entry = self._sessions.new_id(), self._principal.id, self._key(""), self._entry
         options, message = run.options, run.message
-        title = self._house.hub.secrets.truncate(" ".join(message.text[:TITLE_SOURCE].split()), TITLE_LENGTH)
+        title = self._house.services.secrets.truncate(" ".join(message.text[:TITLE_SOURCE].split()), TITLE_LENGTH)
 
         def write(store: Tx) -> tuple[SessionRecord, dict[str, str]]:
             record = current
@@ -400,7 +421,7 @@ class _Turn:
             core=None if self._pinned is None else tuple({*CORE, *self._pinned.names()}),
             judges=self._pinned is not None,
         )
-        asking = Asking(house.hub.database, run.id, self._specs)
+        asking = Asking(house.services.database, run.id, self._specs)
         asking.begin(settings, self._sessions.now(), max(self._positions, default=0))
         steps = loop.run(
             AskedModel(model, asking),
@@ -416,7 +437,7 @@ class _Turn:
             handed=self._clients,
         )
         last: Event | None = None
-        veil = VeiledEvents(house.hub.secrets)
+        veil = VeiledEvents(house.services.secrets)
         async with contextlib.aclosing(steps):
             async for event in steps:
                 if isinstance(event, Appended):

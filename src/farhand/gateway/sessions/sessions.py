@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from farhand.gateway.access.credentials import Credential, Scope
-from farhand.gateway.access.daily_budget import message_budget
+from farhand.gateway.access.daily_budget import DailyBudget, message_budget
 from farhand.gateway.access.principal import Principal, encode_credential
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.calls.pinning import Pin
@@ -76,6 +76,7 @@ class Sessions:
         describe_model: Callable[[SessionRecord], str] = lambda record: record.model or "",
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
+        budget: DailyBudget | None = None,
     ) -> None:
         """`check_model` gives a model's full name, or raises InvalidArgs for one that cannot be used. `freeze` stops
         everything, by somebody and for a reason; what to tell them."""
@@ -87,7 +88,7 @@ class Sessions:
         self.describe_model = describe_model
         self.check_model = check_model
         self._freeze = freeze
-        self.budget = message_budget()
+        self.budget = budget or message_budget()
         self._lanes: dict[str, _Lane] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()

@@ -150,11 +150,22 @@ class OpenTransfer:
 class Transfers:
     """Runs transfers. `recover` comes before the first; `close` after the last."""
 
-    def __init__(self, database: Store, node_registry: NodeRegistry, queries: Queries) -> None:
+    def __init__(
+        self,
+        database: Store,
+        node_registry: NodeRegistry,
+        queries: Queries,
+        *,
+        workspace: MakeEnd | None = None,
+        frozen: Callable[[], FreezeOrder | None] = lambda: None,
+        invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
+    ) -> None:
+        """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer begins,
+        `invalid` why one of some credentials is no longer valid."""
         self._database = database
         self._node_registry = node_registry
         self._queries = queries
-        self._workspace: MakeEnd | None = None
+        self._workspace = workspace
         self._open: dict[str, OpenTransfer] = {}
         self._streams: dict[int, Stream] = {}
         # Of which try, for which end, and from where it may come.
@@ -168,14 +179,8 @@ class Transfers:
         self._arrivals = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         self._closing = False
-        # While there is an order, no transfer begins.
-        self.frozen: FreezeOrder | None = None
-        # Returns why one of some credentials is no longer valid.
-        self.invalid: Callable[[Iterable[str]], str | None] = lambda _: None
-
-    def serve_workspace(self, make: MakeEnd) -> None:
-        """Let `gsv:` endpoints be."""
-        self._workspace = make
+        self._frozen = frozen
+        self._invalid = invalid
 
     # -- asking for transfers ---------------------------------------------------------------------------
 
@@ -199,8 +204,8 @@ class Transfers:
             return known
         if claim is not None and (first := await self._database.read(claim.look)) != transfer_id:
             return await self._earlier(first)  # wherever its nodes are by now
-        if self.frozen is not None:
-            raise self.frozen.refusal()
+        if (order := self._frozen()) is not None:
+            raise order.refusal()
         ends = self.ends(source, destination, own or {})
         for role, end in zip(("Source", "Destination"), ends, strict=True):
             if end.node_id and not end.in_workspace:
@@ -291,7 +296,7 @@ class Transfers:
         """Cancel the transfers of a token that was revoked or has expired."""
         for opened in self._open.values():
             if opened.record.credential == token_id:
-                self._stop(opened, self.invalid([token_id]) or f"the token {token_id} was revoked")
+                self._stop(opened, self._invalid([token_id]) or f"the token {token_id} was revoked")
 
     async def stop_all(self, reason: str) -> int:
         """Cancel every transfer; how many that were."""
@@ -301,9 +306,9 @@ class Transfers:
         """Take up what was open when the gateway last stopped."""
         for record in await self._database.read(open_transfers):
             try:
-                if self.frozen is not None:
-                    raise Cancelled(self.frozen.summary)
-                if (reason := self.invalid([record.credential])) is not None:
+                if (order := self._frozen()) is not None:
+                    raise Cancelled(order.summary)
+                if (reason := self._invalid([record.credential])) is not None:
                     raise Cancelled(reason)
                 if {record.source, record.destination} & {UPLOAD, DOWNLOAD}:
                     raise Failed("the gateway stopped while the file passed through it; begin again")

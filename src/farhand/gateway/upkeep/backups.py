@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
-from farhand.gateway.hub import Hub
+from farhand.gateway.journal import EventJournal
 from farhand.gateway.upkeep.periodic import Repeating
 from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots
+from farhand.store.sqlite.store import SqliteStore
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +27,30 @@ class BackupSettings(msgspec.Struct, frozen=True):
 class Backups(Repeating):
     """Takes a copy now and then; a store in which nothing changed is not copied again. Use as a context manager."""
 
-    def __init__(self, hub: Hub, home: Path, settings: BackupSettings) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        database: SqliteStore,
+        journal: EventJournal,
+        home: Path,
+        settings: BackupSettings,
+        *,
+        clock: Callable[[], int],
+    ) -> None:
+        self._database = database
+        self._journal = journal
+        self._clock = clock
         self._settings = settings
         self._snapshots = Snapshots(home / BACKUPS_FOLDER)
         self._copied_at = -1
-
-    async def __aenter__(self) -> Self:
-        self._hub.backup_at = next((snapshot.taken_at for snapshot in self._snapshots), None)
-        return await super().__aenter__()
+        # When the newest copy was made, and why the last attempt failed, if it did.
+        self.taken_at = next((snapshot.taken_at for snapshot in self._snapshots), None)
+        self.failure: str | None = None
 
     async def _repeat(self) -> None:
-        every, newest = self._settings.every_seconds, self._hub.backup_at
+        every, newest = self._settings.every_seconds, self.taken_at
         if every <= 0:
             return
-        since = every if newest is None else (self._hub.node_registry.clock() - newest) / 1000
+        since = every if newest is None else (self._clock() - newest) / 1000
         await asyncio.sleep(min(max(every - since, 0.0), every))
         while True:
             await self.take()
@@ -48,18 +58,18 @@ class Backups(Repeating):
 
     async def take(self) -> None:
         """One copy, unless nothing has changed since the last. A failure is told, and tried again next time."""
-        commits = self._hub.database.commits
+        commits = self._database.commits
         if commits == self._copied_at:
             return
         try:
-            taken = await asyncio.to_thread(self._snapshots.take, self._hub.database.path)
+            taken = await asyncio.to_thread(self._snapshots.take, self._database.path)
         except StoreError as error:
             # Older copies stay: should the store itself be damaged, they are what is left.
             log.error("the hourly copy of the store failed: %s", error)
-            self._hub.backup_failure = str(error)
-            self._hub.note("backup.failed", "store", {"reason": str(error)})
+            self.failure = str(error)
+            self._journal.note("backup.failed", "store", {"reason": str(error)})
             return
         self._snapshots.rotate(self._settings.keep)
         self._copied_at = commits
-        self._hub.backup_at, self._hub.backup_failure = taken.taken_at, None
+        self.taken_at, self.failure = taken.taken_at, None
         log.info("the store was copied to %s (%d bytes)", taken.path, taken.size)

@@ -53,7 +53,8 @@ class House:
     def __init__(self, path: Path, *, continues: bool = False) -> None:
         self.acting = Acting()
         self.database = SqliteStore.open(path / "x.db")
-        self.catalog = Catalog(NodeRegistry())
+        self.disabled: list[str] = []
+        self.catalog = Catalog(NodeRegistry(), lambda: self.disabled)
         act = tool(self.acting.act, name="gsv__Act", continues=continues)
         self.catalog.serve([tool(look, read_only=True), act])
         self.gate = Gate(self.database, NodeRegistry(), self.catalog)
@@ -143,13 +144,12 @@ def test_a_tool_that_is_not_offered_is_reached_only_by_who_holds_it(tmp_path: Pa
 
 def test_a_tool_that_is_switched_off_is_neither_offered_nor_run(tmp_path: Path) -> None:
     async def test(house: House) -> None:
-        disabled = ["look"]
-        house.catalog.obey(lambda: disabled)
+        house.disabled.append("look")
         assert [offer.name for offer in house.catalog.offers()] == ["gsv__Act"]
         refused = await house.call("look", name="x")
         assert (refused.record.state, refused.result.error.kind) == (CallState.DENIED, "not_allowed")
         assert isinstance(refused.raised, SwitchedOff)
-        disabled.clear()
+        house.disabled.clear()
         assert (await house.call("look", name="x")).result.ok
 
     run(tmp_path, test)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farhand.config import ConfigError, LiveConfig, load
+from farhand.config import Config, ConfigError, LiveConfig, load
 from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, PolicySettings
 from farhand.gateway.calls.policy_paths import Reached
@@ -258,18 +258,38 @@ def test_rules_that_cannot_be_meant_stop_the_start(tmp_path: Path, text: str, sa
         load(tmp_path, {})
 
 
-def test_whoever_watches_is_told_of_a_change_and_not_of_a_mistake(tmp_path: Path) -> None:
+def test_a_derived_value_follows_a_change_and_not_a_mistake(tmp_path: Path) -> None:
     live = LiveConfig(tmp_path, load(tmp_path, {}), {})
-    told: list[int] = []
-    live.watch(lambda config: told.append(len(config.policy.rules)))
+    made: list[int] = []
+
+    def count(config: Config) -> int:
+        made.append(len(config.policy.rules))
+        return len(config.policy.rules)
+
+    rules = live.derive(count)
     file = tmp_path / "farhand.toml"
     file.write_text('[[policy.rules]]\ndecision = "deny"\n')
     live._looked = 0.0
-    assert len(live.now.policy.rules) == 1
+    assert rules() == rules() == 1
     file.write_text('[[policy.rules]]\ndecision = "denied"\n')
     live._looked = 0.0
+    assert rules() == 1
+    assert made == [0, 1]
+
+
+def test_a_derived_value_stays_while_it_cannot_be_made(tmp_path: Path) -> None:
+    live = LiveConfig(tmp_path, load(tmp_path, {}), {})
+
+    def make(config: Config) -> int:
+        if config.policy.rules:
+            raise ConfigError("not like this")
+        return 7
+
+    value = live.derive(make)
+    (tmp_path / "farhand.toml").write_text('[[policy.rules]]\ndecision = "deny"\n')
+    live._looked = 0.0
+    assert value() == 7
     assert len(live.now.policy.rules) == 1
-    assert told == [0, 1]
 
 
 @pytest.mark.parametrize(

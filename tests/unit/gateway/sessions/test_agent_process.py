@@ -12,12 +12,16 @@ import pytest
 
 from farhand.agent.events import Appended, Completed, Event, Failed, StepStarted, TextDelta, ToolCalled, ToolEnded
 from farhand.agent.tool_outcome import Outcome
-from farhand.api.routes.agent_process import DirectDoor
+from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.server.http import Problem, Request
 from farhand.gateway.access.credentials import OWNER, Credential
-from farhand.gateway.hub import Hub
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions.agent_process import Direct, Turn
 from farhand.llm.messages import Message, ToolUse, Usage
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.chats import ChatKey
 
 
@@ -70,14 +74,18 @@ def request(text: str, **fields: Any) -> Request:
     return Request(scope, receive, {}, OWNER)
 
 
-def run(path: Path, agent: ScriptedAgent, test: Callable[[DirectDoor, Direct], Awaitable[None]]) -> None:
+def run(path: Path, agent: ScriptedAgent, test: Callable[[AgentProcessRoutes, Direct], Awaitable[None]]) -> None:
     async def whole() -> None:
-        hub = await Hub.open(path, {})
+        database = SqliteStore.open(path / "farhand.db")
+        registry = NodeRegistry()
+        catalog = Catalog(registry)
+        gate = Gate(database, registry, catalog)
         try:
-            direct = Direct(hub, [], agent)
-            await test(DirectDoor(hub, direct), direct)
+            direct = Direct(database, gate, catalog, [], agent, clock=registry.clock, secrets=KnownSecrets())
+            await test(AgentProcessRoutes(direct, asyncio.Event()), direct)
         finally:
-            await hub.close()
+            gate.close()
+            await database.close()
 
     asyncio.run(whole())
 
@@ -85,7 +93,7 @@ def run(path: Path, agent: ScriptedAgent, test: Callable[[DirectDoor, Direct], A
 def test_the_agent_answers_what_names_no_tool(tmp_path: Path) -> None:
     agent = ScriptedAgent(*ANSWER)
 
-    async def test(door: DirectDoor, direct: Direct) -> None:
+    async def test(door: AgentProcessRoutes, direct: Direct) -> None:
         answer = json.loads((await door.process(request("What is there?"))).body)
         assert answer["reply"] == "Done." and agent.asked == ["What is there?"]
         shown = [
@@ -114,7 +122,7 @@ def test_the_agent_answers_what_names_no_tool(tmp_path: Path) -> None:
 def test_new_reaches_the_agent(tmp_path: Path) -> None:
     agent = ScriptedAgent(*ANSWER)
 
-    async def test(door: DirectDoor, direct: Direct) -> None:
+    async def test(door: AgentProcessRoutes, direct: Direct) -> None:
         await door.process(request("/new"))
         assert agent.forgotten == [ChatKey("s", "u", "console")] and agent.asked == []
         assert await direct.chats({}, 9) == []
@@ -128,7 +136,7 @@ def test_new_reaches_the_agent(tmp_path: Path) -> None:
 def test_a_run_that_failed_is_an_error(tmp_path: Path, kind: str, status: int, code: str) -> None:
     agent = ScriptedAgent(StepStarted(1, "m"), Failed(kind, "no reply", Usage(), 1))
 
-    async def test(door: DirectDoor, direct: Direct) -> None:
+    async def test(door: AgentProcessRoutes, direct: Direct) -> None:
         with pytest.raises(Problem) as raised:
             await door.process(request("hello"))
         assert (raised.value.status, raised.value.code) == (status, code)
@@ -143,7 +151,7 @@ def test_a_run_that_failed_is_an_error(tmp_path: Path, kind: str, status: int, c
 def test_closing_a_stream_ends_the_run(tmp_path: Path) -> None:
     agent = ScriptedAgent(*ANSWER)
 
-    async def test(door: DirectDoor, direct: Direct) -> None:
+    async def test(door: AgentProcessRoutes, direct: Direct) -> None:
         events = direct.answer(Turn(ChatKey("s", "u", "c"), [("user", "x")], OWNER))
         await anext(events)
         await events.aclose()

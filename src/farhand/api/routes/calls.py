@@ -1,0 +1,275 @@
+"""Tools and calls: what can be called, the record of calls, and what their commands print."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from farhand.api.routes.invoke import RouteTaken
+from farhand.api.routes.nodes import NODE_STATUSES
+from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range, unsatisfiable
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.router import BYTES, PARTIAL, Query, route
+from farhand.api.server.streams import until_gone
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.catalog import Catalog, Offer
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.calls.search import CallSearch
+from farhand.gateway.nodes.output import Output, RemoteCommands
+from farhand.protocol.calls import NULL, ToolFailure
+from farhand.protocol.names import NATIVE
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.tables.calls import LEFT_OUT, CallRecord, CallState
+
+CALL_QUERY = (
+    Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
+    Query("before", "Older than this call."),
+    Query("tool", "Of this tool."),
+    Query("node_id", "Of this node."),
+    Query("state", "In this state.", CallState),
+    Query("session_key", "Of this session."),
+    Query("group", "Of this fan-out."),
+    Query(
+        "bodies", "0 leaves arguments and results out. A list has 32 MiB of them at most, those of the newest calls."
+    ),
+)
+CALL_FILTERS = ("tool", "node_id", "state", "session_key")
+OUTPUT = {
+    "media": (BYTES,),
+    "query": (Query("offset", "From this byte on.", int), Query("wait", "0 gives what is there and ends.")),
+    "also": PARTIAL,
+    "errors": (416, 502),
+    "statuses": NODE_STATUSES,
+}
+
+
+class ToolsAnswer(msgspec.Struct):
+    tools: list[Offer]
+
+
+class CallShown(msgspec.Struct):
+    """A call record; `result` when it went well, `error` when not. Moments are milliseconds since 1970."""
+
+    request_id: str
+    id: str
+    tool: str
+    state: CallState
+    route: RouteTaken
+    credential: str
+    on_behalf_of: str | None
+    session_key: str | None
+    agent_id: str | None
+    background: bool
+    created_at: int
+    deadline_at: int
+    ended_at: int | None
+    duration_ms: int | None
+    args: Any = UNSET
+    result: Any = UNSET
+    error: ToolFailure | UnsetType = UNSET
+    # Of a call that waits: `approval` or `node`.
+    waits_for: str | UnsetType = UNSET
+    approval_id: str | UnsetType | None = UNSET
+    # In the answer to a cancel: the call was over before, and this request changed nothing.
+    already_over: bool | UnsetType = UNSET
+
+
+class CallsAnswer(msgspec.Struct):
+    calls: list[CallShown]
+    count: int
+
+
+class CallRoutes:
+    def __init__(
+        self,
+        catalog: Catalog,
+        gate: Gate,
+        search: CallSearch,
+        commands: RemoteCommands,
+        secrets: KnownSecrets,
+        ending: asyncio.Event,
+    ) -> None:
+        """`ending` is set when the gateway stops."""
+        self._catalog = catalog
+        self._gate = gate
+        self._search = search
+        self._commands = commands
+        self._secrets = secrets
+        self._ending = ending
+
+    @route(
+        "GET",
+        "/v1/tools",
+        Scope.READ,
+        "The tools that can be called now.",
+        answer=ToolsAnswer,
+        query=(Query("agent", "For this agent."),),
+    )
+    async def tools(self, _request: Request) -> ToolsAnswer:
+        return ToolsAnswer(self._catalog.offers())
+
+    @route("GET", "/v1/calls", Scope.READ, "Calls, newest first.", answer=CallsAnswer, query=CALL_QUERY)
+    async def calls(self, request: Request) -> CallsAnswer:
+        limit = request.query_int("limit", 50, 1, 1000)
+        filters = {name: value for name in CALL_FILTERS if (value := request.query(name)) is not None}
+        state = filters.get("state")
+        if state is not None and state not in {known.value for known in CallState}:
+            known_states = ", ".join(known.value for known in CallState)
+            raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
+        bodies = request.flag("bodies")
+        records = await self._search.search(
+            filters, limit, request.query("before"), request.query("group"), bodies=bodies
+        )
+        shown = [self._shown(record, bodies=bodies and record.args != LEFT_OUT) for record in records]
+        return CallsAnswer(shown, len(shown))
+
+    @route("GET", "/v1/calls/{call_id}", Scope.READ, "One call.", answer=CallShown)
+    async def call(self, request: Request) -> CallShown:
+        return self._shown(await self._found(request))
+
+    @route(
+        "DELETE",
+        "/v1/calls/{call_id}",
+        Scope.TOOLS_EXEC,
+        "Cancel a call; the answer tells how it ended.",
+        answer=CallShown,
+    )
+    async def cancel(self, request: Request) -> CallShown | dict[str, Any]:
+        call_id = request.params["call_id"]
+        over = not self._gate.is_open(call_id)
+        record = await self._gate.cancel(call_id)
+        if record is None:
+            raise _no_call(request)
+        if request.credential.id in (record.credential, record.on_behalf_of) or request.credential.may(Scope.READ):
+            return msgspec.structs.replace(self._shown(record), already_over=over)
+        # A call of another credential, for one that may cancel it but not read it.
+        return {"request_id": record.id, "id": record.id, "state": record.state.value, "already_over": over}
+
+    async def _found(self, request: Request) -> CallRecord:
+        record = await self._gate.find(request.params["call_id"])
+        if record is None:
+            raise _no_call(request)
+        return record
+
+    def _shown(self, record: CallRecord, *, bodies: bool = True) -> CallShown:
+        shown = CallShown(
+            request_id=record.id,
+            id=record.id,
+            tool=record.tool,
+            state=record.state,
+            route=RouteTaken(record.route, record.node_id, record.capability),
+            credential=record.credential,
+            on_behalf_of=record.on_behalf_of,
+            session_key=record.session_key,
+            agent_id=record.agent_id,
+            background=record.background,
+            created_at=record.created_at,
+            deadline_at=record.deadline_at,
+            ended_at=record.ended_at,
+            duration_ms=None if record.duration_ms is None else round(record.duration_ms),
+        )
+        if bodies:
+            shown.args = record.args
+            if record.state is CallState.OK:
+                shown.result = NULL if record.result is None else record.result
+        if record.state is not CallState.OK and record.error_kind is not None:
+            shown.error = ToolFailure(record.error_kind, record.error_message or "")
+        if record.state is CallState.WAITING:
+            opened = self._gate.waiting_calls.calls.get(record.id)
+            waiting = opened.waiting if opened else None
+            shown.waits_for = waiting.why if waiting else "approval"
+            shown.approval_id = waiting.approval.id if waiting and waiting.approval else None
+        return shown
+
+    # -- commands ---------------------------------------------------------------------------------------
+
+    @route(
+        "GET",
+        "/v1/jobs",
+        Scope.READ,
+        "Commands of the nodes, newest first.",
+        query=(Query("node_id", "Of this node alone."),),
+    )
+    async def jobs(self, request: Request) -> dict[str, Any]:
+        jobs, silent = await self._commands.jobs(request.query("node_id"))
+        return {"jobs": jobs, "count": len(jobs), "unanswered": silent}
+
+    @route(
+        "GET",
+        "/v1/calls/{call_id}/output",
+        Scope.READ,
+        "What a call's command printed, then live until it ends.",
+        **OUTPUT,
+    )
+    async def call_output(self, request: Request) -> Reply:
+        record = await self._found(request)
+        if record.route == "unknown":
+            raise _no_call(request)
+        return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
+
+    @route(
+        "GET",
+        "/v1/nodes/{node_id}/jobs/{job_id}/output",
+        Scope.READ,
+        "What a command printed, then live until it ends.",
+        **OUTPUT,
+    )
+    async def job_output(self, request: Request) -> Reply:
+        return await self._output(request, request.params["node_id"], {"job_id": request.params["job_id"]})
+
+    async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
+        """Return the output from `offset` on: what there is with `wait=0`, else until the command has ended."""
+        offset = request.query_int("offset", 0, 0, 2**62)
+        wanted = requested_range(request)
+        if wanted is not None and wanted.first < 0:  # output that is still being written has no known end
+            wanted = None
+        wait = request.flag("wait") and wanted is None
+        if wanted is not None:
+            offset = wanted.first
+        pages = covered(lambda place: self._commands.output(node_id, of, place, wait=wait), offset, self._secrets)
+        first = await anext(pages)
+        headers = [(b"x-offset", b"%d" % first.offset)]
+        if wait:
+            pieces = until_gone(request, _bytes(first, pages), self._ending)
+            return Reply(content_type=BYTES.encode(), headers=headers, pieces=pieces, bare=True)
+        end = None if wanted is None or wanted.last is None else wanted.last + 1
+        page, parts = first, [first.data]
+        async with aclosing(pages):
+            while end is None or page.next_offset < end:
+                following = await anext(pages, None)
+                if following is None:
+                    break
+                page = following
+                parts.append(page.data)
+        headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
+        if page.over:
+            etag = f"{next(iter(of.values()))}-{page.next_offset}"
+            headers.append((b"etag", f'"{etag}"'.encode()))
+            if wanted is None and not_modified(request, etag):
+                return not_modified_reply(headers)
+        data = b"".join(parts)
+        if wanted is None:
+            return Reply(data, content_type=BYTES.encode(), headers=headers, bare=True)
+        data = data if end is None else data[: max(0, end - first.offset)]
+        if not data:
+            raise unsatisfiable(page.next_offset)
+        total = b"%d" % page.next_offset if page.over else b"*"
+        part = b"bytes %d-%d/%b" % (first.offset, first.offset + len(data) - 1, total)
+        headers.append((b"content-range", part))
+        return Reply(data, status=206, content_type=BYTES.encode(), headers=headers, bare=True)
+
+
+def _no_call(request: Request) -> Problem:
+    return Problem(404, "not_found", f"there is no call {request.params['call_id'][:100]!r}")
+
+
+async def _bytes(first: Output, pages: AsyncIterator[Output]) -> AsyncGenerator[bytes, None]:
+    yield first.data
+    async for page in pages:
+        yield page.data

@@ -1,0 +1,99 @@
+"""Health and version of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from farhand import __version__
+from farhand.api.server.http import Reply, Request, json_reply
+from farhand.api.server.router import route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.upkeep.backups import Backups
+from farhand.protocol.freeze import FreezeOrder
+from farhand.store.ports import Store
+from farhand.store.sqlite.snapshots import Recovery
+
+
+class Alive(msgspec.Struct):
+    ok: bool
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class NodeCounts(msgspec.Struct):
+    known: int
+    online: int
+
+
+class CallCounts(msgspec.Struct):
+    open: int
+
+
+class StoreHealth(msgspec.Struct):
+    """When the store was last copied, and what had to be repaired at this start, if anything."""
+
+    backup_at: int | None
+    backup_failure: str | None
+    recovery: Recovery | None
+
+
+class Health(msgspec.Struct):
+    status: str
+    version: str
+    gateway_id: str
+    nodes: NodeCounts
+    calls: CallCounts
+    frozen: FreezeOrder | None
+    store: StoreHealth
+
+
+class HealthRoutes:
+    def __init__(
+        self,
+        gateway_id: str,
+        database: Store,
+        node_registry: NodeRegistry,
+        gate: Gate,
+        backups: Backups,
+        recovery: Recovery | None,
+        frozen: Callable[[], FreezeOrder | None],
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._database = database
+        self._node_registry = node_registry
+        self._gate = gate
+        self._backups = backups
+        self._recovery = recovery
+        self._frozen = frozen
+
+    @route("GET", "/healthz", None, "The gateway answers.", answer=Alive)
+    async def healthz(self, _request: Request) -> Alive:
+        return Alive(True)
+
+    @route("GET", "/readyz", None, "The gateway can take calls.", answer=Alive, also={503: "It cannot."})
+    async def readyz(self, _request: Request) -> Reply:
+        healthy = self._database.healthy
+        return json_reply(Alive(healthy), 200 if healthy else 503)
+
+    @route("GET", "/version", None, "The version of the gateway.", answer=Version)
+    async def version(self, _request: Request) -> Version:
+        return Version(__version__)
+
+    @route("GET", "/v1/health", Scope.READ, "The status of the gateway.", answer=Health)
+    async def health(self, _request: Request) -> Health:
+        nodes = self._node_registry.nodes.values()
+        return Health(
+            status="ok" if self._database.healthy else "failing",
+            version=__version__,
+            gateway_id=self._gateway_id,
+            nodes=NodeCounts(len(nodes), sum(node.online for node in nodes)),
+            calls=CallCounts(len(self._gate.open_records())),
+            frozen=self._frozen(),
+            store=StoreHealth(self._backups.taken_at, self._backups.failure, self._recovery),
+        )

@@ -1,0 +1,136 @@
+"""Nodes: the inventory, their logs and programs, and the address of the node socket."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import msgspec
+
+from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
+from farhand.api.server.http import Problem, Request
+from farhand.api.server.router import Query, route
+from farhand.gateway.access.credentials import Credentials, Scope
+from farhand.gateway.nodes.inventory import NodeInventory
+from farhand.gateway.nodes.logs_tool import DEFAULT_LINES, MOST_LINES, NodeLogs
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.protocol.errors import ErrorKind, FarhandError
+
+# Of questions that a node answered with an error, or not at all.
+NODE_STATUSES = {ErrorKind.FAILED: 502, ErrorKind.TIMEOUT: 502, ErrorKind.CANCELLED: 502}
+
+
+class NodeShown(msgspec.Struct):
+    node_id: str
+    name: str
+    node_type: str
+    version: str
+    tags: list[str]
+    capabilities: list[str]
+    # Announced, but bound to another node.
+    refused_capabilities: list[str]
+    tools: list[str]
+    role: str
+    online: bool
+    # The node reported it, or was frozen and has not reported otherwise.
+    frozen: bool
+    connected_at: int | None
+    last_seen: int | None
+    running: int
+    runtime: dict[str, Any]
+
+
+class NodesAnswer(msgspec.Struct):
+    nodes: list[NodeShown]
+    count: int
+    primary: str | None
+
+
+class ProbeRequest(msgspec.Struct):
+    bins: list[str]
+
+
+class NodeRoutes:
+    def __init__(
+        self, node_registry: NodeRegistry, inventory: NodeInventory, credentials: Credentials, logs: NodeLogs
+    ) -> None:
+        self._node_registry = node_registry
+        self._inventory = inventory
+        self._credentials = credentials
+        self._logs = logs
+
+    @route("GET", "/v1/nodes", Scope.READ, "Every known node, connected or not.", answer=NodesAnswer)
+    async def nodes(self, _request: Request) -> NodesAnswer:
+        shown = [
+            NodeShown(
+                node_id=node_id,
+                name=node.card.name,
+                node_type=node.card.node_type,
+                version=node.card.version,
+                tags=node.card.tags,
+                capabilities=node.card.capabilities,
+                refused_capabilities=node.card.refused,
+                tools=[spec.name for spec in node.card.tools],
+                role=node.card.role,
+                online=node.online,
+                frozen=node.connection is not None and node.connection.frozen is not None,
+                connected_at=node.connected_at,
+                last_seen=node.last_seen,
+                running=node.running,
+                runtime=node.card.runtime,
+            )
+            for node_id, node in sorted(self._node_registry.nodes.items())
+        ]
+        primary = self._node_registry.primary()
+        return NodesAnswer(shown, len(shown), primary.card.node_id if primary else None)
+
+    @route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, "Forget a node that is offline.", errors=(409,))
+    async def forget(self, request: Request) -> dict[str, str]:
+        node_id = request.params["node_id"]
+        try:
+            known = await self._inventory.forget(node_id)
+        except FarhandError as error:
+            raise Problem(409, "conflict", str(error)) from None
+        if not known:
+            raise Problem(404, "not_found", f"there is no node {node_id!r}")
+        return {"forgotten": node_id}
+
+    @route(
+        "GET",
+        "/v1/nodes/ws",
+        None,
+        "The node socket: connect with a WebSocket.",
+        status=101,
+        media=(),
+        errors=(401,),
+        guessable=True,
+    )
+    async def socket(self, request: Request) -> NoReturn:
+        """Refuse a request that is not an upgrade; upgrades do not get here."""
+        grant, _ = node_grant(self._credentials, list(request.headers.items()), request.query_string)
+        if grant is None:
+            raise Problem(401, "unauthorized", INVALID_TOKEN, headers=[(b"www-authenticate", b"Bearer")])
+        raise Problem(400, "upgrade_required", "this is the node socket: connect to it with a WebSocket")
+
+    @route(
+        "POST",
+        "/v1/nodes/{node_id}/probe",
+        Scope.READ,
+        "Ask a node which programs it has.",
+        body=ProbeRequest,
+        errors=(502,),
+        statuses=NODE_STATUSES,
+    )
+    async def probe(self, request: Request, wanted: ProbeRequest) -> dict[str, Any]:
+        return await self._inventory.probe(request.params["node_id"], wanted.bins)
+
+    @route(
+        "GET",
+        "/v1/nodes/{node_id}/logs",
+        Scope.READ,
+        "The newest lines of a node's log.",
+        query=(Query("lines", f"How many: 1 to {MOST_LINES}, {DEFAULT_LINES} by default.", int),),
+        errors=(500, 504),
+    )
+    async def logs(self, request: Request) -> Any:
+        lines = request.query_int("lines", DEFAULT_LINES, 1, MOST_LINES)
+        return await self._logs.fetch(request.params["node_id"], lines)

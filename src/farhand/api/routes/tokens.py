@@ -1,0 +1,114 @@
+"""Tokens: list, create, revoke."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.router import route
+from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Scope
+from farhand.gateway.access.tokens import Tokens
+from farhand.protocol.key_auth import key_text, read_key
+from farhand.store.tables.tokens import Token
+
+
+class TokenRequest(msgspec.Struct):
+    node_id: str | None = None
+    label: str = ""
+    scopes: list[Scope] | None = None
+    # Patterns (`laptop__*`) of the tools it is for; none: all.
+    tools: list[str] = []
+    # The nodes it is for; none: all.
+    nodes: list[str] = []
+    expires_seconds: float | None = None
+    # Of a node, as `farhand node key` shows it: then there is no secret to carry over.
+    public_key: str | None = None
+
+
+class TokenShown(msgspec.Struct):
+    id: str
+    label: str
+    node_id: str | None
+    scopes: list[str]
+    created_at: int
+    revoked_at: int | None
+    tools: list[str]
+    nodes: list[str]
+    expires_at: int | None
+    public_key: str | None
+    last_used_at: int | None
+    made_by: str
+
+
+class TokensAnswer(msgspec.Struct):
+    tokens: list[TokenShown]
+
+
+class TokenMade(TokenShown):
+    token: str
+
+
+class TokenRoutes:
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    @route("GET", "/v1/tokens", Scope.ADMIN, "Every token, without its secret.", answer=TokensAnswer)
+    async def listed(self, _request: Request) -> TokensAnswer:
+        return TokensAnswer([_shown(token) for token in await self._tokens.all()])
+
+    @route(
+        "POST",
+        "/v1/tokens",
+        Scope.ADMIN,
+        "Make a token; its secret is shown this once.",
+        body=TokenRequest,
+        status=201,
+        answer=TokenMade,
+    )
+    async def create(self, request: Request, wanted: TokenRequest) -> Reply:
+        usual = NARROW_CALLER_SCOPES if wanted.tools or wanted.nodes else CALLER_SCOPES
+        scopes = [scope.value for scope in (usual if wanted.scopes is None else wanted.scopes)]
+        if not scopes:
+            raise Problem(400, "invalid_request", "a token needs at least one scope")
+        try:
+            key = None if wanted.public_key is None else read_key(wanted.public_key)
+            token, secret = await self._tokens.create(
+                public_key=key,
+                node_id=wanted.node_id,
+                label=wanted.label,
+                scopes=scopes,
+                tools=wanted.tools,
+                nodes=wanted.nodes,
+                expires_seconds=wanted.expires_seconds,
+                made_by=request.credential.id,
+            )
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+        return json_reply(TokenMade(**msgspec.structs.asdict(_shown(token)), token=secret), 201, bare=True)
+
+    @route("DELETE", "/v1/tokens/{token_id}", Scope.ADMIN, "Revoke a token.")
+    async def revoke(self, request: Request) -> dict[str, Any]:
+        token_id = request.params["token_id"]
+        removed = await self._tokens.revoke(token_id)
+        if not removed:
+            raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
+        return {"revoked": token_id, "also": [token.id for token in removed[1:]]}
+
+
+def _shown(token: Token) -> TokenShown:
+    return TokenShown(
+        id=token.id,
+        label=token.label,
+        node_id=token.node_id,
+        scopes=token.scopes.split(),
+        created_at=token.created_at,
+        revoked_at=token.revoked_at,
+        tools=token.tools.split(),
+        nodes=token.nodes.split(),
+        expires_at=token.expires_at,
+        public_key=None if token.public_key is None else key_text(token.public_key),
+        last_used_at=token.last_used_at,
+        made_by=token.made_by,
+    )

@@ -1,0 +1,605 @@
+"""Builds the parts of a gateway and connects them, by constructor arguments only.
+
+Where two parts need each other, the one that is built first gets a function that looks the other one up when called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farhand import __version__
+from farhand.agent.compaction import Compactor
+from farhand.agent.loop import Limits
+from farhand.agent.skills import Skill
+from farhand.api.mcp.server import McpRoutes
+from farhand.api.node_socket.door import NodeServices
+from farhand.api.openai.completions import ChatRoutes
+from farhand.api.routes.agent_process import AgentProcessRoutes
+from farhand.api.routes.approvals import ApprovalRoutes
+from farhand.api.routes.calls import CallRoutes
+from farhand.api.routes.channels import ChannelRoutes
+from farhand.api.routes.cron import CronRoutes
+from farhand.api.routes.fanout import FanOutRoutes
+from farhand.api.routes.freeze import FreezeRoutes
+from farhand.api.routes.health import HealthRoutes
+from farhand.api.routes.invoke import InvokeRoutes, UndoRoutes
+from farhand.api.routes.journal import JournalRoutes
+from farhand.api.routes.memory import MemoryRoutes
+from farhand.api.routes.metrics import MetricsRoutes
+from farhand.api.routes.nodes import NodeRoutes
+from farhand.api.routes.pairing import PairingRoutes
+from farhand.api.routes.policy import PolicyRoutes
+from farhand.api.routes.sessions import SessionRoutes
+from farhand.api.routes.tokens import TokenRoutes
+from farhand.api.routes.transfers import TransferRoutes
+from farhand.api.routes.workspace import WorkspaceRoutes
+from farhand.api.server.router import Route, routes_of
+from farhand.app.messaging import Messaging
+from farhand.app.sandbox import LiveConfinement
+from farhand.app.schedule import open_schedule, schedule_settings
+from farhand.channels.registry import KINDS
+from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
+from farhand.gateway.access.credentials import Credentials, NodeTokens
+from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
+from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.access.tokens import Tokens, owner_token
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.policy import Policy
+from farhand.gateway.calls.refusals import RefusalBudget
+from farhand.gateway.calls.search import CallSearch
+from farhand.gateway.control.approvals import Approvals
+from farhand.gateway.control.effects import Effects
+from farhand.gateway.control.fanout import FanOuts
+from farhand.gateway.control.freeze import Freeze
+from farhand.gateway.control.policy_review import PolicyReview
+from farhand.gateway.control.undo import Undo
+from farhand.gateway.journal import EventJournal
+from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
+from farhand.gateway.nodes.logs_tool import NodeLogs
+from farhand.gateway.nodes.output import RemoteCommands
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
+from farhand.gateway.schedule.scheduler import Scheduler
+from farhand.gateway.schedule.tools import cron_tools
+from farhand.gateway.sessions.agent_process import Direct
+from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.sessions.keys import MAIN
+from farhand.gateway.sessions.process_agent import SessionAgent
+from farhand.gateway.sessions.prompts import Prompts, StoredFiles, files_in
+from farhand.gateway.sessions.runner import RunServices, Turns
+from farhand.gateway.sessions.sessions import Sessions
+from farhand.gateway.sessions.tools import SessionTools
+from farhand.gateway.transfers.tool import transfer_tool
+from farhand.gateway.transfers.transfers import Transfers
+from farhand.gateway.transfers.workspace_endpoint import workspace_end
+from farhand.gateway.upkeep.backups import Backups, BackupSettings
+from farhand.gateway.upkeep.periodic import Repeating
+from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Retention
+from farhand.gateway.upkeep.token_expiry import TokenExpiry
+from farhand.gateway.upkeep.token_uses import TokenUses
+from farhand.gateway.workspace.files_tools import NativeFiles
+from farhand.gateway.workspace.memory_sources import memory_sources
+from farhand.gateway.workspace.settings_tool import Settings
+from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS, SkillFolders
+from farhand.gateway.workspace.skills import LocalSkills, Skills
+from farhand.gateway.workspace.workspace import Workspace
+from farhand.llm.registry import Models
+from farhand.machine.files.files import Files
+from farhand.machine.files.local_paths import AGENTS_FOLDER, local_files
+from farhand.machine.files.transaction_log import roll_back_unfinished
+from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, UndoLog
+from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
+from farhand.machine.jobs.jobs import Jobs
+from farhand.memory.memory import Memory
+from farhand.memory.registry import Provider, make_embedder
+from farhand.memory.tools import memory_tools
+from farhand.node.queries import NodeQueries
+from farhand.protocol.redaction import KnownSecrets, is_own_secret
+from farhand.store.objects.base import Objects
+from farhand.store.objects.folder import FolderObjects
+from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
+from farhand.store.sqlite.store import SqliteStore
+from farhand.store.tables.idempotency import forget_keys
+from farhand.store.tables.nodes import all_nodes
+from farhand.store.tables.tokens import all_tokens, get_meta, revoke_tokens, set_meta
+from farhand.tools.agent_files import AgentFileTools
+from farhand.tools.agent_shell import AgentShellTools
+from farhand.tools.agent_tools import main_agent_tools, sub_agent_tools
+from farhand.tools.http_guide import guide_tools
+from farhand.tools.skill_paths import SkillPaths
+
+# Variables that commands of this machine's tools do not get.
+SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
+MEMORY_FILE = "memory.db"
+# Read again whenever the file changes; changes of other sections apply from the next start.
+LIVE_SECTIONS = ("tools", "policy", "schedule", "heartbeat", "retention", "sandbox")
+
+
+@dataclass(frozen=True)
+class OpenedStore:
+    """The store of a home folder, and what is read from it before anything else is built."""
+
+    database: SqliteStore
+    recovery: Recovery | None
+    journal: EventJournal
+    gateway_id: str
+    node_tokens: NodeTokens
+    node_registry: NodeRegistry
+    # Work that was open when the gateway stopped, or is late, begins when these are back.
+    returning: ReturningNodes
+
+
+async def open_home(home: Path, environ: Mapping[str, str], stack: contextlib.AsyncExitStack) -> OpenedStore:
+    """Open the store; a damaged one is replaced by its last good copy. It is closed with the stack.
+
+    Raises StoreError when the store cannot be opened, FarhandError for an invalid environment.
+    """
+    node_tokens = NodeTokens.from_env(environ)
+    database, recovery = open_store(home, time.time_ns() // 1_000_000)
+    stack.push_async_callback(database.close)
+    database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
+    nodes = database.query(all_nodes)
+    node_registry = NodeRegistry(nodes, node_tokens.capabilities)
+    returning = ReturningNodes(node_registry, database.query(lambda store: connected_at_the_end(store, nodes)))
+    gateway_id = database.query(_gateway_id)
+    journal = EventJournal(database, node_registry.clock)
+    journal.note("gateway.started", gateway_id, {"version": __version__})
+    stack.callback(journal.note, "gateway.stopped", gateway_id, {})
+    await database.write(partial(forget_keys, now=node_registry.clock()))
+    return OpenedStore(database, recovery, journal, gateway_id, node_tokens, node_registry, returning)
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """The machine the gateway runs on, as its own tools use it."""
+
+    files: Files
+    jobs: Jobs
+    undo_log: UndoLog
+    confinement: LiveConfinement
+    # Where the skills' files are found by commands.
+    skill_files: Path
+    questions: NodeQueries
+
+    async def end_jobs(self, call_ids: Collection[str]) -> None:
+        """End the commands that these calls started."""
+        found = [job for call_id in call_ids if (job := await self.jobs.find_call(call_id)) is not None]
+        await asyncio.gather(*(self.jobs.end(job) for job in found))
+
+
+async def open_machine(
+    home: Path, workspace: Path, live: LiveConfig, environ: Mapping[str, str], stack: contextlib.AsyncExitStack
+) -> LocalMachine:
+    """Open what the tools of this machine work with; it is closed with the stack."""
+    skill_files = _make_folders(home, workspace)
+    undo = live.now.undo
+    undo_log = UndoLog(home / UNDO_FOLDER / "gateway", quota=undo.quota_mb * MIB, largest=undo.largest_mb * MIB)
+    stack.callback(undo_log.close)
+    files = local_files(workspace, home, lambda: live.now.tools.roots, undo_log, readable=skill_files)
+    await asyncio.to_thread(roll_back_unfinished, files)
+    variables = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
+    jobs = await stack.enter_async_context(Jobs(home / "jobs", environment=variables, eager=False))
+    confinement = LiveConfinement(lambda: live.now.sandbox, workspace, home, readable=(skill_files,))
+    return LocalMachine(files, jobs, undo_log, confinement, skill_files, NodeQueries(jobs, variables, home / "logs"))
+
+
+def _make_folders(home: Path, workspace: Path) -> Path:
+    """Create the workspace and the folder of the skills' files, which is returned."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    skill_files = home.resolve() / SKILL_FOLDERS
+    skill_files.mkdir(mode=0o755, exist_ok=True)
+    return skill_files
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the process of a gateway starts, serves and stops."""
+
+    store: OpenedStore
+    secrets: KnownSecrets
+    credentials: Credentials
+    gate: Gate
+    transfers: Transfers
+    end_orders: EndOrders
+    inventory: NodeInventory
+    freeze: Freeze
+    sessions: Sessions
+    messaging: Messaging
+    scheduler: Scheduler
+    periodic: Sequence[Repeating]
+    routes: Sequence[Route]
+    node_services: NodeServices
+
+    async def close(self) -> None:
+        """Stop calls and transfers, and record every node as offline; the store is closed by its own stack."""
+        self.gate.close()
+        self.end_orders.close()
+        await self.transfers.close()
+        self.inventory.close()
+
+
+async def build(
+    home: Path,
+    workspace_folder: Path,
+    config: Config,
+    environ: Mapping[str, str],
+    store: OpenedStore,
+    stack: contextlib.AsyncExitStack,
+    *,
+    ending: asyncio.Event,
+    open: bool,  # noqa: A002
+) -> Parts:
+    """Build everything on an open store. What the parts hold open is closed with the stack.
+
+    `ending` is set when the gateway stops. Raises ConfigError, FarhandError.
+    """
+    database, node_registry, journal = store.database, store.node_registry, store.journal
+    clock = node_registry.clock
+    live = LiveConfig(home, config, environ)
+    machine = await open_machine(home, workspace_folder, live, environ, stack)
+    objects = open_objects(home, config.objects, machine.undo_log)
+    stack.push_async_callback(objects.close)
+    workspace = Workspace(objects)
+    models = open_models(config, environ)
+    stack.push_async_callback(models.close)
+
+    owner = owner_token(home)
+    secrets = KnownSecrets([owner, *store.node_tokens.secrets])
+    secrets.add_settings([msgspec.to_builtins(config), environ])
+    credentials = Credentials(
+        owner,
+        database.query(all_tokens),
+        store.node_tokens,
+        open=open,
+        tokens_beside_keys=config.gateway.tokens_beside_keys,
+        lent={
+            "hook": lambda name: messaging.hooks.scopes_of(name),
+            "channel": lambda name: messaging.reception.scopes_of_channel(name),
+            "peer": lambda name: messaging.reception.scopes_of_peer(name),
+        },
+    )
+    tokens = Tokens(
+        home,
+        database,
+        journal,
+        credentials,
+        clock=clock,
+        connected=partial(connected_tokens, node_registry),
+        disconnect=partial(disconnect_token, node_registry),
+    )
+
+    # Calls and transfers.
+    frozen = FreezeHold()
+    queries = Queries(node_registry, {"output": machine.questions.output, "jobs": machine.questions.jobs})
+    end_orders = EndOrders(database, node_registry, clock)
+    catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
+    approvals = Approvals(
+        database,
+        lambda: gate.waiting_calls,
+        Effects(queries),
+        clock,
+        lineage=credentials.lineage,
+        notify=lambda approval: messaging.ask(approval),
+    )
+    gate = Gate(
+        database,
+        node_registry,
+        catalog,
+        credentials,
+        approvals=approvals,
+        policy=live.derive(lambda settings: Policy.of(settings.policy, str(workspace_folder))),
+        frozen=frozen,
+        refusals=RefusalBudget(
+            lambda: (
+                live.now.retention.refused_bytes_per_credential,
+                live.now.retention.refused_calls_per_credential,
+            )
+        ),
+        keyed_calls=keyed_call_budget(lambda: live.now.retention.keyed_bytes_per_credential),
+        secrets=secrets,
+    )
+    transfers = Transfers(
+        database,
+        node_registry,
+        queries,
+        workspace=partial(workspace_end, workspace),
+        frozen=frozen,
+        invalid=credentials.ended,
+    )
+    credentials.subscribe(gate.credential_ended)
+    credentials.subscribe(transfers.credential_ended)
+    inventory = NodeInventory(
+        node_registry,
+        queries,
+        journal,
+        store.gateway_id,
+        joined=(
+            lambda connection: freeze.node_joined(connection),
+            gate.node_calls.joined,
+            end_orders.node_joined,
+            transfers.node_joined,
+        ),
+        lost=(queries.left, lambda connection: freeze.left(connection), transfers.node_left),
+        left=(gate.node_calls.left, end_orders.node_left),
+        changed=(gate.waiting_calls.resume,),
+    )
+
+    async def is_open(call_id: str) -> bool:
+        record = await gate.find(call_id)
+        return record is not None and record.ended_at is None
+
+    commands = RemoteCommands(node_registry, queries, is_open=is_open, closing=lambda: gate.closing)
+
+    # Agents and their tools.
+    settings = Settings(lambda: {**msgspec.to_builtins(config), **_live_settings(live.now)})
+    skills = build_skills(home, workspace_folder, config, workspace, node_registry, inventory, machine, settings)
+    memory = open_memory(home, workspace_folder, config, objects, models, secrets)
+    stack.push_async_callback(memory.close)
+    skill_paths = SkillPaths(str(workspace_folder), str(machine.skill_files))
+    shell = AgentShellTools(machine.jobs, machine.files, machine.confinement, secrets, skill_paths)
+    machine_tools = [*AgentFileTools(machine.files, secrets=secrets, skills=skill_paths).tools(), *shell.tools()]
+    remembering = memory_tools(memory)
+    budget = message_budget(lambda: live.now.retention.message_bytes_per_credential)
+    run_services = RunServices(
+        database, credentials, node_registry, store.returning, catalog, gate, end_orders, secrets
+    )
+    agents = Agents(config.agents)
+    turns = Turns(
+        run_services,
+        models,
+        agents,
+        build_prompts(home, workspace_folder, agents, node_registry, objects, skills, secrets),
+        sub_agent_tools(machine_tools, remembering),
+        limits=Limits(max_rounds=config.agent.max_rounds),
+        compactor=Compactor(config.agent.context_tokens),
+        end_jobs=machine.end_jobs,
+    )
+    sessions = Sessions(
+        database,
+        turns,
+        clock=clock,
+        dm_scope=config.sessions.dm_scope,
+        compact=turns.compact,
+        describe_model=turns.model_name,
+        check_model=turns.check_model,
+        freeze=lambda by, reason: freeze.asked_in_a_chat(by, reason),
+        budget=budget,
+    )
+
+    def stop_runs_of(token_id: str) -> None:
+        reason = credentials.ended([token_id]) or f"the token {token_id} was revoked"
+        sessions.credential_ended(token_id, reason)
+
+    credentials.subscribe(stop_runs_of)
+    messaging = Messaging(
+        config,
+        environ,
+        database,
+        sessions,
+        workspace,
+        approvals,
+        credentials,
+        secrets,
+        clock=clock,
+        frozen=frozen,
+        approvers=lambda: live.now.policy.approvers,
+    )
+    stack.push_async_callback(messaging.close)
+    schedule = live.derive(partial(schedule_settings, environ=environ))
+    scheduler, jobs = await open_schedule(
+        schedule,
+        database,
+        node_registry,
+        credentials,
+        secrets,
+        objects,
+        sessions,
+        held=lambda: frozen() is not None,
+        courier=messaging.outbox,
+    )
+    freeze = Freeze(
+        FreezeFile(home / FREEZE_FILE),  # not in the store: restoring an older copy must not lift a freeze
+        frozen,
+        gate,
+        transfers,
+        node_registry,
+        gateway_id=store.gateway_id,
+        note=journal.note,
+        stop_runs=sessions.stop_all,
+        end_jobs=machine.jobs.end_all,
+        thawed=(gate.waiting_calls.resume, scheduler.wake),
+    )
+    undo = Undo(gate, catalog, node_registry, machine.undo_log, machine.files, objects)
+    logs = NodeLogs(node_registry, queries)
+    guide = guide_tools(machine.files, machine.jobs, machine.confinement, secrets)
+    session_tools = SessionTools(
+        sessions, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds
+    )
+    message_tools, job_tools = messaging.tools(), cron_tools(jobs, sessions.pin_of)
+    main_agent = main_agent_tools(machine_tools, job_tools, message_tools, session_tools.tools(), remembering)
+    catalog.serve([*guide, *undo.tools()], offered=False)
+    catalog.serve([transfer_tool(transfers), *NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
+    catalog.serve([*main_agent, *session_tools.native_tools()])
+    catalog.serve([one for one in (*message_tools, *job_tools) if one not in main_agent])
+
+    backups = Backups(
+        database, journal, home, BackupSettings(config.backup.every_seconds, config.backup.keep), clock=clock
+    )
+    direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, secrets=secrets, budget=budget)
+    policy_review = PolicyReview(database, node_registry, catalog, credentials.makers)
+    routes = routes_of(
+        HealthRoutes(store.gateway_id, database, node_registry, gate, backups, store.recovery, lambda: freeze.order),
+        NodeRoutes(node_registry, inventory, credentials, logs),
+        InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
+        CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
+        UndoRoutes(gate, undo),
+        FanOutRoutes(FanOuts(database, node_registry, gate), ending),
+        TransferRoutes(transfers, gate, ending, clock),
+        JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),
+        TokenRoutes(tokens),
+        PairingRoutes(node_registry, credentials, tokens, journal, store.gateway_id),
+        FreezeRoutes(freeze),
+        ApprovalRoutes(approvals),
+        PolicyRoutes(
+            policy_review,
+            lambda: live.now.policy,
+            str(workspace_folder),
+        ),
+        McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),
+        MetricsRoutes(database, node_registry, gate),
+        WorkspaceRoutes(journal, workspace, skills),
+        MemoryRoutes(memory),
+        SessionRoutes(sessions, turns, ending),
+        ChatRoutes(sessions, agents, ending),
+        AgentProcessRoutes(direct, ending, {*KINDS, *config.channels}),
+        ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
+        CronRoutes(gate, jobs),
+    )
+    return Parts(
+        store,
+        secrets,
+        credentials,
+        gate,
+        transfers,
+        end_orders,
+        inventory,
+        freeze,
+        sessions,
+        messaging,
+        scheduler,
+        (
+            backups,
+            Retention(database, lambda: live.now.retention.keep_days, clock=clock),
+            HistoryRetention(
+                database,
+                lambda: HistoryLimits(live.now.retention.history_days, live.now.retention.history_mb),
+                clock=clock,
+                has_undo=lambda call: machine.undo_log.find(call) is not None,
+            ),
+            TokenUses(database, credentials),
+            TokenExpiry(credentials),
+        ),
+        routes,
+        NodeServices(
+            store.gateway_id,
+            credentials,
+            node_registry,
+            inventory,
+            gate,
+            end_orders,
+            queries,
+            freeze,
+            transfers,
+        ),
+    )
+
+
+def build_skills(
+    home: Path,
+    workspace_folder: Path,
+    config: Config,
+    workspace: Workspace,
+    node_registry: NodeRegistry,
+    inventory: NodeInventory,
+    machine: LocalMachine,
+    settings: Settings,
+) -> Skills:
+    objects = workspace.objects
+    own_workspace = workspace_folder.resolve() == (home / AGENTS_FOLDER / MAIN).resolve()
+    same_folder = own_workspace and isinstance(objects, FolderObjects)
+    return Skills(
+        workspace,
+        node_registry,
+        inventory.probe,
+        holds=settings.holds,
+        folders=SkillFolders(objects, machine.skill_files),
+        local=LocalSkills(machine.files, MAIN if same_folder else None, None if same_folder else MAIN),
+        entries=config.skills.entries,
+    )
+
+
+def build_prompts(
+    home: Path,
+    workspace_folder: Path,
+    agents: Agents,
+    node_registry: NodeRegistry,
+    objects: Objects,
+    known: Skills,
+    secrets: KnownSecrets,
+) -> Prompts:
+    folders = home / AGENTS_FOLDER
+    stored = None if isinstance(objects, FolderObjects) else StoredFiles(objects)
+
+    async def files(agent: str) -> Mapping[str, str]:
+        # Plain files are read as such; with --workspace, what the agent's own folder lacks is taken from there.
+        workspace = [workspace_folder] if agent == MAIN else []
+        found = await files_in([*([folders / agent] if stored is None else []), *workspace])
+        whole = found if stored is None else {**found, **await stored.of(agent)}
+        return {name: secrets.redact_text(text) for name, text in whole.items()}
+
+    async def skills(agent: str) -> tuple[Skill, ...]:
+        eligible = [skill for skill in await known.eligible(agent) if skill.model_invocable]
+        return tuple(Skill(skill.name, skill.description, skill.file) for skill in eligible)
+
+    return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
+
+
+def open_models(config: Config, environ: Mapping[str, str]) -> Models:
+    return Models(
+        providers=config.providers,
+        models=config.models,
+        default=config.agent.model,
+        others=[agent.model for agent in config.agents.values()],
+        environ=environ,
+    )
+
+
+def open_memory(
+    home: Path, workspace: Path, config: Config, objects: Objects, models: Models, secrets: KnownSecrets
+) -> Memory:
+    """Return the agents' memory. Raises ConfigError for an invalid setting."""
+    settings = config.memory
+    if settings.min_score is not None and not 0 <= settings.min_score <= 1:
+        raise ConfigError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
+    embedder = make_embedder(settings, Provider(*models.server()))
+    sources = memory_sources(home, workspace, objects)
+    return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
+
+
+def open_objects(home: Path, section: ObjectsSection, undo_log: UndoLog | None = None) -> Objects:
+    """Return the object store that the settings name. Raises ConfigError when it is not available."""
+    if not section.url:
+        return FolderObjects(home, undo_log)
+    try:
+        from farhand.store.objects.s3 import S3Objects  # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("[objects] url needs the extra: pip install 'farhand[s3]'") from None
+    try:
+        return S3Objects(**msgspec.structs.asdict(section))
+    except ValueError as error:
+        raise ConfigError(f"[objects] {error}") from None
+
+
+def _live_settings(config: Config) -> dict[str, Any]:
+    return {name: msgspec.to_builtins(getattr(config, name)) for name in LIVE_SECTIONS}
+
+
+def _gateway_id(store: Any) -> str:
+    known = get_meta(store, "gateway_id")
+    if known is None:
+        known = uuid.uuid4().hex
+        set_meta(store, "gateway_id", known)
+    return known

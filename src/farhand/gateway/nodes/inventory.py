@@ -1,0 +1,179 @@
+"""Nodes as they join, change and leave: the registry, the store and every service that has to know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from farhand import __version__
+from farhand.gateway.journal import EventJournal
+from farhand.gateway.nodes.cards import cleaned_runtime
+from farhand.gateway.nodes.queries import Queries, read_answer
+from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
+from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
+from farhand.store.ports import Tx
+from farhand.store.tables.nodes import NodeCard, forget_node, node_seen, save_node
+from farhand.store.tables.tokens import Token, tokens_used
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS = 30.0
+
+Listener = Callable[[Connection], None]
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True):
+    """Which programs a node has; the names are those of its runtime information."""
+
+    hostBinStatus: dict[str, bool]  # noqa: N815
+    hostBinStatusUpdatedAt: int  # noqa: N815
+
+
+class NodeInventory:
+    """Records every change of the nodes and notifies listeners.
+
+    `joined` is called for each new connection of a node, `lost` for each connection that ended or was replaced, `left`
+    when it was the node's only one or was replaced, `changed` after a node changed its tools.
+    """
+
+    def __init__(
+        self,
+        node_registry: NodeRegistry,
+        queries: Queries,
+        journal: EventJournal,
+        gateway_id: str,
+        *,
+        joined: Sequence[Listener],
+        lost: Sequence[Listener],
+        left: Sequence[Listener],
+        changed: Sequence[Callable[[], None]],
+    ) -> None:
+        self._node_registry = node_registry
+        self._queries = queries
+        self._journal = journal
+        self._gateway_id = gateway_id
+        self._joined = joined
+        self._lost = lost
+        self._left = left
+        self._changed = changed
+
+    def welcome(self, hello: NodeHello) -> GatewayWelcome:
+        """Return the answer to a hello: only the plug-in guide's fields for a node that announced no features."""
+        plain = hello.farhand is UNSET or not hello.farhand.features
+        return GatewayWelcome(
+            gateway_version=__version__,
+            farhand=UNSET
+            if plain
+            else GatewayExtras([*FEATURES, FEATURE_TRANSFER], self._gateway_id, max_response_bytes=MAX_FRAME_BYTES),
+        )
+
+    def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
+        """Connect a node that was examined and welcomed; an older connection of it is closed."""
+        connection, replaced = self._node_registry.join(card, hello, link, token_id)
+        node = self._node_registry.nodes[card.node_id]
+
+        def joined(store: Tx) -> None:
+            save_node(store, card, node.connected_at, node.last_seen)
+            tokens_used(store, self._token_use(connection))
+
+        data = {"generation": connection.generation, "version": card.version, "node_type": card.node_type}
+        self._journal.record(joined, "node.online", card.node_id, data)
+        log.info("node %s joined (generation %d)", card.node_id, connection.generation)
+        if replaced is not None:
+            replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
+            _notify((*self._left, *self._lost), replaced)
+        _notify(self._joined, connection)
+        return connection
+
+    def leave(self, connection: Connection) -> None:
+        """Handle the end of a socket. Only the node's current one makes it offline."""
+        _notify(self._lost, connection)
+        if not self._node_registry.leave(connection):
+            return
+        node = self._node_registry.nodes[connection.node_id]
+
+        def left(store: Tx) -> None:
+            node_seen(store, connection.node_id, node.last_seen)
+            tokens_used(store, self._token_use(connection))
+
+        self._journal.record(left, "node.offline", connection.node_id, {"generation": connection.generation})
+        log.info("node %s left (generation %d)", connection.node_id, connection.generation)
+        _notify(self._left, connection)
+
+    def update(self, connection: Connection, update: ToolsUpdate) -> None:
+        """Replace the tools of a connected node."""
+        card = self._node_registry.changed(connection, update)
+        if card is None:
+            return
+        self._save(card, "node.changed", {"tools": len(card.tools), "capabilities": card.capabilities})
+        for notify in self._changed:
+            notify()
+
+    async def probe(self, node_id: str, bins: list[str]) -> dict[str, Any]:
+        """Ask a node which programs it has and return its runtime information with the answer. Raises ToolError."""
+        answer = await self._queries.ask(node_id, "probe", {"bins": bins}, PROBE_SECONDS)
+        probed = read_answer(node_id, answer, ProbeAnswer)
+        node = self._node_registry.nodes[node_id]
+        known = node.card.runtime.get("hostBinStatus")
+        asked = {name: there for name, there in probed.hostBinStatus.items() if name in bins}
+        status = {
+            "hostBinStatus": {**(known if isinstance(known, dict) else {}), **asked},
+            "hostBinStatusUpdatedAt": probed.hostBinStatusUpdatedAt,
+        }
+        runtime = cleaned_runtime({**node.card.runtime, **status})
+        card = msgspec.structs.replace(node.card, runtime=runtime)
+        node.update(card)
+        self._save(card, "node.probed", {"bins": bins})
+        return runtime
+
+    async def forget(self, node_id: str) -> bool:
+        """Remove an offline node; False when it is unknown. Raises FarhandError while it is connected or awaited."""
+        node = self._node_registry.nodes.get(node_id)
+        if node is None:
+            return False
+        if node.connection is not None:
+            raise FarhandError(f"node {node_id!r} is connected; stop it or revoke its token first")
+        if node.running:
+            raise FarhandError(f"{node.running} calls wait for node {node_id!r}; cancel them first")
+        del self._node_registry.nodes[node_id]
+        await self._journal.record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
+        return True
+
+    def close(self) -> None:
+        """Record every connected node as offline."""
+        for node in self._node_registry.nodes.values():
+            if node.connection is not None:
+                self.leave(node.connection)
+
+    def _save(self, card: NodeCard, kind: str, data: dict[str, Any]) -> None:
+        node = self._node_registry.nodes[card.node_id]
+        self._journal.record(
+            lambda store: save_node(store, card, node.connected_at, node.last_seen), kind, card.node_id, data
+        )
+
+    def _token_use(self, connection: Connection) -> dict[str, int]:
+        return {} if connection.token_id is None else {connection.token_id: self._node_registry.clock()}
+
+
+def _notify(listeners: Iterable[Listener], connection: Connection) -> None:
+    for notify in listeners:
+        notify(connection)
+
+
+def connected_tokens(node_registry: NodeRegistry) -> list[str]:
+    """Return the ids of the tokens with which nodes are connected."""
+    found = (node.connection.token_id for node in node_registry.nodes.values() if node.connection is not None)
+    return [token_id for token_id in found if token_id is not None]
+
+
+def disconnect_token(node_registry: NodeRegistry, token: Token) -> None:
+    """Close the connection of the node that used a token which was revoked."""
+    node = node_registry.nodes.get(token.node_id or "")
+    if node is not None and node.connection is not None and node.connection.token_id == token.id:
+        node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")

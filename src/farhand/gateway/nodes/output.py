@@ -1,0 +1,142 @@
+"""Commands on nodes: which there are, and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from farhand.gateway.nodes.queries import Queries, read_answer
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.protocol.errors import ErrorKind, ToolError
+from farhand.protocol.names import NATIVE
+
+log = logging.getLogger(__name__)
+
+OUTPUT_WAIT_MS = 20_000
+# The first answer comes soon, so that a reader learns at once that there is output and where it starts.
+FIRST_WAIT_MS = 200
+NODE_AWAY_SECONDS = 120.0
+JOBS_SECONDS = 5.0
+
+
+class Output(msgspec.Struct, frozen=True):
+    """Some output of a command, and its position."""
+
+    offset: int
+    next_offset: int
+    data: bytes
+    over: bool
+    skipped: int = 0
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A command as its node reports it."""
+
+    job_id: str
+    command: str
+    started_at: int
+    running: bool
+    call_id: str | None = None
+    workdir: str = ""
+    pid: int = 0
+    background: bool = False
+    ended_at: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    lost: bool = False
+    output_bytes: int = 0
+
+
+# The number a node keeps, and as many running beside them.
+JobViews = Annotated[list[JobView], msgspec.Meta(max_length=16_384)]
+
+
+class RemoteCommands:
+    """Asks nodes about their commands; the gateway's own machine is asked as `gsv`."""
+
+    def __init__(
+        self,
+        node_registry: NodeRegistry,
+        queries: Queries,
+        *,
+        is_open: Callable[[str], Awaitable[bool]],
+        closing: Callable[[], bool],
+    ) -> None:
+        """`is_open` returns whether a call has not ended; `closing`, whether the gateway stops."""
+        self._node_registry = node_registry
+        self._queries = queries
+        self._is_open = is_open
+        self._closing = closing
+
+    async def output(
+        self, node_id: str, of: Mapping[str, str], offset: int, *, wait: bool
+    ) -> AsyncGenerator[Output, None]:
+        """Yield what a command printed from `offset` on; with `wait`, until it has ended.
+
+        Waits for a node that disconnects. Raises ToolError when the node does not know the command or stays away.
+        """
+        own = node_id == NATIVE
+        away_since: float | None = None
+        begun = False
+        while True:
+            wait_ms = 0 if not wait else OUTPUT_WAIT_MS if begun else FIRST_WAIT_MS
+            node = self._node_registry.nodes.get(node_id)
+            connection = node.connection if node else None
+            try:
+                params = {**of, "offset": offset, "wait_ms": wait_ms}
+                answer = await self._queries.ask(node_id, "output", params, OUTPUT_WAIT_MS / 1000 + 10)
+            except ToolError as error:
+                if not wait or (node is None and not own):
+                    raise
+                if node is not None and (connection is None or node.connection is not connection):  # gone, or back
+                    now = time.monotonic()
+                    away_since = away_since or now
+                    if now - away_since > NODE_AWAY_SECONDS:
+                        raise
+                    await asyncio.sleep(0.2)
+                elif begun or error.kind is not ErrorKind.NOT_FOUND or not await self._may_start(node_id, of):
+                    raise
+                else:
+                    await asyncio.sleep(0.02)
+                continue
+            begun = True
+            away_since = None
+            page = read_answer(node_id, answer, Output)
+            offset = page.next_offset
+            yield page
+            if page.over or (not wait and not page.data) or self._closing():
+                return
+
+    async def _may_start(self, node_id: str, of: Mapping[str, str]) -> bool:
+        """Return whether the command belongs to an open call, so that it may be about to start."""
+        if "call_id" not in of or "output" not in self._queries.answered_by(node_id):
+            return False
+        return await self._is_open(of["call_id"])
+
+    async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the commands of one or all connected nodes, newest first, and the nodes that did not answer."""
+        nodes = [node.card.node_id for node in self._node_registry.nodes.values() if node.connection is not None]
+        asked = [name for name in (*nodes, NATIVE) if node_id in (None, name)]
+        asked = [name for name in asked if "jobs" in self._queries.answered_by(name)]
+        answers = await asyncio.gather(
+            *(self._queries.ask(name, "jobs", None, JOBS_SECONDS) for name in asked), return_exceptions=True
+        )
+        jobs: list[dict[str, Any]] = []
+        silent = []
+        for name, answer in zip(asked, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                found = read_answer(name, answer, JobViews)
+                jobs += [{**msgspec.structs.asdict(job), "node_id": name} for job in found]
+            except ToolError as error:
+                if error.kind is ErrorKind.NOT_ALLOWED:
+                    continue  # its owner does not lend commands, so there are none to list
+                log.warning("failed to list the commands of node %s: %s", name, error)
+                silent.append(name)
+        return sorted(jobs, key=lambda job: int(job["started_at"]), reverse=True), silent
