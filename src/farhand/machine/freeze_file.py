@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import msgspec
 
+from farhand.machine.files.private_files import replace_private
 from farhand.protocol.freeze import FreezeOrder, FreezeState
 
 # In the home of a gateway, and in the folder of a node.
@@ -27,7 +27,7 @@ class FreezeFile(FreezeState):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._keeping = threading.Lock()
+        self._storing = threading.Lock()
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=StoredFreeze)
         except FileNotFoundError:
@@ -38,19 +38,5 @@ class FreezeFile(FreezeState):
         self.order, self.thawed_at = kept.order, kept.thawed_at
 
     def _store(self) -> None:
-        with self._keeping:  # a thaw may arrive while a freeze is being written in another thread
-            self._write()
-
-    def _write(self) -> None:
-        beside = self._path.with_name(f"{self._path.name}.new")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(StoredFreeze(self.order, self.thawed_at)))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with self._storing:  # a thaw may arrive while a freeze is being written in another thread
+            replace_private(self._path, msgspec.json.encode(StoredFreeze(self.order, self.thawed_at)))

@@ -102,10 +102,10 @@ class FolderSource:
 
     def _changed(self) -> set[str] | None:
         """Return the paths to check; None for all."""
-        told = self._watch.changed() if self._watch is not None else None
-        if told is None or (0, FOLDER) in told or time.monotonic() - self._looked > self._look_seconds:
+        reported = self._watch.changed() if self._watch is not None else None
+        if reported is None or (0, FOLDER) in reported or time.monotonic() - self._looked > self._look_seconds:
             return None
-        changed = {name if place == 0 else f"{FOLDER}/{name}" for place, name in told}
+        changed = {name if place == 0 else f"{FOLDER}/{name}" for place, name in reported}
         changed.update(self._unsettled)
         return {path for path in changed if is_memory_path(path)}
 

@@ -31,12 +31,12 @@ def memory_tools(memory: Memory) -> list[Tool]:
         found = await memory.search(
             query, agent=context.agent_id or MAIN_AGENT, max_results=max_results, min_score=min_score
         )
-        return told(found)
+        return format_result(found)
 
     async def memory_get(path: PassagePath, context: CallContext, from_: From = 1, lines: Lines = None) -> str:
         """Read lines of a memory file, for instance around a passage that memory_search found."""
         agent = context.agent_id or MAIN_AGENT
-        return shown(await memory.get(path, agent=agent, start=from_, lines=lines))
+        return format_passage(await memory.get(path, agent=agent, start=from_, lines=lines))
 
     return [
         tool(memory_search, aliases={"limit": "max_results"}, read_only=True),
@@ -44,7 +44,7 @@ def memory_tools(memory: Memory) -> list[Tool]:
     ]
 
 
-def told(found: SearchResult) -> str:
+def format_result(found: SearchResult) -> str:
     """Return the hits as text; empty if there are neither hits nor a note."""
     parts = [
         f"[{hit.path}:{hit.start_line}-{hit.end_line}] (score: {hit.score:.2f})\n{hit.text}\n" for hit in found.hits
@@ -54,7 +54,7 @@ def told(found: SearchResult) -> str:
     return "\n".join(parts)
 
 
-def shown(passage: Passage) -> str:
+def format_passage(passage: Passage) -> str:
     """Return the lines with their position in the file; a passage that is too long ends with how to continue."""
     text = passage.text
     end = passage.end_line

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from farhand.machine.files.private_files import replace_private
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
 
@@ -81,10 +82,4 @@ class NodeKey:
         if self._gateway_id is not None:
             kept["gateway_id"] = self._gateway_id
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = self._path.with_suffix(".new")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(kept, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        replace_private(self._path, json.dumps(kept).encode())

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.machine.files.private_files import replace_private
 from farhand.node.limits import TOOLS, ToolLimits
 from farhand.protocol.errors import FarhandError
 from farhand.tools.undo import NAME as UNDO
@@ -105,13 +106,7 @@ def store_limits(folder: Path, given: LendingLimits, *, reset: bool = False) -> 
     kept = given if reset else _stored(path).narrowed(given)
     if kept == LendingLimits() and not path.exists():
         return
-    beside = path.with_suffix(".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(kept))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace_private(path, msgspec.json.encode(kept))
 
 
 def _stored(path: Path) -> LendingLimits:

@@ -305,7 +305,7 @@ class _Connection:
         self._challenge: asyncio.Future[GatewayChallenge] = loop.create_future()
         self._extras = GatewayExtras()
         self._link: GatewayLink | None = None
-        self._told: NodeHello | None = None
+        self._announced: NodeHello | None = None
         self._asked: set[asyncio.Task[None]] = set()
         self._extension: Extension | None = None
         self.welcomed = False
@@ -338,8 +338,8 @@ class _Connection:
             if not await self._said(self._challenge, "ask for a proof of the key", link, stop):
                 return
             link.send(encode(prove(client.key, self._challenge.result(), client.node_info.id)))
-        self._told = client.hello(self._registry, self._dispatcher)
-        link.send(encode(self._told))
+        self._announced = client.hello(self._registry, self._dispatcher)
+        link.send(encode(self._announced))
         if not await self._said(self._welcome, "say welcome", link, stop):
             return
         welcome = self._welcome.result()
@@ -416,10 +416,10 @@ class _Connection:
 
     def _outdated(self) -> bool:
         """Return whether the registry changed since the hello was sent."""
-        told = self._told
-        return told is not None and (
-            told.capabilities != self._registry.capabilities()
-            or (told.farhand is not UNSET and told.farhand.tools != self._registry.specs())
+        announced = self._announced
+        return announced is not None and (
+            announced.capabilities != self._registry.capabilities()
+            or (announced.farhand is not UNSET and announced.farhand.tools != self._registry.specs())
         )
 
     def _announce(self) -> None:

@@ -173,13 +173,13 @@ class Dispatcher:
         try:
             if (running := self._running.get(request_id)) is not None:
                 await asyncio.wait({running[0]})
-            told = await end_call(request_id)
+            ended = await end_call(request_id)
         except Exception:
             log.exception("failed to end what call %s left running", request_id)
             return
         finally:
             del self._endings[request_id]
-        response = _failure(request_id, Cancelled(told or reason))
+        response = _failure(request_id, Cancelled(ended or reason))
         if request_id in self._unacknowledged:  # the outcome of the call itself is kept
             self._transmit(encode_within(response, self._room))
         else:

@@ -61,8 +61,8 @@ class FreezeHandler:
             errors.append(f"{type(error).__name__}: {error}")
         if not_stored := await storing:
             errors.append(not_stored)
-        told = "; ".join(dict.fromkeys(errors)) or None
-        send(encode(FreezeReport(message.number, True, processes, calls, told)))
+        summary = "; ".join(dict.fromkeys(errors)) or None
+        send(encode(FreezeReport(message.number, True, processes, calls, summary)))
 
     async def _end_processes(self, errors: list[str]) -> int:
         if self._end_all is None:

@@ -20,6 +20,7 @@ from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, file_preview, planned_effect
+from farhand.tools.schema import encode_argument
 from farhand.tools.skill_paths import BASE, SkillPaths
 from farhand.tools.tool import Tool, tool
 
@@ -136,7 +137,7 @@ class AgentFileTools:
 
     def _to_write(self, path: str, content: str, create_dirs: bool) -> bytes:
         _required("write", "path", path)
-        data = _encoded("content", content)
+        data = encode_argument("content", content)
         parent = os.path.dirname(self._files.resolve(path))  # noqa: PTH120
         if not create_dirs:
             try:
@@ -170,8 +171,8 @@ class AgentFileTools:
         """Check the texts of an edit, and translate its errors."""
         _required("edit", "path", path)
         _required("edit", "old_text", old_text)
-        _encoded("old_text", old_text)
-        _encoded("new_text", new_text)
+        encode_argument("old_text", old_text)
+        encode_argument("new_text", new_text)
         try:
             yield
         except NotUnique as found:
@@ -329,16 +330,9 @@ def _truncated(largest: int, where: str) -> str:
 
 def _refuse_no_patch(patch: str) -> None:
     _required("apply_patch", "patch", patch)
-    _encoded("patch", patch)
+    encode_argument("patch", patch)
 
 
 def _required(name: str, parameter: str, value: str) -> None:
     if not value:
         raise InvalidArgs(f"{name} parameter {parameter} is required")
-
-
-def _encoded(parameter: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None

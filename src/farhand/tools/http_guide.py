@@ -25,6 +25,7 @@ from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, command_preview, current_content
+from farhand.tools.schema import encode_argument
 from farhand.tools.tool import CallContext, Tool, tool
 
 MOST_READ = 65_536
@@ -78,7 +79,7 @@ class GuideTools:
 
     def _created(self, path: str, content: str) -> tuple[str, bytes]:
         """Return the name for the answer, and the bytes to write."""
-        name, data = _named(path), _encoded(content)
+        name, data = _named(path), encode_argument("content", content)
         if path.endswith("/"):
             self._files.place(path)  # a forbidden path is reported first
             raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, its folders are made")
@@ -231,14 +232,7 @@ def _updated(path: str, content: str, mode: str) -> tuple[str, str, bytes]:
     chosen = mode.strip().lower()
     if chosen not in MODES:
         raise InvalidArgs(f"parameter 'mode': must be overwrite or append, not {mode!r}")
-    return chosen, _named(path), _encoded(content)
-
-
-def _encoded(content: str) -> bytes:
-    try:
-        return content.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgs(f"parameter 'content': not valid Unicode at character {error.start}") from None
+    return chosen, _named(path), encode_argument("content", content)
 
 
 def _seconds(wanted: float | str | None) -> float:

@@ -21,6 +21,7 @@ from farhand.machine.search.glob import glob_files
 from farhand.machine.search.grep import grep_files
 from farhand.machine.search.patterns import BadPattern
 from farhand.protocol.errors import Failed, InvalidArgs
+from farhand.tools.schema import encode_argument
 
 if TYPE_CHECKING:
     from farhand.tools.preview import Preview
@@ -91,13 +92,13 @@ class NodeFileTools:
 
         Creates parent directories if they do not exist and overwrites the file if it does.
         """
-        data = _encoded("content", content)
+        data = encode_argument("content", content)
         return {"path": display(self._files.write(path, data)), "bytes": len(data)}
 
     def preview_Write(self, *, path: str, content: str) -> Preview:
         from farhand.tools.preview import file_preview  # noqa: PLC0415 - memory of an idle node
 
-        return file_preview(self._files, path, _encoded("content", content))
+        return file_preview(self._files, path, encode_argument("content", content))
 
     def Edit(
         self, *, path: FilePath, oldString: OldString, newString: NewString, replaceAll: ReplaceAll = False
@@ -122,8 +123,8 @@ class NodeFileTools:
         """Check the texts of an edit, and translate its errors."""
         if not oldString:
             raise InvalidArgs("parameter 'oldString': must not be empty; give the exact text to replace")
-        _encoded("oldString", oldString)
-        _encoded("newString", newString)
+        encode_argument("oldString", oldString)
+        encode_argument("newString", newString)
         resolved = display(self._files.resolve(path))
         try:
             yield
@@ -204,10 +205,3 @@ def _numbered(resolved: str, lines: list[str], offset: int) -> dict[str, Any]:
 def _refuse_negative(parameter: str, number: int | None) -> None:
     if number is not None and number < 0:
         raise InvalidArgs(f"parameter '{parameter}': must be 0 or more, got {number}")
-
-
-def _encoded(parameter: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None

@@ -124,6 +124,14 @@ def unknown_parameter(given: str, names: Collection[str]) -> InvalidArgs:
     return InvalidArgs(f"{wrong}; {hint}: {', '.join(names)}")
 
 
+def encode_argument(parameter: str, text: str) -> bytes:
+    """Return the UTF-8 form of an argument. Raises InvalidArgs for text that is not valid Unicode."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None
+
+
 def _closest(given: str, names: Collection[str]) -> str | None:
     if len(given) > _LONGEST_NAME:
         return None

@@ -37,13 +37,13 @@ class Ending(msgspec.Struct, frozen=True):
         """Return `what` with the result: `cancelled: ended 2 processes (bash 41, sleep 42)`."""
         if self.ended:
             names = ", ".join(f"{process.name} {process.pid}" for process in self.ended)
-            told = f"{what}: ended {len(self.ended)} process{'es' * (len(self.ended) > 1)} ({names})"
+            text = f"{what}: ended {len(self.ended)} process{'es' * (len(self.ended) > 1)} ({names})"
         else:
-            told = f"{what}: nothing was left running"
+            text = f"{what}: nothing was left running"
         if self.survivors:
             survivors = ", ".join(f"{process.name} {process.pid}" for process in self.survivors)
-            told += f"; still running, not ours to end: {survivors}"
-        return told
+            text += f"; still running, not ours to end: {survivors}"
+        return text
 
 
 class Job(msgspec.Struct, eq=False):

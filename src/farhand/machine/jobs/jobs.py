@@ -346,14 +346,14 @@ class Jobs:
         ]
         if endings:
             await asyncio.wait(endings, timeout=END_SECONDS)
-        told = [ending.result() for ending in endings if ending.done()]
+        results = [ending.result() for ending in endings if ending.done()]
         for silent in endings:  # a stopped worker; its processes are found by their environment
             silent.cancel()
-        ended = {process for ending in told for process in ending.ended}
+        ended = {process for ending in results for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
         cookies = [f"{tree.COOKIE}={name}" for name in names]
         orphans, survivors = await in_own_thread(tree.end_carrying, *cookies) if cookies else ([], [])
-        left = {process for ending in told for process in ending.survivors} | set(survivors)
+        left = {process for ending in results for process in ending.survivors} | set(survivors)
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
 
     async def _end_unlinked(self, name: str) -> Ending:
