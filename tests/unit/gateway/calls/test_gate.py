@@ -1,4 +1,4 @@
-"""The gate against a store that fails and a node at the other end of a link, in one process."""
+"""The gate with a store that can fail and a node at the other end of a link, in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPECS = [ToolSpec("Look", read_only=True, capability="x.look"), ToolSpec("Act", 
 
 
 class FarEnd:
-    """The node's end of a link: what it was sent, decoded from the frames."""
+    """The node's end of a link; keeps the frames that it receives, decoded."""
 
     congested = False
 
@@ -110,7 +110,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class FullStore:
-    """While entered, the store has no room for anything large."""
+    """While entered, the store has no room for large values."""
 
     def __init__(self, bench: Bench) -> None:
         self._store = bench.database._connection
@@ -127,7 +127,7 @@ BIG = msgspec.Raw(b'"' + b"r" * 100_000 + b'"')
 
 
 @on_bench
-async def test_an_end_that_cannot_be_written_stays_with_its_node_until_it_is(bench: Bench) -> None:
+async def test_an_end_that_cannot_be_stored_is_not_acknowledged_until_it_is(bench: Bench) -> None:
     end = bench.join()
     opened = await bench.begin()
     with FullStore(bench):
@@ -143,7 +143,7 @@ async def test_an_end_that_cannot_be_written_stays_with_its_node_until_it_is(ben
 
 
 @on_bench
-async def test_an_end_that_nobody_else_holds_and_cannot_be_written_is_unknown(bench: Bench) -> None:
+async def test_an_end_of_a_plain_node_that_cannot_be_stored_is_unknown(bench: Bench) -> None:
     end = bench.join(boot=None)
     opened = await bench.begin()
     with FullStore(bench):
@@ -154,7 +154,7 @@ async def test_an_end_that_nobody_else_holds_and_cannot_be_written_is_unknown(be
 
 
 @on_bench
-async def test_the_end_of_a_plain_nodes_call_shows_only_once_it_is_written(bench: Bench) -> None:
+async def test_the_end_of_a_plain_nodes_call_is_visible_only_once_it_is_stored(bench: Bench) -> None:
     end = bench.join(boot=None)
     opened = await bench.begin()
     answer(end, bench.gate, opened.record.id)
@@ -183,7 +183,7 @@ async def test_a_caller_who_leaves_while_the_call_is_being_stored_leaves_no_open
 
 
 @on_bench
-async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> None:
+async def test_a_refusal_does_not_use_up_an_idempotency_key(bench: Bench) -> None:
     refused = await bench.begin(idempotency_key="k")
     assert refused.over and refused.record.error_kind == "not_found"
     end = bench.join()
@@ -191,7 +191,7 @@ async def test_a_refusal_does_not_use_an_idempotency_key_up(bench: Bench) -> Non
     answer(end, bench.gate, opened.record.id)
     assert (await bench.gate.wait(opened)).state is CallState.OK
     bench.node_registry.leave(end.connection)
-    again = await bench.begin(idempotency_key="k")  # the node is gone, the first outcome stands
+    again = await bench.begin(idempotency_key="k")  # the node is gone, the first result stands
     assert again.over and again.repeated and again.record.id == opened.record.id
     assert end.requests() == [opened.record.id]
 
@@ -235,7 +235,7 @@ async def test_a_call_that_never_reached_a_returning_node_is_sent_once_more(benc
 
 
 @on_bench
-async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) -> None:
+async def test_an_open_call_of_a_restarted_node_is_unknown(bench: Bench) -> None:
     first = bench.join("one")
     opened = await bench.begin()
     bench.node_registry.leave(first.connection)
@@ -246,7 +246,7 @@ async def test_a_node_of_another_life_leaves_an_open_call_unknown(bench: Bench) 
 
 
 @on_bench
-async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench: Bench) -> None:
+async def test_a_call_that_an_earlier_process_accepted_is_sent_again_without_a_waiting_caller(bench: Bench) -> None:
     first = bench.join()
     opened = await bench.begin()
     bench.node_registry.leave(first.connection)
@@ -257,7 +257,7 @@ async def test_what_an_earlier_life_accepted_is_asked_about_whoever_waits(bench:
 
 
 @on_bench
-async def test_counters_go_back_to_nothing(bench: Bench) -> None:
+async def test_counters_return_to_zero(bench: Bench) -> None:
     end = bench.join()
     node = bench.node_registry.nodes["far"]
     opened = [await bench.begin() for _ in range(20)]
@@ -274,9 +274,9 @@ async def test_counters_go_back_to_nothing(bench: Bench) -> None:
 
 
 async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any]:
-    """A call whose node leaves after it was examined, and before it is sent."""
+    """Begin a call whose node leaves after it was admitted and before it is sent."""
     beginning = asyncio.create_task(bench.begin(idempotency_key=key))
-    await asyncio.sleep(0)  # it is examined, and the disk is about to be asked
+    await asyncio.sleep(0)  # it is admitted, and is about to be stored
     assert bench.gate.open_count == 1 and first.requests() == []
     bench.node_registry.leave(first.connection)
     bench.gate.node_calls.left(first.connection)
@@ -285,14 +285,14 @@ async def left_behind(bench: Bench, first: FarEnd, key: str) -> asyncio.Task[Any
 
 @on_bench
 async def test_a_call_whose_node_leaves_before_it_is_sent_waits_for_it(bench: Bench) -> None:
-    for boot in ("life", "another life"):  # nothing of the call has left, so any life of the node may have it
+    for boot in ("life", "another life"):  # nothing of the call has left, so any process of the node may run it
         beginning = await left_behind(bench, bench.join(), boot)
         opened = await beginning
         assert not opened.over
         second = bench.join(boot)
         assert second.requests() == [opened.record.id]
         third = bench.join(boot)
-        assert third.requests() == [opened.record.id], "it may not have arrived, and runs once by its id"
+        assert third.requests() == [opened.record.id], "it may not have arrived; the node runs an id once"
         answer(third, bench.gate, opened.record.id)
         assert (await bench.gate.wait(opened)).state is CallState.OK
         await until(lambda call_id=opened.record.id: bench.recorded(call_id) is not None)
@@ -310,7 +310,7 @@ async def test_a_plain_node_that_leaves_before_a_call_is_sent_is_not_waited_for(
 
 
 @on_bench
-async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> None:
+async def test_a_call_that_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> None:
     busy = ToolFailure("failed", "busy: 1 calls are running and 64 waiting; it did not run, try again later")
     for boot, key in (("life", "a"), (None, "b")):
         end = bench.join(boot)
@@ -327,7 +327,7 @@ async def test_what_a_busy_node_sends_back_leaves_its_key_free(bench: Bench) -> 
 
 
 @on_bench
-async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None:
+async def test_an_answer_that_is_too_late_is_in_the_journal(bench: Bench) -> None:
     def told() -> list[Any]:
         told = bench.database.query(lambda store: events_after(store, 0, 100))
         return [event for event in told if event.kind == "call.late"]
@@ -343,14 +343,14 @@ async def test_what_a_node_says_too_late_is_in_the_journal(bench: Bench) -> None
     assert [(event.subject, msgspec.json.decode(event.data)) for event in told()] == [
         (opened.record.id, {"tool": "far__Act", "node_id": "far", "ok": True, "result": "done"})
     ]
-    assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "nobody's answer is rewritten"
+    assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "an answer that was given is not changed"
     for _ in range(100):
         answer(end, bench.gate, opened.record.id)
     await until(lambda: len(end.acknowledged()) == 101)
-    assert len(told()) == 1, "a node that says it again and again fills no journal"
+    assert len(told()) == 1, "repeating it does not fill the journal"
     done = await bench.begin()
     for _ in range(2):
         answer(end, bench.gate, done.record.id)
         await until(lambda: bench.gate.open_count == 0)
     await until(lambda: end.acknowledged().count(done.record.id) == 2)
-    assert len(told()) == 1, "what was waited for is not late"
+    assert len(told()) == 1, "an answer to an open call is not late"

@@ -84,7 +84,7 @@ def run(path: Path, test: Callable[[House], Awaitable[None]], **options: Any) ->
     asyncio.run(whole())
 
 
-def test_a_call_of_an_own_tool_is_checked_run_and_recorded(tmp_path: Path) -> None:
+def test_a_call_of_a_gateway_tool_is_checked_run_and_recorded(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         outcome = await house.call("look", name="ab", times=2)
         assert msgspec.json.decode(outcome.result.result) == {"seen": "abab"}
@@ -117,7 +117,7 @@ def test_failures_keep_their_kind(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_scopes_hold_for_own_tools(tmp_path: Path) -> None:
+def test_scopes_apply_to_gateway_tools(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         reader = Credential("r", frozenset({"tools.read"}))
         assert (await house.call("look", reader, name="x")).result.ok
@@ -127,7 +127,7 @@ def test_scopes_hold_for_own_tools(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_tool_that_is_not_offered_is_reached_only_by_who_holds_it(tmp_path: Path) -> None:
+def test_a_tool_that_is_not_offered_has_no_public_name(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         kept = tool(look, name="kept", read_only=True)
         house.catalog.serve([kept], offered=False)
@@ -155,7 +155,7 @@ def test_a_tool_that_is_switched_off_is_neither_offered_nor_run(tmp_path: Path) 
     run(tmp_path, test)
 
 
-def test_cancel_time_out_and_hang_up_end_the_tool(tmp_path: Path) -> None:
+def test_cancel_timeout_and_hang_up_end_the_tool(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         opened: OpenCall = await house.open("gsv__Act", seconds=60)
         await asyncio.sleep(0)
@@ -172,7 +172,7 @@ def test_cancel_time_out_and_hang_up_end_the_tool(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_call_open_at_the_gateways_end_is_taken_up_by_a_tool_that_can(tmp_path: Path) -> None:
+def test_a_tool_that_continues_takes_up_a_call_after_a_restart(tmp_path: Path) -> None:
     async def left_open(house: House) -> None:
         await house.open("gsv__Act", seconds=0.05)
         await asyncio.sleep(0)
@@ -188,7 +188,7 @@ def test_a_call_open_at_the_gateways_end_is_taken_up_by_a_tool_that_can(tmp_path
     run(tmp_path, taken_up, continues=True)
 
 
-def test_a_call_open_at_the_gateways_end_is_otherwise_unknown(tmp_path: Path) -> None:
+def test_a_call_of_any_other_tool_is_unknown_after_a_restart(tmp_path: Path) -> None:
     async def left_open(house: House) -> None:
         await house.open("gsv__Act", seconds=60)
 
