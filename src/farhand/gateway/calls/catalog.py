@@ -1,4 +1,4 @@
-"""Which tool a name means, and whether arguments fit it."""
+"""Finds the tool that a name means, and checks arguments against its schema."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
 
 NATIVE_PREFIX = "gsv__"
-MOST_FOUND = 1000
-MOST_NAMED = 5
-MOST_AWAY = 100
+MAX_FOUND = 1000
+MAX_NAMED = 5
+MAX_AWAY = 100
 OWN_HOST = {"native": "gsv", "local": "local"}
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 OPEN: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
@@ -29,7 +29,7 @@ Kind = Literal["node", "native", "local"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a call goes: a node or a tool of the gateway's own, under which name, and what is known of the tool."""
+    """Where a call goes: to a node or a gateway tool, under which name, and with which schema."""
 
     node: Node | None
     tool: str
@@ -43,23 +43,23 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that calls this tool, however its caller spelled it."""
+        """Every name that calls this tool."""
         if self.node is None:
             return (self.tool,)
         full = join_tool(self.node.card.node_id, self.tool)
-        # The tools of a machine are called by its name only; `read` is another tool than `laptop__Read`.
+        # A tool of a machine always carries the node in its name; `read` is another tool than `laptop__Read`.
         of_machine = self.spec is not None and self.spec.capability is not None
         return (full,) if of_machine else (full, self.tool)
 
     def called(self, name: str) -> str:
-        """The proper spelling of the name a caller used."""
+        """Return the canonical spelling of a name that a caller used."""
         if self.node is None or split_tool(name) is None:
             return self.tool
         return join_tool(self.node.card.node_id, self.tool)
 
 
 def own_kind(name: str) -> Kind:
-    """The gateway's own storage and services are `native`; the tools of the machine it runs on are `local`."""
+    """Return `native` for the gateway's storage and services, `local` for tools of the machine it runs on."""
     return "native" if name.startswith(NATIVE_PREFIX) else "local"
 
 
@@ -77,7 +77,7 @@ class SwitchedOff(NotAllowed):
 
 
 class Catalog:
-    """Finds tools, the gateway's own and those of the connected nodes, and checks arguments against their schemas."""
+    """The tools of the gateway and of the nodes."""
 
     def __init__(self, node_registry: NodeRegistry, disabled: Callable[[], Collection[str]] = tuple) -> None:
         """`disabled` returns the names of the tools that are switched off; it is asked at each call."""
@@ -92,20 +92,20 @@ class Catalog:
         self._validators: dict[int, tuple[ToolSpec, Any]] = {}
 
     def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
-        """Offer tools of the gateway's own. No node's tool takes the place of one of them.
+        """Add tools of the gateway. A tool of a node cannot replace one of them.
 
-        One that is not offered is called by the door that knows it; nobody finds it by its name.
+        A tool that is not offered has no public name: only the code that holds it can call it.
         """
         for tool in tools:
             assert self.own(tool.name) is None, f"the tool {tool.name!r} is served twice"
             (self._own if offered else self._unoffered)[tool.name] = tool
 
     def own(self, name: str) -> Tool | None:
-        """A tool of the gateway's own, offered or not."""
+        """Return a tool of the gateway, offered or not."""
         return self._own.get(name) or self._unoffered.get(name)
 
     def switched_off(self, *names: str) -> bool:
-        """Whether the settings disable a tool that has these names; case and surrounding blanks do not matter."""
+        """Whether the settings disable a tool with one of these names, ignoring case and surrounding blanks."""
         disabled = {name.strip().casefold() for name in self._disabled()}
         return any(name.casefold() in disabled for name in names)
 
@@ -117,13 +117,13 @@ class Catalog:
     def find(self, name: str, own: Tool | None = None) -> Target:
         """Return the tool that a name calls.
 
-        `own`: the tool of the gateway that the caller means. Raises NotFound for a name that no tool has, SwitchedOff,
-        Failed for a node that is known but offline.
+        `own`: the gateway tool to use instead. Raises NotFound for an unknown name, SwitchedOff, and Failed for a node
+        that is offline.
         """
         return self._refuse_switched_off(self._of_own(name, own) if own is not None else self._find(name))
 
     def _find(self, name: str) -> Target:
-        if self._found_at != self._node_registry.version or len(self._found) > MOST_FOUND:
+        if self._found_at != self._node_registry.version or len(self._found) > MAX_FOUND:
             self._found.clear()
             self._found_at = self._node_registry.version
         known = self._found.get(name)
@@ -140,11 +140,11 @@ class Catalog:
         return known
 
     def _look_for(self, name: str) -> tuple[Target, bool]:
-        """The target, and whether it stays the same until a node comes, goes or changes."""
+        """Return the target, and whether it is valid until a node connects, leaves or changes."""
         own = self._own.get(name)
         if own is not None:
             return self._of_own(name, own), True
-        if len(name) > MAX_TOOL_NAME_CHARS:  # it need not be looked for, which takes long, nor repeated
+        if len(name) > MAX_TOOL_NAME_CHARS:  # do not search for it, which is slow, nor repeat it
             raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
@@ -159,7 +159,7 @@ class Catalog:
         return Target(node, _unlisted(name) if spec is None else spec.name, capability, spec), alone
 
     def find_known(self, name: str) -> Target:
-        """As `find`, but a node that is known and offline will do: its connection is None then."""
+        """Like `find`, but also return tools of nodes that are offline."""
         return self._refuse_switched_off(self._find_known(name))
 
     def _find_known(self, name: str) -> Target:
@@ -180,7 +180,7 @@ class Catalog:
         return self._find(name)
 
     def away(self, name: str) -> bool:
-        """Whether a tool's node is one that is known, and none is connected that has the tool."""
+        """Whether no connected node has the tool; for a name with a node, whether that node is known and offline."""
         named = split_tool(name)
         if named:
             node = self._node_registry.nodes.get(named[0])
@@ -188,14 +188,14 @@ class Catalog:
         return self._node_registry.serving(name) is None
 
     def find_again(self, name: str, node_id: str | None, own: Tool | None = None) -> Target:
-        """As `find`, on the very node that was found before."""
+        """Like `find`, on the node that was found before."""
         if own is not None or node_id is None:
             return self.find(name, own)
         named = split_tool(name)
         return self._refuse_switched_off(self._on_node(node_id, named[1] if named else name))
 
     def awaited(self, name: str) -> Node | None:
-        """The node a tool's name names, when it is known but offline."""
+        """Return the node in a tool's name if it is known and offline."""
         named = split_tool(name)
         node = self._node_registry.nodes.get(named[0]) if named else None
         return node if node is not None and not node.online else None
@@ -219,12 +219,12 @@ class Catalog:
         return Target(node, _unlisted(tool), found, None)
 
     def _unserved(self, name: str) -> NotFound:
-        """Why a dotted name finds no node: those that serve it are offline, or none does."""
+        """Return why no node serves a dotted name: they are offline, or there is none."""
         away = self._node_registry.away_serving(name)
         if not away:
             return NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
-        states = ", ".join(f"{node.card.node_id!r} (last seen {node.seen})" for node in away[:MOST_NAMED])
-        more = f" and {len(away) - MOST_NAMED} more" if len(away) > MOST_NAMED else ""
+        states = ", ".join(f"{node.card.node_id!r} (last seen {node.seen})" for node in away[:MAX_NAMED])
+        more = f" and {len(away) - MAX_NAMED} more" if len(away) > MAX_NAMED else ""
         plural = "nodes that serve it are" if len(away) > 1 else "node that serves it is"
         return NotFound(
             f"the tool {name!r} is not available: the {plural} offline: {states}{more}; the call did not run"
@@ -232,7 +232,7 @@ class Catalog:
 
     @staticmethod
     def can_undo(node: Node) -> bool:
-        """Whether a connected node keeps what calls change, and may write."""
+        """Whether a connected node keeps an undo log and may write."""
         connection = node.connection
         return (
             connection is not None
@@ -241,11 +241,10 @@ class Catalog:
         )
 
     def checked(self, target: Target, call: ToolCall) -> ToolCall:
-        """Return the call as everything after this sees it: the tool and its parameters under their own names.
+        """Return the call with the canonical names of the tool and its parameters.
 
-        Each name is in the arguments once: of a name that came twice we would judge the last, and a node in another
-        language might run the first. Arguments of a tool without a schema stay as they came. Raises InvalidArgs naming
-        the parameter at fault.
+        Each name is in the arguments once: of a repeated name the policy would check the last value, and a node in
+        another language might use the first. Arguments of a tool without a schema are not changed. Raises InvalidArgs.
         """
         name = target.called(call.tool)
         if name != call.tool:
@@ -262,7 +261,7 @@ class Catalog:
         return call if arguments is None else msgspec.structs.replace(call, args=written(named))
 
     def named(self, target: Target, args: msgspec.Raw) -> msgspec.Raw:
-        """As `checked`, without a look at the values: for arguments of a call that is not to be made."""
+        """Like `checked`, without validating the values: for a call that is not going to be made."""
         return args if _open(target) else written(_named(target, read_arguments(args)))
 
     def _check_schema(self, spec: ToolSpec, arguments: Any) -> None:
@@ -270,25 +269,22 @@ class Catalog:
         if validator is None:
             return
         try:
-            validator.validate(arguments)  # up to the first fault: there may be many
+            validator.validate(arguments)  # stops at the first error: there may be many
         except ValueError as failure:
             place = getattr(failure, "instance_path", None)
-            if place is None:  # nested deeper than the validator goes
+            if place is None:  # nested too deeply for the validator
                 raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
             where = f"parameter '{'.'.join(map(str, place))}': " if place else "arguments: "
             raise InvalidArgs(where + failure.message[:500]) from None  # type: ignore[attr-defined]
 
     def offers(self) -> list[Offer]:
-        """The gateway's own tools and those of every connected node, under the names that call them."""
+        """Return the tools of the gateway and of all connected nodes."""
         return [
             Offer(name, spec.description, spec.parameters or EMPTY, host) for name, (spec, host) in self.specs().items()
         ]
 
     def specs(self, among: Callable[[Node], bool] | None = None) -> dict[str, tuple[ToolSpec, str]]:
-        """By the name that calls it: what is known of each tool that is offered, and whose it is.
-
-        `among`: of these nodes only.
-        """
+        """Return each offered tool by name, with its host. `among` selects nodes."""
         specs: dict[str, tuple[ToolSpec, str]] = {
             name: (tool.spec, OWN_HOST[own_kind(name)]) for name, tool in self._own.items()
         }
@@ -308,11 +304,8 @@ class Catalog:
         return self.switched_off(name) if own else self.switched_off(name, join_tool(host, spec.name))
 
     def families(self, among: Callable[[Node], bool] | None = None) -> list[tuple[ToolSpec, str]]:
-        """What stands for the tools of connected nodes that list none: `macos.notes.*` for each capability, and the
-        first node that serves it.
-
-        `among`: of these nodes only.
-        """
+        """Return stand-ins for the tools of connected nodes that list none: `macos.notes.*` for each capability, with
+        the first node that serves it. `among` selects nodes."""
         hosts: dict[str, list[str]] = {}
         for node_id, node in sorted(self._node_registry.nodes.items()):
             if node.online and not node.card.tools and (among is None or among(node)):
@@ -322,7 +315,7 @@ class Catalog:
             (
                 ToolSpec(
                     capability + ANY_BELOW,
-                    f"On {', '.join(ids[:MOST_NAMED])}: names and parameters of these tools are not announced.",
+                    f"On {', '.join(ids[:MAX_NAMED])}: names and parameters of these tools are not announced.",
                 ),
                 ids[0],
             )
@@ -330,14 +323,12 @@ class Catalog:
         ]
 
     def absent(self, among: Callable[[Node], bool] | None = None) -> list[tuple[str, ToolSpec, Node]]:
-        """The tools of nodes that are offline and of no connected one: the name that calls each, and its node.
-
-        `among`: of these nodes only. Of many nodes those that were seen last are told of.
-        """
+        """Return the tools that only offline nodes have: name, spec and node. `among` selects nodes; of many, those
+        that were seen last are listed."""
         away = [
             node for node in self._node_registry.nodes.values() if not node.online and (among is None or among(node))
         ]
-        away = sorted(away, key=lambda node: (-node.last_seen, node.card.node_id))[:MOST_AWAY]
+        away = sorted(away, key=lambda node: (-node.last_seen, node.card.node_id))[:MAX_AWAY]
         found: dict[str, tuple[str, ToolSpec, Node]] = {}
         disabled = self._disabled()
         for node in away:
@@ -352,15 +343,15 @@ class Catalog:
         return list(found.values())
 
     def _shared(self, node: Node, spec: ToolSpec) -> bool:
-        """A plug-in's tool is one name for all nodes that serve it; any other belongs to its machine.
+        """Whether a tool has one name on all nodes that serve it, as those of plug-ins do, and no node in its name.
 
-        Else a node could put its own words under the name of a tool it does not serve.
+        Only a node that serves the tool may describe it.
         """
         dotted = spec.capability is None and split_tool(spec.name) is None
         return dotted and self._node_registry.serving_on(node, spec.name) is not None
 
     def _validator(self, spec: ToolSpec) -> Any:
-        # Specs live as long as a node's card, so their identity is a safe and cheap key while we hold them.
+        # The identity of a spec is a safe and cheap key while the cache holds the spec.
         known = self._validators.get(id(spec))
         if known is not None and known[0] is spec:
             return known[1]
@@ -372,12 +363,12 @@ class Catalog:
 
 
 def _open(target: Target) -> bool:
-    """Whether nothing is known of a tool's parameters."""
+    """Whether the parameters of a tool are not known."""
     return target.own is None and (target.spec is None or not target.spec.parameters)
 
 
 def _named(target: Target, arguments: Any) -> Any:
-    """The arguments of a tool under its parameters' own names. Raises InvalidArgs for a name that is none of them."""
+    """Return the arguments under the canonical parameter names. Raises InvalidArgs for an unknown name."""
     arguments = {} if arguments is None else arguments
     if target.own is not None:
         if not isinstance(arguments, dict):
@@ -394,14 +385,14 @@ def _named(target: Target, arguments: Any) -> Any:
 
 
 def _unlisted(tool: str) -> str:
-    """The name of a tool that its node does not list, and so may spell as it likes; blanks are in no name."""
+    """Return the name of a tool that its node does not list. Raises NotFound for one that is not a valid name."""
     if not acceptable_name(tool):
         raise NotFound(f"{tool[:100]!r} cannot be the name of a tool; `farhand tools` lists what there is")
     return tool
 
 
 def written(arguments: Any) -> msgspec.Raw:
-    """Raises InvalidArgs for what JSON cannot carry."""
+    """Return arguments as JSON. Raises InvalidArgs for values that JSON does not have."""
     try:
         return msgspec.Raw(msgspec.json.encode(arguments))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -409,8 +400,8 @@ def written(arguments: Any) -> msgspec.Raw:
 
 
 def _announced(node: Node) -> list[ToolSpec]:
-    """What a node that lists no tools can be asked for: its capabilities, which may be names of tools themselves, and
-    names below them that worked."""
+    """Return the presumed tools of a node that lists none: its capabilities, which may be tool names, and names below
+    them that have worked."""
     if node.card.tools:
         return []
     node_id = node.card.node_id
@@ -429,7 +420,7 @@ def _announced(node: Node) -> list[ToolSpec]:
 
 
 def read_arguments(args: msgspec.Raw) -> Any:
-    """Raises InvalidArgs for JSON that cannot be held, such as a number out of range."""
+    """Return decoded arguments. Raises InvalidArgs for JSON that cannot be read, such as a number out of range."""
     try:
         check_value_count(args)
         return msgspec.json.decode(args)
@@ -438,13 +429,13 @@ def read_arguments(args: msgspec.Raw) -> Any:
 
 
 def _compile(schema: dict[str, Any]) -> Any:
-    """A validator that fetches nothing and whose patterns cannot run away; None for a schema that is none.
+    """Return a validator that fetches nothing and does not backtrack; None for an invalid schema.
 
-    Nor for one with references: a few of them can unfold into any amount of work. The node checks its own.
+    Also None for a schema with references: a few of them can expand into any amount of work. The node still validates.
     """
     if b'"$ref"' in (text := msgspec.json.encode(schema)) or b'"$dynamicRef"' in text:
         return None
-    import jsonschema_rs  # noqa: PLC0415 - some megabytes that a gateway at rest does without
+    import jsonschema_rs  # noqa: PLC0415 - several megabytes that an idle gateway does not need
 
     try:
         return jsonschema_rs.Draft202012Validator(

@@ -1,7 +1,7 @@
-"""What commands print, with the gateway's secrets covered.
+"""The output of commands with the gateway's secrets masked.
 
-Readers count bytes and may begin at any, so a secret is covered by as many stars as it has bytes, and looked for
-beyond both ends of what was asked for: asked for in two halves, it is not shown either.
+Readers count bytes and may start at any offset, so a secret is masked by as many asterisks as it has bytes, and
+searched for beyond both ends of the requested range: reading it in two halves does not reveal it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from farhand.protocol.redaction import KnownSecrets
 async def covered(
     pages: Callable[[int], AsyncGenerator[Output, None]], offset: int, secrets: KnownSecrets
 ) -> AsyncGenerator[Output, None]:
-    """The pages from `offset` on; `pages` gives them as they are, from any offset."""
+    """Yield the masked pages from `offset` on; `pages` returns the original ones from an offset."""
     position = max(0, offset - secrets.longest + 1)
-    # From `position` on: read, and not shown yet since it may be the beginning of a secret.
+    # What was read from `position` on and may be the beginning of a secret.
     held = b""
     source = pages(position)
     try:
         async for page in source:
             data = held + page.data
-            if page.offset != position + len(held):  # what was in between is no longer kept, the end of a secret is
+            if page.offset != position + len(held):  # a gap: what follows may be the end of a secret
                 position, rest = page.offset, secrets.leading_partial(page.data)
                 data = b"*" * rest + page.data[rest:]
             shown = len(data) if page.over else len(data) - secrets.trailing_partial(data)
