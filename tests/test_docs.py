@@ -56,6 +56,19 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert sorted(str(page) for page in {*(ROOT / "docs").rglob("*.md")} - seen) == []
 
 
+NAMING = [page for page in PAGES if "decisions" not in page.parts and page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=names_of(NAMING))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    sources = [
+        f"/{path.relative_to(ROOT)}" for top in ("src", "tests", "examples") for path in (ROOT / top).rglob("*.py")
+    ]
+    named = re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", prose(page))
+    missing = {name for name in named if not any(path.endswith(f"/{name}") for path in sources)}
+    assert missing - {"mynode.py", "notes.py"} == set()
+
+
 def commands_of(page: Path) -> list[str]:
     """The `farhand` commands in the console blocks of a page, without what follows a pipe or a comment."""
     blocks = "\n".join(text for kind, text in FENCED.findall(page.read_text()) if kind in {"console", "sh"})
