@@ -7,6 +7,7 @@ their cache. What changes oftener comes later: first the rules, then the workspa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 
 from farhand.agent.skills import Skill, listed
 from farhand.protocol.names import SEPARATOR
+from farhand.protocol.untrusted import quoted
 
 FILES: Final = (
     "SOUL.md",
@@ -34,6 +36,9 @@ LONGEST_FILES: Final = 150_000
 # Characters of the list of machines, and of those that are offline.
 LONGEST_MACHINES: Final = 600
 LONGEST_ABSENT: Final = 250
+# Names of tools that need no quotes; the name of a plug-in's tool has a dot and is called as it is.
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}(\.\*)?")
+_PLAIN_TOOL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEARTBEAT_OK: Final = "HEARTBEAT_OK"
 
 
@@ -162,8 +167,8 @@ def _machines(machines: Sequence[Machine]) -> str:
     online = [machine for machine in known if not machine.offline]
     parts = []
     if online:
-        # The name of a plug-in's tool has a dot and is called as it is.
-        example = next((f"{one.id}{SEPARATOR}{tool}" for one in online for tool in one.tools if "." not in tool), "")
+        plain = (f"{one.id}{SEPARATOR}{tool}" for one in online for tool in one.tools if _PLAIN_TOOL.fullmatch(tool))
+        example = next(plain, "")
         naming = f" A machine's tool is named {{machine}}__{{tool}}, such as {example}." if example else ""
         parts.append(f"Connected now.{naming} Find parameters with tool_search.")
         parts += _listed(online)
@@ -177,12 +182,17 @@ def _machines(machines: Sequence[Machine]) -> str:
     return "\n".join(parts)
 
 
+def _tool_names(names: Sequence[str]) -> str:
+    """A node may call its tools what it likes; names that could be read as something else are quoted."""
+    return ", ".join(name if _TOOL_NAME.fullmatch(name) else quoted(name) for name in names)
+
+
 def _listed(machines: Sequence[Machine]) -> list[str]:
     """A line for each machine; where that takes too much room, one for each set of tools; else the ids alone."""
     lines = [
         f"- {machine.id}"
         + (f" ({machine.description})" if machine.description else "")
-        + (f": {', '.join(machine.tools)}" if machine.tools else "")
+        + (f": {_tool_names(machine.tools)}" if machine.tools else "")
         for machine in machines
     ]
     if sum(map(len, lines)) <= LONGEST_MACHINES:
@@ -191,7 +201,7 @@ def _listed(machines: Sequence[Machine]) -> list[str]:
     for machine in machines:
         alike.setdefault(machine.tools, []).append(machine.id)
     lines = [
-        f"- {_bounded(ids, LONGEST_MACHINES // 3)}" + (f": {', '.join(tools)}" if tools else "")
+        f"- {_bounded(ids, LONGEST_MACHINES // 3)}" + (f": {_tool_names(tools)}" if tools else "")
         for tools, ids in alike.items()
     ]
     if sum(map(len, lines)) > LONGEST_MACHINES:

@@ -9,6 +9,7 @@ import msgspec
 from farhand.llm.messages import Block, Content, FinishReason, Image, Message, Text, ToolUse
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
+from farhand.protocol.json_limits import decode_bounded
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,7 +82,10 @@ def _shown(result: msgspec.Raw) -> Content:
     data = bytes(result)
     if b'"content"' not in data:
         return data.decode()
-    value = msgspec.json.decode(data)
+    try:
+        value = decode_bounded(data)
+    except msgspec.DecodeError:
+        return data.decode()
     content = value.get("content") if isinstance(value, dict) else None
     if isinstance(content, str) and len(value) == 1:
         return content

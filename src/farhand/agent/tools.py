@@ -11,7 +11,7 @@ import msgspec
 from farhand.agent.tool_outcome import Outcome
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.names import SEPARATOR
+from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_COMPARED_NAMES, SEPARATOR
 
 # Runs a tool to its end. Its arguments are a JSON object. It may raise ToolError; cancelling it ends the tool.
 Call = Callable[[ToolUse], Awaitable[Outcome]]
@@ -75,7 +75,9 @@ class WithClients:
 
 def not_found(name: str, known: Iterable[str]) -> Outcome:
     """Tell the model that a tool does not exist. A similar name is suggested only if it belongs to the same machine."""
-    near = difflib.get_close_matches(name, [one for one in known if machine_part(one) == machine_part(name)], 3)
+    # Names come from nodes and from the model; comparing many long ones takes long.
+    same = [one for one in known if len(one) <= MAX_COMPARED_LENGTH and machine_part(one) == machine_part(name)]
+    near = difflib.get_close_matches(name[:MAX_COMPARED_LENGTH], same[:MAX_COMPARED_NAMES], 3)
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
     return Outcome.failed("not_found", f"tool not found: {name}{hint}")
 

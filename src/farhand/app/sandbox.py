@@ -7,23 +7,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.config import SandboxSection
-from farhand.machine.sandbox.bubblewrap import Confinement, Mount, Sandbox, SandboxError
+from farhand.machine.sandbox.bubblewrap import Confinement, Mount, Sandbox, SandboxError, Steering
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.errors import Failed
 
 log = logging.getLogger(__name__)
 
 
-def sandbox_of(section: SandboxSection, workspace: Path, home: Path, readable: Sequence[Path] = ()) -> Confinement:
+def sandbox_of(
+    section: SandboxSection,
+    workspace: Path,
+    home: Path,
+    readable: Sequence[Path] = (),
+    steering: Steering = Steering.NONE,
+) -> Confinement:
     """The sandbox of the settings and its way to the host, as far as they ask for them. Raises SandboxError.
 
-    `readable`: folders that commands see in their place, to read.
+    `readable`: folders that commands see in their place, to read. `steering`: whose steering files the workspace holds.
     """
     if not section.enabled:
         return None, None
     mounts = [Mount(str(folder), str(folder)) for folder in readable]
     mounts += [Mount(mount.host, mount.container or mount.host, mount.mode == "rw") for mount in section.mounts]
-    sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user)
+    sandbox = Sandbox(workspace, mounts=mounts, network=section.network == "host", user=section.user, steering=steering)
     if not section.host_commands:
         return sandbox, None
     return sandbox, HostCommands(
@@ -40,15 +46,22 @@ class LiveConfinement:
     """The sandbox as the settings describe it at the moment; a change holds for the next command."""
 
     def __init__(
-        self, section: Callable[[], SandboxSection], workspace: Path, home: Path, *, readable: Sequence[Path] = ()
+        self,
+        section: Callable[[], SandboxSection],
+        workspace: Path,
+        home: Path,
+        *,
+        readable: Sequence[Path] = (),
+        steering: Steering = Steering.NONE,
     ) -> None:
-        """Raises SandboxError for settings that cannot be followed. `readable`: see `sandbox_of`."""
+        """Raises SandboxError for settings that cannot be followed. `readable`, `steering`: see `sandbox_of`."""
+        self._steering = steering
         self._readable = tuple(folder.resolve() for folder in readable)
         self._section = section
         self._workspace = workspace
         self._home = home
         self._described = section()
-        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home, self._readable)
+        self._made: Confinement | SandboxError = sandbox_of(self._described, workspace, home, self._readable, steering)
 
     def __call__(self) -> Confinement:
         """Raises Failed while the settings describe a sandbox that cannot be: nothing runs lower in silence."""
@@ -63,7 +76,7 @@ class LiveConfinement:
 
     def _change(self, section: SandboxSection) -> None:
         try:
-            self._made = sandbox_of(section, self._workspace, self._home, self._readable)
+            self._made = sandbox_of(section, self._workspace, self._home, self._readable, self._steering)
         except SandboxError as error:
             log.error("no command runs until [sandbox] is put right: %s", error)
             self._made = error

@@ -103,6 +103,7 @@ from farhand.machine.files.transaction_log import roll_back_unfinished
 from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, UndoLog
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.sandbox.bubblewrap import Steering
 from farhand.memory.memory import Memory
 from farhand.memory.registry import Provider, make_embedder
 from farhand.memory.tools import memory_tools
@@ -192,7 +193,9 @@ async def open_machine(
     await asyncio.to_thread(roll_back_unfinished, files)
     variables = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
     jobs = await stack.enter_async_context(Jobs(home / "jobs", environment=variables, eager=False))
-    confinement = LiveConfinement(lambda: live.now.sandbox, workspace, home, readable=(skill_files,))
+    confinement = LiveConfinement(
+        lambda: live.now.sandbox, workspace, home, readable=(skill_files,), steering=Steering.OF_CALLER
+    )
     return LocalMachine(files, jobs, undo_log, confinement, skill_files, NodeQueries(jobs, variables, home / "logs"))
 
 

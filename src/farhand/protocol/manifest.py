@@ -12,11 +12,12 @@ from itertools import accumulate
 import msgspec
 
 from farhand.protocol.errors import ProtocolError
+from farhand.protocol.json_limits import check_value_count
 
 MAX_ENTRIES = 200_000
 MAX_MANIFEST_BYTES = 48 * 1024 * 1024
-# The separator of two entries. Paths may contain it too, but rarely.
-_BETWEEN = b"],["
+# Counted by brackets and commas, outside of paths.
+_MAX_VALUES = 8 * MAX_ENTRIES
 
 
 class EntryKind(StrEnum):
@@ -25,7 +26,7 @@ class EntryKind(StrEnum):
     LINK = "link"
 
 
-class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
+class ManifestEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A file, folder or link below what is sent; the path of a single file is empty."""
 
     path: str
@@ -51,8 +52,10 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """Decode a manifest. Raises ProtocolError for an invalid one, such as one with paths that lead outside."""
-        if data.count(_BETWEEN) >= MAX_ENTRIES:  # before millions of entries are decoded
-            raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries")
+        try:
+            check_value_count(data, _MAX_VALUES)
+        except msgspec.DecodeError:  # before millions of entries are decoded
+            raise ProtocolError(f"a manifest has at most {MAX_ENTRIES} entries") from None
         try:
             entries = _decoder.decode(data)
         except msgspec.MsgspecError as error:

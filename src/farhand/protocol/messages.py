@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -18,7 +18,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from farhand.protocol.calls import NULL, ToolFailure, ToolSpec
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.freeze import FreezeOrder
-from farhand.protocol.version import PROTOCOL_VERSION
+from farhand.protocol.json_limits import check_value_count
+from farhand.protocol.version import KIB, MAX_HELLO_BYTES, MAX_PLAIN_FRAME_BYTES, PROTOCOL_VERSION
 
 Version = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Millis = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -306,8 +307,31 @@ _NODE_ORDER: Final = ("id", "name", "node_type", "version", "tags")
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _TAG_FIRST: Final = b'{"type":"'
+
+# Frames above this size are decoded in steps that bound the work.
+LARGE_FRAME_BYTES: Final = 16 * KIB
+# In a whole frame. Bodies are skipped, not decoded, which takes 30 to 100 ns for each value.
+MAX_FRAME_VALUES: Final = 1_000_000
+# In a message without a body, which is decoded as a whole.
+_MAX_DECODED_VALUES: Final = 150_000
+# In a large frame with more than `LARGE_FRAME_BYTES` beside its body or, if it has none, beside the fields of messages.
+_MAX_KEYS: Final = 10_000
+# The messages with a body, and the field that holds it. Only they come in frames of more than `MAX_HELLO_BYTES`.
+_BODIES: Final = {
+    b'"tool_request"': "args",
+    b'"tool_response"': "result",
+    b'"node_query"': "params",
+    b'"node_answer"': "result",
+}
 _fields_decoder: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
-_items_decoder: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+
+
+_FIELD_NAMES: Final = sorted({"type", *(name for kind in get_args(Message) for name in kind.__struct_fields__)})
+# Every field of every message, unread. Unlike a dictionary, it takes no memory for other keys.
+_Fields: Final = msgspec.defstruct("_Fields", [(name, Raw | UnsetType, UNSET) for name in _FIELD_NAMES])
+_known_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Fields)
+_Items: Final = msgspec.defstruct("_Items", [(f"item_{n}", Raw | UnsetType, UNSET) for n in range(6)], array_like=True)
+_array_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Items)
 
 
 def encode(message: Message) -> bytes:
@@ -316,11 +340,20 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | str) -> Message:
-    """Return the message in a text frame. Raises ProtocolError for any invalid frame."""
+    """Return the message in a text frame. Raises ProtocolError for any invalid frame.
+
+    Takes time linear in the length of the frame.
+    """
     try:
         raw = data.encode() if isinstance(data, str) else bytes(data)
         if not raw.isascii():
             raw.decode()  # bodies are forwarded without decoding, so invalid UTF-8 must be detected here
+        if len(raw) > LARGE_FRAME_BYTES:
+            check_value_count(raw, MAX_FRAME_VALUES)
+        if raw.lstrip(b" \t\r\n")[:1] == b"[":
+            raw = _from_array(raw)
+        if len(raw) > LARGE_FRAME_BYTES and (message := _from_large(raw)) is not None:
+            return message
         if raw.startswith(_TAG_FIRST):
             # Nearly every frame equals our own encoding, which has no repeated key.
             try:
@@ -329,12 +362,41 @@ def decode(data: bytes | str) -> Message:
                     return message
             except msgspec.MsgspecError:
                 pass  # some forms of a message are only decoded below
-        if raw.lstrip(b" \t\r\n")[:1] == b"[":
-            raw = _from_array(raw)
         raw = _checked(raw)
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ProtocolError(f"not a message: {error}") from None
+
+
+def _from_large(raw: bytes) -> Message | None:
+    """The message in a large frame that is mostly its body; None for another one that `decode` may read.
+
+    The body is skipped once and never decoded. Raises ProtocolError or MsgspecError for a frame that would take long to
+    decode.
+    """
+    known = _known_decoder.decode(raw)
+    fields = {name: value for name in _FIELD_NAMES if (value := getattr(known, name)) is not UNSET}
+    tag = bytes(fields.get("type", b""))
+    if tag not in _BODIES:
+        if len(raw) > MAX_HELLO_BYTES:
+            raise ProtocolError(f"not a message: one without a body has at most {MAX_HELLO_BYTES} bytes")
+        beside = len(raw) - sum(len(name) + len(value) + 4 for name, value in fields.items())
+        check_value_count(raw, _MAX_KEYS if beside > LARGE_FRAME_BYTES else _MAX_DECODED_VALUES)
+        return None
+    name = _BODIES[tag]
+    body = bytes(fields.get(name, b""))
+    if len(raw) - len(body) > LARGE_FRAME_BYTES:
+        check_value_count(raw, _MAX_KEYS)
+    else:  # one value is as good as another in its place, so the rest is read with a short one there
+        for key in re.finditer(rb'"%s"[ \t\r\n]*:[ \t\r\n]*' % name.encode(), raw[:LARGE_FRAME_BYTES]):
+            if raw.startswith(body, key.end()):
+                rest = raw[: key.end()] + b"null" + raw[key.end() + len(body) :]
+                message = _decoder.decode(_checked(rest))
+                if getattr(message, name) == NULL:
+                    return msgspec.structs.replace(message, **{name: Raw(body)})
+    if len(raw) > MAX_PLAIN_FRAME_BYTES:
+        raise ProtocolError(f"not a message: it has {len(raw)} bytes, and its body cannot be told from the rest")
+    return None
 
 
 def _checked(raw: bytes) -> bytes:
@@ -349,8 +411,7 @@ def _checked(raw: bytes) -> bytes:
         if text[:1] == b"{":
             _refuse_repeats(text, _fields_decoder.decode(text))
         elif name == "node" and text[:1] == b"[":
-            items = _items_decoder.decode(text)
-            fields[name] = Raw(_encoder.encode(dict(zip(_NODE_ORDER, items, strict=False))))
+            fields[name] = Raw(_encoder.encode(dict(zip(_NODE_ORDER, _items(text), strict=False))))
             raw = _encoder.encode(fields)
     return raw
 
@@ -369,12 +430,18 @@ def _refuse_repeats(raw: bytes, fields: dict[str, Raw]) -> None:
 
 
 def _from_array(raw: bytes) -> bytes:
-    items = _items_decoder.decode(raw)
+    items = _items(raw)
     tag = msgspec.json.decode(items[0], type=str) if items else ""
     order = _ORDER.get(tag)
     if order is None or len(items) - 1 > len(order):
-        raise ProtocolError(f"not a message: array of {len(items)} items tagged {tag!r}")
+        raise ProtocolError(f"not a message: array of {len(items)} or more items tagged {tag[:100]!r}")
     return _encoder.encode({"type": tag, **dict(zip(order, items[1:], strict=False))})
+
+
+def _items(raw: bytes) -> list[Raw]:
+    """The first six items of an array: no message has more. The others are skipped."""
+    first = _array_decoder.decode(raw)
+    return [item for name in _Items.__struct_fields__ if (item := getattr(first, name)) is not UNSET]
 
 
 # -- frames that cannot be decoded ----------------------------------------------------------------------------------
@@ -382,6 +449,7 @@ def _from_array(raw: bytes) -> bytes:
 # Peers write the id among the first fields; searching no further bounds the work for a frame of any size.
 SEARCHED_BYTES: Final = 64 * 1024
 _REQUEST_ID: Final = re.compile(rb'"request_id"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,128})"')
+_TYPE: Final = re.compile(rb'"type"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"([a-z_]{1,64})"')
 
 
 class _Head(Struct):
@@ -396,6 +464,9 @@ def may_be_response(frame: bytes) -> bool:
 
     False only for an object of another type: such messages are ignored, known or not.
     """
+    if len(frame) > SEARCHED_BYTES:
+        found = _TYPE.search(frame[:SEARCHED_BYTES])
+        return found is None or found[1].decode() == ToolResponse.__struct_config__.tag
     try:
         kind = _head_decoder.decode(frame).type
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

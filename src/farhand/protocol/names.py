@@ -20,6 +20,10 @@ ANY_BELOW = ".*"
 # No valid name is longer: a node id and a capability are much shorter.
 MAX_TOOL_NAME_CHARS = 1024
 
+# For suggestions of a similar name, which take time with the square of a name's length.
+MAX_COMPARED_NAMES = 200
+MAX_COMPARED_LENGTH = 64
+
 # The default agent.
 MAIN_AGENT = "main"
 

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from typing import Any, Final
 
+import msgspec
+
 # Blank in most fonts, although a letter or a mark by category.
 _BLANK: Final = re.compile("[\u115f\u1160\u3164\uffa0\u034f\u17b4\u17b5\u2800]")
 _BREAKS: Final = frozenset({"Zl", "Zp", "Zs"})
@@ -28,6 +30,11 @@ def one_line(text: str, longest: int) -> str:
         text = _BLANK.sub("", text)
     line = " ".join(text.split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotation marks that nothing in it can end."""
+    return msgspec.json.encode(text).decode()
 
 
 def _shown(character: str) -> str:

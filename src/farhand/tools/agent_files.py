@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
-from typing import Annotated, Final
+from itertools import groupby
+from typing import Annotated, BinaryIO, Final
 
 from msgspec import Meta
 
 from farhand.machine.files.allowed_paths import check_path_text, display
 from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.listing import FolderEntry, list_folder
-from farhand.machine.files.text import NotText, NotUnique, lines_from, plan_replacement, read_lines, replace_text
+from farhand.machine.files.text import NotText, NotUnique, lines_from, plan_replacement, replace_text
 from farhand.machine.patch.apply import apply_patch, planned_changes
 from farhand.machine.search.glob import glob_files
 from farhand.machine.search.grep import Match, grep_files
 from farhand.machine.search.patterns import BadPattern
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout, ToolError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, file_preview, planned_effect
 from farhand.tools.schema import encode_argument
@@ -28,6 +30,8 @@ PAGE: Final = 50 * 1024
 LARGEST_PAGE: Final = 512 * 1024
 MOST_MATCHES: Final = 100
 MOST_FILES: Final = 1000
+MOST_GREP_CHARS: Final = 500_000
+MOST_READ_AT_ONCE: Final = 1 << 20
 LINE_WIDTH: Final = 1000
 SHOWN_EDIT: Final = 1000
 DEEPEST: Final = 5
@@ -228,10 +232,18 @@ class AgentFileTools:
             )
         except BadPattern as error:
             raise InvalidArgs(f"grep parameter pattern: invalid regular expression: {error}") from None
-        lines = [line for match in matches for line in self._window(match, context_lines)]
-        if more:
-            lines.append(f"[grep output truncated at {max_results} matches; narrow the pattern, path or include]")
-        return "\n".join(lines)
+        shown: list[str] = []
+        size = 0
+        for line in self._matching(matches, context_lines):
+            size += len(line)
+            if size > MOST_GREP_CHARS:
+                shown.append(f"[grep output truncated at {MOST_GREP_CHARS} characters; narrow the pattern or path]")
+                break
+            shown.append(line)
+        else:
+            if more:
+                shown.append(f"[grep output truncated at {max_results} matches; narrow the pattern, path or include]")
+        return "\n".join(shown)
 
     def glob(
         self,
@@ -292,17 +304,20 @@ class AgentFileTools:
             return None
         return self._skills.base(self._files.resolve(path))
 
-    def _window(self, match: Match, around: int) -> list[str]:
-        name = self._relative(match.path)
-        if not around:
-            return [f"{name}:{match.line}:{self._line(match.content)}"]
-        first = max(0, match.line - 1 - around)
-        try:
-            with self._files.open(match.path) as file:
-                lines = read_lines(file, first, match.line - first + around)
-        except (ToolError, NotText):
-            lines, first = [match.content], match.line - 1
-        return [f"{name}:{number}:{self._line(line)}" for number, line in enumerate(lines, first + 1)]
+    def _matching(self, matches: list[Match], around: int) -> Iterator[str]:
+        """The lines that match, with those around them; each line once, each file read once. Raises Timeout."""
+        deadline = time.monotonic() + self._search_seconds
+        for path, found in groupby(matches, key=lambda match: match.path):
+            name = self._relative(path)
+            lines = [(match.line, match.content) for match in found]
+            file = None
+            with contextlib.suppress(ToolError):  # gone since
+                file = self._files.open(path) if around else None
+            if file is not None:
+                with file:
+                    lines = list(_around(file, [number for number, _ in lines], around, deadline))
+            for number, content in lines:
+                yield f"{name}:{number}:{self._line(content)}"
 
     def _line(self, text: str) -> str:
         """Return the displayed part of a matching line or its context."""
@@ -318,6 +333,27 @@ class AgentFileTools:
     def _relative(self, path: str) -> str:
         """Return the shortest form of a path that the other tools accept."""
         return path.removeprefix(self._files.workspace.rstrip("/") + "/")
+
+
+def _around(file: BinaryIO, matching: list[int], around: int, deadline: float) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are at most so far from one that matches. Raises Timeout."""
+    wanted = iter(matching)
+    following = next(wanted, None)
+    last, number = 0, 0
+    while following is not None or number < last:
+        number += 1
+        line = file.readline(4 * LINE_WIDTH + 2)
+        if not line:
+            return
+        part = line
+        while part and not part.endswith(b"\n"):
+            part = file.readline(MOST_READ_AT_ONCE)
+        while following is not None and following <= number + around:
+            last, following = following + around, next(wanted, None)
+        if number <= last:
+            yield number, line.rstrip(b"\r\n").decode("utf-8", "replace")
+        if number % 10_000 == 0 and time.monotonic() > deadline:
+            raise Timeout("reading the lines around the matches took too long; ask for fewer, or without context")
 
 
 def _described(entry: FolderEntry) -> str:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import keyword
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final, get_type_hints
 
@@ -18,6 +19,7 @@ import msgspec
 from farhand.protocol.errors import InvalidArgs
 
 _LONGEST_NAME: Final = 100
+_MAX_NAMES: Final = 200
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -119,9 +121,12 @@ def unknown_parameter(given: str, names: Collection[str]) -> InvalidArgs:
     wrong = f"unknown parameter {given[:_LONGEST_NAME]!r}"
     if not names:
         return InvalidArgs(f"{wrong}; this tool has no parameters")
-    near = _closest(given, names)
+    # The names may be those of a node's schema: any number of them, of any length.
+    known = [name for name in islice(names, _MAX_NAMES) if len(name) <= _LONGEST_NAME]
+    more = f" and {len(names) - len(known)} more" if len(known) < len(names) else ""
+    near = _closest(given, known)
     hint = "valid parameters" if near is None else f"did you mean {near!r}? Valid parameters"
-    return InvalidArgs(f"{wrong}; {hint}: {', '.join(names)}")
+    return InvalidArgs(f"{wrong}; {hint}: {', '.join(known)}{more}")
 
 
 def encode_argument(parameter: str, text: str) -> bytes:

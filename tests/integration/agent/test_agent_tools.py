@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,26 @@ def test_grep_skips_binary_and_ignored_files_and_shows_context(agent: Hands) -> 
     agent.put("a.txt", "one\ntwo needle\nthree\n")
     assert agent.ok("grep", pattern="needle") == "a.txt:2:two needle"
     assert agent.ok("grep", pattern="needle", context_lines=1) == "a.txt:1:one\na.txt:2:two needle\na.txt:3:three"
+
+
+def test_grep_shows_each_line_once_whatever_the_context(agent: Hands) -> None:
+    agent.put("a.txt", "\n".join("needle" if number in (3, 4, 9, 20) else str(number) for number in range(1, 31)))
+    found = agent.ok("grep", pattern="needle", context_lines=2).splitlines()
+    assert [int(line.split(":")[1]) for line in found] == [*range(1, 12), *range(18, 23)]
+    agent.put("a.txt", "x" * 50_000 + "\nneedle\r\n" + "y" * 50_000)
+    found = agent.ok("grep", pattern="needle", context_lines=100).splitlines()
+    assert [line[:9] for line in found] == ["a.txt:1:x", "a.txt:2:n", "a.txt:3:y"] and len(found[0]) < 2000
+
+
+def test_grep_with_context_reads_a_file_once_and_has_a_bound(agent: Hands) -> None:
+    agent.put("big.txt", "match this line please\n" * 100_000)
+    began = time.monotonic()
+    found = agent.ok("grep", pattern="match", max_results=10_000, context_lines=100)
+    assert len(found) < 600_000
+    agent.put("big.txt", ("match" + "x" * 2000 + "\n") * 10_000)
+    found = agent.ok("grep", pattern="match", max_results=10_000, context_lines=100)
+    assert len(found) < 600_000 and "truncated at 500000 characters" in found.splitlines()[-1]
+    assert time.monotonic() - began < 30
 
 
 def test_grep_says_when_there_is_more(agent: Hands) -> None:

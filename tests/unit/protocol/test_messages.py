@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -787,3 +788,52 @@ def test_a_field_sent_twice_is_refused_however_it_is_written(message: Message, d
     members.insert(data.draw(st.integers(0, len(members))), f"{written}:{space}{json.dumps(fields[name])}")
     with pytest.raises(ProtocolError):
         decode("{" + f",{space}".join(members) + "}")
+
+
+LONG = "x,[{" * 10_000
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (",\n  ", " :\t")])
+@pytest.mark.parametrize("body", [LONG, {"result": LONG, "ok": False}, ['"result":', LONG], [1] * 9_000])
+def test_a_long_body_is_read_in_any_spelling(separators: tuple[str, str], body: Any) -> None:
+    for fields in (
+        {"type": "tool_response", "request_id": "r", "ok": True, "result": body},
+        {"result": body, "more": {"result": 1}, "ok": True, "request_id": "r", "type": "tool_response"},
+    ):
+        read = decode(json.dumps(fields, separators=separators))
+        assert isinstance(read, ToolResponse) and read.ok and isinstance(read.result, msgspec.Raw)
+        assert json.loads(bytes(read.result)) == body
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        f'{{"type":"tool_response","request_id":"r","ok":true,"result":"{LONG}","result":1}}',
+        f'{{"type":"tool_response","request_id":"r","ok":true,"result":1,"result":"{LONG}"}}',
+        f'{{"type":"tool_response","ok":false,"request_id":"r","ok":true,"result":"{LONG}"}}',
+        f'{{"type":"tool_response","request_id":"r","ok":true,"result":"{LONG}","res\\u0075lt":2}}',
+    ],
+)
+def test_a_repeated_key_beside_a_long_body_is_refused(frame: str) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        '{"type":"pong","timestamp":1,%s"a":1}' % ('"b":1,' * 200_000),
+        '{{"type":"pong","timestamp":1,{}"a":1}}'.format("".join(f'"{number}":1,' for number in range(20_000))),
+        '{"type":"pong","timestamp":1,"a":"%s"}' % ("x" * 2_000_000),
+        '["pong",%s1]' % ("1," * 600_000),
+        '{"type":"tool_response","request_id":"r","ok":true,"result":[%s1]}' % ("{}," * 600_000),
+        '{"type":"tool_response","request_id":"r","ok":false,"error":{%s"kind":"failed","message":""}}'
+        % ('"b":1,' * 90_000),
+        '{"type":"tools_update","capabilities":[%s"x"]}' % ('"x",' * 150_000),
+    ],
+)
+def test_a_frame_that_takes_long_to_decode_is_refused_at_once(frame: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ProtocolError):
+        decode(frame)
+    assert time.process_time() - began < 0.5

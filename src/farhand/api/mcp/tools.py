@@ -13,6 +13,7 @@ from farhand.gateway.calls.open_call import result_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.llm.tool_names import ToolNames
 from farhand.protocol.calls import ToolSpec
+from farhand.protocol.json_limits import decode_bounded
 from farhand.store.tables.calls import CallRecord, CallState
 
 # Tools in one answer; more are asked for with its cursor.
@@ -66,7 +67,10 @@ def outcome(record: CallRecord) -> dict[str, Any]:
         assert failure is not None
         return {"content": [_text(f"{failure.kind}: {failure.message}")], "isError": True, "_meta": meta}
     raw = b"null" if record.result is None else bytes(record.result)
-    value = msgspec.json.decode(raw)
+    try:
+        value = decode_bounded(raw)
+    except msgspec.DecodeError:  # it is the node's; too many values to decode, so it is passed on as text
+        value = None
     blocks = value.get("content") if isinstance(value, dict) else None
     if isinstance(value, dict) and value.keys() == {"content"}:
         if isinstance(blocks, str):

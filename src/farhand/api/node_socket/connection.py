@@ -10,15 +10,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
 import picows
 
 from farhand.api.node_socket.door import NodeServices
+from farhand.api.node_socket.message_queue import MessageQueue
 from farhand.api.node_socket.sips import Sips
-from farhand.api.server.large_bodies import beside_loop
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
@@ -64,9 +63,7 @@ CLOSE_WAIT_SECONDS = 2.0
 # At least this long, and this many times as long as it took, passes between two updates of a node's tools.
 UPDATE_PAUSE_SECONDS = 0.02
 UPDATE_REST = 10.0
-# Hellos longer than this are dealt with one after the other, so far apart for each credential.
-# Longer messages are decoded beside the event loop. No response of a plain node that is accepted is that long.
-LARGE_MESSAGE_BYTES = MAX_TOOL_RESPONSE_BYTES
+# Hellos longer than this are handled one after the other, this far apart for each credential.
 LONG_HELLO_BYTES = 64 * 1024
 LONG_HELLO_SECONDS = 0.5
 CONGESTED_BYTES = 32 * 1024 * 1024
@@ -111,8 +108,7 @@ class NodeConversation(picows.WSListener):
         self._resting: asyncio.TimerHandle | None = None
         self._newest_update: ToolsUpdate | None = None
         self._sips: Sips | None = None
-        # Messages that are decoded beside the loop.
-        self._decoding: set[asyncio.Future[Message]] = set()
+        self._messages = MessageQueue(self._on_message)
         self._socket: picows.WSTransport | None = None
 
     # -- the node registry's side ------------------------------------------------------------------------------
@@ -170,6 +166,7 @@ class NodeConversation(picows.WSListener):
     def close(self, code: int, reason: str) -> None:
         """Say why, give the peer a moment to answer, then cut."""
         self._flush()
+        self._messages.discard()
         socket, self._socket = self._socket, None
         if socket is None:
             return
@@ -211,10 +208,8 @@ class NodeConversation(picows.WSListener):
                     self._sips.read = 0
                 self._services.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
         elif kind == picows.WSMsgType.CLOSE:
-            if self._socket is not None:
-                self._socket = None
-                transport.send(picows.WSMsgType.CLOSE, frame.get_payload_as_bytes()[:2])
-            transport.disconnect()
+            code = frame.get_payload_as_bytes()[:2]
+            self._messages.after(lambda: self._close_answered(transport, code))
         elif kind in (picows.WSMsgType.PING, picows.WSMsgType.PONG):
             if self._connection is not None:
                 self._services.node_registry.seen(self._connection)
@@ -223,9 +218,18 @@ class NodeConversation(picows.WSListener):
         elif kind in (picows.WSMsgType.TEXT, picows.WSMsgType.BINARY, picows.WSMsgType.CONTINUATION):
             self._on_part(kind, frame)
 
+    def _close_answered(self, transport: picows.WSTransport, code: bytes) -> None:
+        if self._socket is not None:
+            self._socket = None
+            transport.send(picows.WSMsgType.CLOSE, code)
+        transport.disconnect()
+
     def on_ws_disconnected(self, _transport: picows.WSTransport) -> None:
         self._socket, self._direct = None, -1
         self._frames.clear()
+        self._messages.after(self._leave)
+
+    def _leave(self) -> None:
         for timer in (self._timer, self._resting, self._greeting):
             if timer is not None:
                 timer.cancel()
@@ -265,35 +269,24 @@ class NodeConversation(picows.WSListener):
     def _on_text(self, text: bytes) -> None:
         if self._socket is None:
             return  # closing
-        connection = self._connection
-        if connection is None:
+        if self._connection is None:
             self._greet_in_turn(text)
-            return
+        else:
+            self._messages.put(text, self._heard_at, self._socket.underlying_transport)
+
+    def _on_message(self, text: bytes, message: Message | ProtocolError) -> None:
+        connection = self._connection
+        assert connection is not None, "messages are handled once the node has joined"
         self._services.node_registry.seen(connection)
-        if len(text) < LARGE_MESSAGE_BYTES:
-            self._handle(connection, text, partial(decode, text))
-            return
-        decoding = asyncio.ensure_future(beside_loop(len(text), partial(decode, text)))
-        self._decoding.add(decoding)
-        decoding.add_done_callback(partial(self._decoded, connection, text))
-
-    def _decoded(self, connection: Connection, text: bytes, decoding: asyncio.Future[Message]) -> None:
-        self._decoding.discard(decoding)
-        # A node whose connection was closed meanwhile sends the result again when it is back.
-        if self._socket is not None and not decoding.cancelled():
-            self._handle(connection, text, decoding.result)
-
-    def _handle(self, connection: Connection, text: bytes, read: Callable[[], Message]) -> None:
-        try:
-            message = read()
-        except ProtocolError as error:
-            log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), error)
-            if isinstance(error.__context__, UnicodeError):
+        if isinstance(message, ProtocolError):
+            log.debug("node %s: ignored a frame of %d bytes: %s", connection.node_id, len(text), message)
+            if isinstance(message.__context__, UnicodeError):
                 self.close(1007, "a text frame is UTF-8")
-            elif connection.resume is None and may_be_response(text):
-                self._services.gate.node_calls.answered_unreadably(connection, readable_request_id(text), str(error))
-            return
-        if isinstance(message, ToolResponse):
+            elif may_be_response(text):
+                request_id = readable_request_id(text)
+                if connection.resume is None or (request_id is not None and self._services.gate.is_open(request_id)):
+                    self._services.gate.node_calls.answered_unreadably(connection, request_id, str(message))
+        elif isinstance(message, ToolResponse):
             self._services.end_orders.answered(connection, message)
             self._services.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
         elif isinstance(message, Ping):

@@ -141,6 +141,7 @@ class KeyClaim(msgspec.Struct, frozen=True):
         return held[0]
 
 
+ENTRIES_AT_ONCE = 1000
 SOURCE = Query("source", "`node:path`, or `gsv:path`.", required=True)
 DESTINATION = Query("destination", "`node:path`, or `gsv:path`.", required=True)
 
@@ -274,7 +275,7 @@ class TransferRoutes:
         query=(SOURCE,),
         acts=True,
     )
-    async def manifest(self, request: Request) -> dict[str, Any]:
+    async def manifest(self, request: Request) -> Reply:
         """What is at `source`: its name, and the files, folders and links of a folder."""
         receiver = DownloadReceiver()
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
@@ -283,25 +284,15 @@ class TransferRoutes:
             entries = await self._answered(begun, receiver.entries)
         finally:
             await self._transfers.cancel(begun.record.id, "only its list was wanted")
-        return {
+        listed = {
             "name": offer.name,
             "folder": offer.folder,
             "size": offer.size,
             "files": offer.files,
             "executable": not offer.folder and any(each.executable for each in entries),
             "private": offer.private,
-            "entries": [
-                {
-                    "path": each.path,
-                    "kind": each.kind,
-                    "size": each.size,
-                    "executable": each.executable,
-                    "private": each.private,
-                }
-                for each in entries
-                if offer.folder
-            ],
         }
+        return Reply(pieces=_listing(listed, entries if offer.folder else []))
 
     def _cancel_when_gone(self, request: Request, begun: OpenTransfer) -> None:
         """Cancel a download when its client leaves, also before it has read anything."""
@@ -413,6 +404,25 @@ class TransferRoutes:
             raise _unknown(request)
         own = record.credential == request.credential.id or request.credential.may(Scope.READ)
         return view(record) if own else {"id": record.id, "state": record.state.value}
+
+
+async def _listing(head: dict[str, Any], entries: list[ManifestEntry]) -> AsyncIterator[bytes]:
+    """The JSON of a manifest, a little at a time: there may be 200,000 entries."""
+    yield msgspec.json.encode(head)[:-1] + b',"entries":['
+    for at in range(0, len(entries), ENTRIES_AT_ONCE):
+        rows = [
+            {
+                "path": each.path,
+                "kind": each.kind,
+                "size": each.size,
+                "executable": each.executable,
+                "private": each.private,
+            }
+            for each in entries[at : at + ENTRIES_AT_ONCE]
+        ]
+        yield (b"," if at else b"") + msgspec.json.encode(rows)[1:-1]
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 def view(record: TransferRecord) -> dict[str, Any]:

@@ -237,7 +237,11 @@ def _private(path: Path, status: os.stat_result, mode: int) -> str:
 def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
     """Check that this machine supports the configured sandbox and reaches the host commands."""
     if not settings.sandbox.enabled:
-        yield Check("sandbox", "ok", "off; commands of the agent and of this home's nodes run as the gateway's user")
+        said = (
+            "off; commands of the agent, and of nodes of this home, run as the gateway's user. A token with tools.exec "
+            "can change every file of that user, including those that steer the agent"
+        )
+        yield Check("sandbox", "ok", said)
         return
     workspace = home / "agents" / "main"
     try:

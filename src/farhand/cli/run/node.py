@@ -136,7 +136,7 @@ def run_until_stopped(
         agent_workspace=with_parent is not None,
         home=home,
         use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
-        confinement=lambda workspace: _SandboxSettings(home, workspace),
+        confinement=lambda workspace: _SandboxSettings(home, workspace, agent_workspace=with_parent is not None),
     )
 
     async def serve() -> None:
@@ -176,8 +176,10 @@ class _SandboxSettings:
     Reading the settings needs several megabytes of memory, so a home without settings does not load that code.
     """
 
-    def __init__(self, home: Path, workspace: Path) -> None:
+    def __init__(self, home: Path, workspace: Path, *, agent_workspace: bool) -> None:
+        """`agent_workspace`: the folder is that of an agent, whose steering files no command of a node may change."""
         self._home = home
+        self._agent_workspace = agent_workspace
         self._workspace = workspace
         self._live: Callable[[], Confinement] | None = None
 
@@ -193,10 +195,12 @@ class _SandboxSettings:
     def _load(self) -> Callable[[], Confinement]:
         from farhand import config  # noqa: PLC0415
         from farhand.app.sandbox import LiveConfinement  # noqa: PLC0415
+        from farhand.machine.sandbox.bubblewrap import Steering  # noqa: PLC0415
 
         try:
             live = config.LiveConfig(self._home, config.load(self._home))
-            return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home)
+            steering = Steering.OF_ANY if self._agent_workspace else Steering.NONE
+            return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home, steering=steering)
         except FarhandError as error:
             raise Failed(f"cannot use the settings in {self._home}: {error}; the command did not run") from None
 

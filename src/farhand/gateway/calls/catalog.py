@@ -8,11 +8,20 @@ from typing import Any, Literal
 
 import msgspec
 
+from farhand.gateway.calls.argument_schemas import ArgumentSchema
 from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.json_limits import check_value_count
-from farhand.protocol.names import ANY_BELOW, MAX_TOOL_NAME_CHARS, acceptable_name, join_tool, split_tool
+from farhand.protocol.names import (
+    ANY_BELOW,
+    MAX_COMPARED_LENGTH,
+    MAX_COMPARED_NAMES,
+    MAX_TOOL_NAME_CHARS,
+    acceptable_name,
+    join_tool,
+    split_tool,
+)
 from farhand.tools import undo
 from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
@@ -21,6 +30,7 @@ NATIVE_PREFIX = "gsv__"
 MAX_FOUND = 1000
 MAX_NAMED = 5
 MAX_AWAY = 100
+MAX_SCHEMAS = 10_000
 OWN_HOST = {"native": "gsv", "local": "local"}
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 OPEN: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
@@ -89,7 +99,7 @@ class Catalog:
         self._found: dict[str, Target] = {}
         # At which version of the node registry `_found` was true.
         self._found_at = -1
-        self._validators: dict[int, tuple[ToolSpec, Any]] = {}
+        self._schemas: dict[int, tuple[ToolSpec, ArgumentSchema | None]] = {}
 
     def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
         """Add tools of the gateway. A tool of a node cannot replace one of them.
@@ -213,7 +223,8 @@ class Catalog:
             return Target(node, spec.name, spec.capability, spec)
         found = self._node_registry.serving_on(node, tool)
         if found is None:
-            near = difflib.get_close_matches(tool, [spec.name for spec in node.card.tools], 3)
+            known = [spec.name for spec in node.card.tools if len(spec.name) <= MAX_COMPARED_LENGTH]
+            near = difflib.get_close_matches(tool[:MAX_COMPARED_LENGTH], known[:MAX_COMPARED_NAMES], 3)
             hint = f"; did you mean {', '.join(join_tool(node_id, name) for name in near)}?" if near else ""
             raise NotFound(f"node {node_id!r} has no tool {tool!r}{hint}")
         return Target(node, _unlisted(tool), found, None)
@@ -255,7 +266,8 @@ class Catalog:
         named = _named(target, arguments)
         if target.own is None:
             assert target.spec is not None
-            self._check_schema(target.spec, named)
+            if (schema := self._schema(target.spec)) is not None:
+                schema.check(named, len(call.args))
         elif target.own.check is not None:
             target.own.check(named)
         return call if arguments is None else msgspec.structs.replace(call, args=written(named))
@@ -263,19 +275,6 @@ class Catalog:
     def named(self, target: Target, args: msgspec.Raw) -> msgspec.Raw:
         """Like `checked`, without validating the values: for a call that is not going to be made."""
         return args if _open(target) else written(_named(target, read_arguments(args)))
-
-    def _check_schema(self, spec: ToolSpec, arguments: Any) -> None:
-        validator = self._validator(spec)
-        if validator is None:
-            return
-        try:
-            validator.validate(arguments)  # stops at the first error: there may be many
-        except ValueError as failure:
-            place = getattr(failure, "instance_path", None)
-            if place is None:  # nested too deeply for the validator
-                raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
-            where = f"parameter '{'.'.join(map(str, place))}': " if place else "arguments: "
-            raise InvalidArgs(where + failure.message[:500]) from None  # type: ignore[attr-defined]
 
     def offers(self) -> list[Offer]:
         """Return the tools of the gateway and of all connected nodes."""
@@ -350,16 +349,16 @@ class Catalog:
         dotted = spec.capability is None and split_tool(spec.name) is None
         return dotted and self._node_registry.serving_on(node, spec.name) is not None
 
-    def _validator(self, spec: ToolSpec) -> Any:
+    def _schema(self, spec: ToolSpec) -> ArgumentSchema | None:
         # The identity of a spec is a safe and cheap key while the cache holds the spec.
-        known = self._validators.get(id(spec))
+        known = self._schemas.get(id(spec))
         if known is not None and known[0] is spec:
             return known[1]
-        if len(self._validators) > 10_000:
-            self._validators.clear()
-        validator = _compile(spec.parameters)
-        self._validators[id(spec)] = (spec, validator)
-        return validator
+        if len(self._schemas) > MAX_SCHEMAS:
+            self._schemas.clear()
+        schema = ArgumentSchema.of(spec.parameters)
+        self._schemas[id(spec)] = (spec, schema)
+        return schema
 
 
 def _open(target: Target) -> bool:
@@ -426,24 +425,3 @@ def read_arguments(args: msgspec.Raw) -> Any:
         return msgspec.json.decode(args)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidArgs(f"arguments: {error}") from None
-
-
-def _compile(schema: dict[str, Any]) -> Any:
-    """Return a validator that fetches nothing and does not backtrack; None for an invalid schema.
-
-    Also None for a schema with references: a few of them can expand into any amount of work. The node still validates.
-    """
-    if b'"$ref"' in (text := msgspec.json.encode(schema)) or b'"$dynamicRef"' in text:
-        return None
-    import jsonschema_rs  # noqa: PLC0415 - several megabytes that an idle gateway does not need
-
-    try:
-        return jsonschema_rs.Draft202012Validator(
-            schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions()
-        )
-    except ValueError:
-        return None
-
-
-def _fetch_nothing(uri: str) -> Any:
-    raise ValueError(f"a tool's schema may not refer to {uri}")

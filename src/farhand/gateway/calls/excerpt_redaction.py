@@ -12,22 +12,33 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.search.grep import LINE
+from farhand.protocol.errors import Failed
+from farhand.protocol.json_limits import decode_bounded
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.version import MIB
 from farhand.tools.node_shell import TAIL_CHARS
 
 # Suffixes of the tools that return excerpts. `Read` returns whole lines.
 CUTTING: Final = ("__Bash", "__Process", "__Grep")
 
+# Of such an answer. Output has at most 200,000 characters, a search as many bytes as a node sends for it.
+MAX_BYTES: Final = 16 * MIB
+
 
 def hide_cuts(result: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:
-    """Return the result of such a tool with parts of secrets hidden at its cuts."""
+    """Return the result of such a tool with parts of secrets hidden at its cuts.
+
+    Raises Failed for a result that is too large to look through: no Farhand node returns one.
+    """
     data = bytes(result)
     if len(data) < TAIL_CHARS and b'"running"' not in data and (len(data) < LINE or b'"matches"' not in data):
         return result  # nothing was cut
     try:
-        answer = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        return result
+        if len(data) > MAX_BYTES:
+            raise msgspec.DecodeError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
+        answer = decode_bounded(data)
+    except msgspec.DecodeError as error:
+        raise Failed(f"the node's result cannot be searched for secrets: {error}; ask for less") from None
     if not isinstance(answer, dict):
         return result
     shown = _shown(answer, secrets)

@@ -14,7 +14,7 @@ from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, r
 from farhand.gateway.calls.state import CallEvent
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
-from farhand.protocol.errors import ErrorKind
+from farhand.protocol.errors import ErrorKind, Failed
 from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolResponse, encode
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import CLOSE_UNREADABLE
@@ -76,7 +76,10 @@ class NodeCalls:
         if response.ok:
             value = NULL if response.result is UNSET else response.result
             if opened.record.tool.endswith(CUTTING):
-                value = hide_cuts(value, self._secrets())
+                try:
+                    value = hide_cuts(value, self._secrets())
+                except Failed as refused:
+                    return CallEvent.FAILED, ToolResult.failed(refused.kind.value, refused.message)
             return CallEvent.SUCCEEDED, ToolResult(ok=True, result=value)
         error = response.error or ToolFailure("failed", NO_ERROR_GIVEN)
         result = ToolResult(ok=False, error=error)
@@ -90,7 +93,7 @@ class NodeCalls:
         return (CallEvent.BUSY if refused_by_node(error) else CallEvent.FAILED), result
 
     def answered_unreadably(self, connection: Connection, request_id: str | None, reason: str) -> None:
-        """Handle a response of a plain node that cannot be read.
+        """Handle a response that cannot be read, of a plain node or to a call that is open.
 
         The node has done its work and will not answer again, so the call ends. If the response does not show which
         call it belongs to, the connection is closed, which ends every call of a plain node.

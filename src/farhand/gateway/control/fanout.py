@@ -25,6 +25,7 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.json_limits import check_value_count
 from farhand.protocol.names import SEPARATOR, join_tool
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
@@ -349,6 +350,7 @@ def _row(node_id: str, record: CallRecord, whole: bool, secrets: KnownSecrets) -
 
 def _result_fields(result: msgspec.Raw) -> _ResultFields:
     try:
+        check_value_count(result)
         return msgspec.json.decode(result, type=_ResultFields)
     except (msgspec.MsgspecError, RecursionError):
         return _ResultFields()

@@ -12,12 +12,15 @@ from msgspec import UNSET
 
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.protocol.errors import Failed, NotFound, Timeout, ToolError
+from farhand.protocol.json_limits import check_value_count
 from farhand.protocol.messages import NodeAnswer, NodeQuery, encode
 from farhand.protocol.names import NATIVE
 from farhand.protocol.version import MIB
 
 MAX_OPEN = 1024
-LARGEST_ANSWER = 16 * MIB
+# Of an answer of each kind, in bytes.
+LARGEST_ANSWER = 1 * MIB
+LARGEST_ANSWERS = {"output": 2 * MIB, "jobs": 4 * MIB, "preview": 8 * MIB, "logs": 16 * MIB}
 
 T = TypeVar("T")
 Query = Callable[[msgspec.Raw], Awaitable[Any]]
@@ -30,7 +33,7 @@ class Queries:
         """`own` answers for the gateway's own machine, which is asked under the name no node can have."""
         self._node_registry = node_registry
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Connection, asyncio.Future[msgspec.Raw]]] = {}
+        self._open: dict[int, tuple[Connection, str, asyncio.Future[msgspec.Raw]]] = {}
         self._own = own or {}
 
     def answered_by(self, node_id: str) -> Collection[str]:
@@ -52,7 +55,7 @@ class Queries:
             raise Failed("busy: too many questions are open; try again later")
         number = next(self._numbers)
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
-        self._open[number] = (connection, future)
+        self._open[number] = (connection, kind, future)
         connection.link.send(encode(NodeQuery(number, kind, msgspec.Raw(msgspec.json.encode(params)))))
         try:
             async with asyncio.timeout(seconds):
@@ -63,21 +66,27 @@ class Queries:
             del self._open[number]
 
     def answered(self, connection: Connection, answer: NodeAnswer) -> None:
-        asked, future = self._open.get(answer.query_id, (None, None))
+        asked, kind, future = self._open.get(answer.query_id, (None, "", None))
         if asked is not connection or future is None or future.done():
             return
+        most = LARGEST_ANSWERS.get(kind, LARGEST_ANSWER)
         if answer.error is not UNSET:
             future.set_exception(ToolError.of(answer.error.kind, answer.error.message))
         elif answer.result is UNSET:
             future.set_result(msgspec.Raw(b"null"))
-        elif (size := memoryview(answer.result).nbytes) > LARGEST_ANSWER:
-            said = f"the answer of node {connection.node_id!r} has {size} bytes; at most {LARGEST_ANSWER} are read"
+        elif (size := memoryview(answer.result).nbytes) > most:
+            said = f"the answer of node {connection.node_id!r} has {size} bytes; at most {most} are read"
             future.set_exception(Failed(said))
         else:
-            future.set_result(answer.result)
+            try:
+                check_value_count(answer.result)
+            except msgspec.DecodeError as error:
+                future.set_exception(Failed(f"the answer of node {connection.node_id!r} is not read: {error}"))
+            else:
+                future.set_result(answer.result)
 
     def left(self, connection: Connection) -> None:
-        for asked, future in self._open.values():
+        for asked, _, future in self._open.values():
             if asked is connection and not future.done():
                 future.set_exception(Failed(f"node {connection.node_id!r} disconnected"))
 

@@ -19,6 +19,7 @@ from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import NotFound, ToolError
 from farhand.protocol.names import ANY_BELOW, SEPARATOR
+from farhand.protocol.untrusted import quoted
 from farhand.store.objects.base import AGENTS, Objects
 from farhand.store.tables.sessions import SessionRecord
 
@@ -90,7 +91,7 @@ class Prompts:
             if guest and not names:
                 continue
             system = node.card.runtime.get("hostOs")
-            tags = [f'"{tag}"' for tag in node.card.tags[:MOST_TAGS]]
+            tags = [quoted(tag) for tag in node.card.tags[:MOST_TAGS]]
             described = [*([system] if isinstance(system, str) else []), *([f"tags {' '.join(tags)}"] if tags else [])]
             machines.append(Machine(node_id, ", ".join(described), names))
         return tuple(machines)

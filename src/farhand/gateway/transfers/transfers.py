@@ -83,7 +83,6 @@ STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
 # Of the transfers that a node says it keeps something of; it is asked about the others when it connects again.
 MOST_HELD = 1000
-LARGEST_HELD = 1 * MIB
 TRUTH_SECONDS = 2.5
 AS_IT_WAS = "the destination is as it was"
 NOT_KNOWN = "whether the destination had been replaced before is not known: its node does not say"
@@ -355,8 +354,8 @@ class Transfers:
         """Have a node remove what it keeps of transfers that are over."""
         try:
             answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
-            held = _held(answer)
-        except (ToolError, msgspec.MsgspecError, KeyError) as error:
+            held = msgspec.json.decode(answer, type=_Held).held
+        except (ToolError, msgspec.MsgspecError) as error:
             log.warning("node %s did not tell what it keeps of transfers: %s", connection.node_id, error)
             return
         for transfer_id in held[:MOST_HELD]:
@@ -464,11 +463,11 @@ class Transfers:
         question = {"transfer_id": opened.record.id}
         try:
             answer = await self._queries.ask(opened.destination.node_id, "transfers", question, TRUTH_SECONDS)
-            placed = msgspec.json.decode(answer, type=dict[str, Any]).get("placed")
+            placed = msgspec.json.decode(answer, type=_Placed).placed
         except (ToolError, msgspec.MsgspecError) as error:
             log.warning("transfer %s: its receiver did not tell what became of it: %s", opened.record.id, error)
             return None
-        return placed if isinstance(placed, bool) else None
+        return placed
 
     async def _move(self, opened: OpenTransfer) -> None:
         again = 0
@@ -667,8 +666,13 @@ class Transfers:
 _STATES = {ErrorKind.TIMEOUT: TransferState.TIMEOUT, ErrorKind.CANCELLED: TransferState.CANCELLED}
 
 
-def _held(answer: msgspec.Raw) -> list[str]:
-    """Read which transfers a node keeps something of. Raises Failed, MsgspecError, KeyError."""
-    if (size := memoryview(answer).nbytes) > LARGEST_HELD:
-        raise Failed(f"its answer has {size} bytes; at most {LARGEST_HELD} are read")
-    return msgspec.json.decode(answer, type=dict[str, list[str]])["held"]
+class _Placed(msgspec.Struct):
+    """What a receiver says of a transfer that broke off."""
+
+    placed: bool | None = None
+
+
+class _Held(msgspec.Struct):
+    """The transfers that a node keeps something of."""
+
+    held: list[str]

@@ -10,10 +10,12 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 
+from farhand.machine.files import steering_files
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.errors import Failed, FarhandError, NotAllowed
 
@@ -39,10 +41,22 @@ _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 _SHELL = ("/bin/sh", "-c")
 _PROBE_SECONDS = 20.0
+# Entries of a workspace that are mounted one by one; the others are read-only.
+_MAX_ENTRIES = 500
 
 
 class SandboxError(FarhandError):
     """An invalid sandbox configuration."""
+
+
+class Steering(Enum):
+    """Whether the workspace of a sandbox holds the files that steer an agent, and which commands may change them."""
+
+    NONE = "no steering files"
+    # Each command is known to run for a caller that may change them, or for one that may not.
+    OF_CALLER = "of the caller"
+    # It is not known for whom a command runs.
+    OF_ANY = "of any"
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -71,11 +85,14 @@ class Sandbox:
         mounts: Sequence[Mount] = (),
         network: bool = False,
         user: str = "",
+        steering: Steering = Steering.NONE,
     ) -> None:
-        """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program. Raises SandboxError."""
+        """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program. `steering`: whether the workspace
+        holds steering files. Raises SandboxError."""
         self.workspace = os.path.realpath(workspace)
         self.mounts = tuple(mounts)
         self.network = network
+        self.steering = steering
         self.identity = _identity(user)
         for mount in self.mounts:
             if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
@@ -100,7 +117,7 @@ class Sandbox:
         command = 'test -w "$PWD" || { echo "the workspace $PWD is not writable for user $(id -u)"; exit 1; }'
         try:
             done = subprocess.run(
-                [*self.words(self.workspace), command],
+                [*self.words(self.workspace, may_steer=True), command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -115,11 +132,16 @@ class Sandbox:
             raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
         self._works = True
 
-    def words(self, workdir: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    def words(
+        self, workdir: str, environment: Mapping[str, str] | None = None, *, may_steer: bool | None = None
+    ) -> list[str]:
         """Return the prefix of a shell command that runs in `workdir`, with these variables and a few of the system's.
 
-        Raises Failed if bubblewrap is not installed, NotAllowed for a folder outside of the sandbox.
+        `may_steer`: whether the command may change steering files; defaults to what the calling context may do. Raises
+        Failed if bubblewrap is not installed, NotAllowed for a folder outside of the sandbox.
         """
+        if may_steer is None:
+            may_steer = steering_files.allowed.get()
         program = shutil.which("bwrap")
         if program is None:
             raise Failed("sandbox: the program 'bwrap' is missing; install bubblewrap; the command did not run")
@@ -139,8 +161,14 @@ class Sandbox:
         if as_other:
             words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         words += self._mounting()
+        top_level = not may_steer and self.steering is Steering.OF_CALLER
+        if top_level:
+            words += self._read_only_top_level()
+        elif not may_steer and self.steering is Steering.OF_ANY:
+            words += self._read_only_steering_files()
         words += ["--chdir", self._inside(workdir), "--clearenv"]
-        for name, value in self._variables(environment or {}).items():
+        home = "/tmp" if top_level else self.workspace  # noqa: S108 (the sandbox's)
+        for name, value in self._variables(environment or {}, home).items():
             words += ["--setenv", name, value]
         words.append("--")
         if as_other:
@@ -167,6 +195,28 @@ class Sandbox:
             words += ["--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
         return words
 
+    def _read_only_top_level(self) -> list[str]:
+        """Mount the workspace read-only, and what is in it writable, apart from steering files.
+
+        A read-only mount of each steering file would not do: one that does not exist yet could be created, and a mount
+        is lost when the file is replaced outside of the sandbox.
+        """
+        words = ["--remount-ro", self.workspace]
+        entries = sorted(os.scandir(self.workspace), key=lambda entry: (not entry.is_dir(), entry.name))
+        for entry in entries[:_MAX_ENTRIES]:
+            covered = any(f"{mount.container}/".startswith(f"{entry.path}/") for mount in self.mounts)
+            if not steering_files.is_steering(entry.name) and _is_plain(entry) and not covered:
+                words += ["--bind", entry.path, entry.path]
+        return words
+
+    def _read_only_steering_files(self) -> list[str]:
+        """Mount the steering files that exist read-only."""
+        words = []
+        for entry in os.scandir(self.workspace):
+            if steering_files.is_steering(entry.name) and _is_plain(entry):
+                words += ["--ro-bind", entry.path, entry.path]
+        return words
+
     def _inside(self, workdir: str) -> str:
         """Return the path of a folder inside the sandbox."""
         real = os.path.realpath(workdir)
@@ -178,9 +228,14 @@ class Sandbox:
                 return inside + real[len(outside) :]
         raise NotAllowed(f"working directory {workdir!r} is not in the sandbox; use the workspace or one of its mounts")
 
-    def _variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+    @staticmethod
+    def _variables(environment: Mapping[str, str], home: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        return {"PATH": os.defpath, **kept, "HOME": self.workspace, **environment}
+        return {"PATH": os.defpath, **kept, "HOME": home, **environment}
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
 
 
 def _identity(user: str) -> tuple[int, int] | None:
