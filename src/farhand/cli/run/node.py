@@ -22,7 +22,7 @@ from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine.files.undo_log import MIB, QUOTA
 from farhand.machine.home import home_folder, make_home
-from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.machine.sandbox.bubblewrap import Confinement, Steering, unconfined
 from farhand.node.identity import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
@@ -195,7 +195,6 @@ class _SandboxSettings:
     def _load(self) -> Callable[[], Confinement]:
         from farhand import config  # noqa: PLC0415
         from farhand.app.sandbox import LiveConfinement  # noqa: PLC0415
-        from farhand.machine.sandbox.bubblewrap import Steering  # noqa: PLC0415
 
         try:
             live = config.LiveConfig(self._home, config.load(self._home))

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.gateway.calls.argument_schemas import ArgumentSchema
 from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
@@ -23,6 +22,7 @@ from farhand.protocol.names import (
     split_tool,
 )
 from farhand.tools import undo
+from farhand.tools.argument_schemas import ArgumentSchema
 from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
 

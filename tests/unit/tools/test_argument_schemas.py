@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farhand.gateway.calls.argument_schemas import ArgumentSchema
 from farhand.protocol.errors import InvalidArgs
+from farhand.tools.argument_schemas import ArgumentSchema
 
 SCHEMA = {
     "type": "object",
