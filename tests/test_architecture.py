@@ -51,7 +51,6 @@ DUPLICATE_CLASSES = {
 }
 # Imports of our own modules inside a function: importing module, imported module, reason.
 LATE_IMPORTS = {
-    ("farhand.app.wiring", "farhand.store.objects.s3"): "needed only with a bucket",
     ("farhand.cli.copy.upload", "farhand.gateway.transfers.workspace_endpoint"): "loads much of the gateway",
     ("farhand.cli.main", "farhand.cli.output"): "the command line starts without it",
     ("farhand.cli.run.node", "farhand"): "the command line starts without it",

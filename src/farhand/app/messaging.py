@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from farhand.channels.registry import ChannelError, make_channels
-from farhand.channels.webhook import WebhookChannel
-from farhand.channels.whatsapp import WhatsAppChannel
 from farhand.config import Config
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.control.approvals import Approvals
 from farhand.gateway.messaging.approvals import ChannelApprovals
+from farhand.gateway.messaging.channel import ChannelKind, PostedChannel
 from farhand.gateway.messaging.hooks import Hooks
 from farhand.gateway.messaging.inbound import Reception
 from farhand.gateway.messaging.outbox import Messages
@@ -38,12 +37,15 @@ class Messaging:
         credentials: Credentials,
         secrets: KnownSecrets,
         *,
+        kinds: Mapping[str, Callable[[], ChannelKind]],
         clock: Callable[[], int],
         frozen: Callable[[], FreezeOrder | None],
         approvers: Callable[[], Sequence[str]],
     ) -> None:
-        """`approvers` returns who may approve calls, by channel and address. Raises ChannelError for invalid
-        settings."""
+        """`kinds` load the kinds of channels. `approvers` returns who may approve calls, by channel and address.
+
+        Raises ChannelError for invalid settings.
+        """
         self._sessions = sessions
         self._approvals = approvals
         self.outbox = Messages(database, workspace, clock=clock, alone=True, hide=secrets.redact_text)
@@ -72,9 +74,9 @@ class Messaging:
             frozen=lambda: None if (order := frozen()) is None else order.summary,
             removed=credentials.announce_removed,
         )
-        for name, channel in make_channels(config.channels, environ).items():
+        for name, channel in make_channels(config.channels, environ, kinds).items():
             self.outbox.connect(name, channel)
-            if isinstance(channel, WebhookChannel | WhatsAppChannel):
+            if isinstance(channel, PostedChannel):
                 if name in config.hooks:
                     raise ChannelError(f"[hooks.{name}] and [channels.{name}] have the same address; rename one")
                 self.hooks.open_door(name, channel.door())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -45,9 +46,9 @@ from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.app.messaging import Messaging
+from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.sandbox import LiveConfinement
 from farhand.app.schedule import open_schedule, schedule_settings
-from farhand.channels.registry import KINDS
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
@@ -252,11 +253,12 @@ async def build(
     database, node_registry, journal = store.database, store.node_registry, store.journal
     clock = node_registry.clock
     live = LiveConfig(home, config, environ)
+    plugins = Plugins()
     machine = await open_machine(home, workspace_folder, live, environ, stack)
-    objects = open_objects(home, config.objects, machine.undo_log)
+    objects = open_objects(home, config.objects, plugins, machine.undo_log)
     stack.push_async_callback(objects.close)
     workspace = Workspace(objects)
-    models = open_models(config, environ)
+    models = open_models(config, environ, plugins)
     stack.push_async_callback(models.close)
 
     owner = owner_token(home)
@@ -396,6 +398,7 @@ async def build(
         approvals,
         credentials,
         secrets,
+        kinds=plugins.loaders(CHANNELS),
         clock=clock,
         frozen=frozen,
         approvers=lambda: live.now.policy.approvers,
@@ -437,6 +440,7 @@ async def build(
     catalog.serve([transfer_tool(transfers), *NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
     catalog.serve([*main_agent, *session_tools.native_tools()])
     catalog.serve([one for one in (*message_tools, *job_tools) if one not in main_agent])
+    catalog.serve(plugins.tools(catalog.own))
 
     backups = Backups(
         database, journal, home, BackupSettings(config.backup.every_seconds, config.backup.keep), clock=clock
@@ -467,7 +471,7 @@ async def build(
         MemoryRoutes(memory),
         SessionRoutes(sessions, turns, ending),
         ChatRoutes(sessions, agents, ending),
-        AgentProcessRoutes(direct, ending, {*KINDS, *config.channels}),
+        AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
         ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
         CronRoutes(gate, jobs),
     )
@@ -560,13 +564,14 @@ def build_prompts(
     return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
 
 
-def open_models(config: Config, environ: Mapping[str, str]) -> Models:
+def open_models(config: Config, environ: Mapping[str, str], plugins: Plugins) -> Models:
     return Models(
         providers=config.providers,
         models=config.models,
         default=config.agent.model,
         others=[agent.model for agent in config.agents.values()],
         environ=environ,
+        apis=plugins.loaders(MODELS),
     )
 
 
@@ -582,18 +587,22 @@ def open_memory(
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
 
 
-def open_objects(home: Path, section: ObjectsSection, undo_log: UndoLog | None = None) -> Objects:
+def open_objects(home: Path, section: ObjectsSection, plugins: Plugins, undo_log: UndoLog | None = None) -> Objects:
     """Return the object store that the settings name. Raises ConfigError when it is not available."""
     if not section.url:
         return FolderObjects(home, undo_log)
+    scheme = section.url.partition("://")[0]
+    loaders = plugins.loaders(OBJECTS)
+    if scheme not in loaders:
+        known = ", ".join(f"{name}://…" for name in loaders)
+        raise ConfigError(f"[objects] url: {section.url!r} names no known object store; known: {known}")
+    if scheme == "s3" and importlib.util.find_spec("obstore") is None:
+        raise ConfigError("[objects] url needs the extra: pip install 'farhand[s3]'")
     try:
-        from farhand.store.objects.s3 import S3Objects  # noqa: PLC0415
-    except ImportError:
-        raise ConfigError("[objects] url needs the extra: pip install 'farhand[s3]'") from None
-    try:
-        return S3Objects(**msgspec.structs.asdict(section))
-    except ValueError as error:
+        objects: Objects = loaders[scheme]()(**msgspec.structs.asdict(section))
+    except (PluginError, ValueError) as error:
         raise ConfigError(f"[objects] {error}") from None
+    return objects
 
 
 def _live_settings(config: Config) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from farhand.channels.http_client import Service, read_failure
 from farhand.channels.library import load
 from farhand.gateway.messaging.channel import (
     Attachment,
+    ChannelKind,
     ChannelSettings,
     DeliveryError,
     Incoming,
@@ -246,3 +247,6 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise Refused(f"{text!r} is not an id of Discord: a number")
     return int(text)
+
+
+CHANNEL = ChannelKind(DiscordSettings, DiscordChannel)

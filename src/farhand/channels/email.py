@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, TypeVar
 from farhand.channels.library import load
 from farhand.gateway.messaging.channel import (
     Attachment,
+    ChannelKind,
     ChannelSettings,
     Incoming,
     Outgoing,
@@ -390,3 +391,6 @@ def _quit(server: smtplib.SMTP) -> None:
 
 def _trust(settings: EmailSettings) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=settings.ca_file or None)
+
+
+CHANNEL = ChannelKind(EmailSettings, EmailChannel)

@@ -1,58 +1,71 @@
-"""Which adapter a table of `[channels]` means."""
+"""Makes the channels that the tables of `[channels]` describe."""
 
 from __future__ import annotations
 
-import importlib
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Any, Final
 
 import msgspec
 
 from farhand.channels.console import ConsoleChannel
 from farhand.channels.library import missing
-from farhand.gateway.messaging.channel import Channel, ChannelSettings
+from farhand.gateway.messaging.channel import Channel, ChannelKind, ChannelSettings
 from farhand.gateway.sessions.keys import agent_id
 from farhand.protocol.errors import FarhandError
+
+log = logging.getLogger(__name__)
 
 
 class ChannelError(FarhandError):
     """A table of `[channels]` that cannot be used."""
 
 
-Make = Callable[[Any], Channel]
-
-# What a kind of channel needs; the extra of the package has the kind's name.
+# The library a kind of channel needs; the extra of the package has the kind's name.
 LIBRARIES: Final = {"telegram": "telegram", "discord": "hikari", "whatsapp": "pywa_async", "email": "imap_tools"}
-# By the name of their module here, how their classes begin. Only what the settings name is loaded.
+# The chat services that Farhand brings along, as entry points. Only those that the settings name are loaded.
 KINDS: Final = {
-    "telegram": "Telegram",
-    "discord": "Discord",
-    "signal": "Signal",
-    "whatsapp": "WhatsApp",
-    "email": "Email",
-    "webhook": "Webhook",
+    name: f"farhand.channels.{name}:CHANNEL"
+    for name in ("telegram", "discord", "signal", "whatsapp", "email", "webhook")
 }
 CONSOLE: Final = "console"
 
 
-def make_channels(tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str, str]) -> dict[str, Channel]:
-    """The channels of the settings, by the names of their tables, and the console. Raises ChannelError.
+def _built_in(name: str) -> ChannelKind:
+    kind: ChannelKind = EntryPoint(name, KINDS[name], "farhand.channels").load()
+    return kind
 
-    Each key can come from the environment: `FARHAND_CHANNELS_TELEGRAM_TOKEN`.
+
+def make_channels(
+    tables: Mapping[str, Mapping[str, Any]],
+    environ: Mapping[str, str],
+    kinds: Mapping[str, Callable[[], ChannelKind]] | None = None,
+) -> dict[str, Channel]:
+    """Return the channels of the settings, by the names of their tables, and the console. Raises ChannelError.
+
+    Each key can come from the environment: `FARHAND_CHANNELS_TELEGRAM_TOKEN`. `kinds` load the known kinds; one that
+    raises FarhandError is logged, and its channels are left out.
     """
+    kinds = kinds or {name: partial(_built_in, name) for name in KINDS}
     channels: dict[str, Channel] = {CONSOLE: ConsoleChannel()}
     taken: dict[tuple[str, str], str] = {}
     for name, table in tables.items():
         kind = str(table.get("kind", name))
-        if name == CONSOLE or kind not in KINDS:
-            known = ", ".join(KINDS)
+        if name == CONSOLE or kind not in kinds:
+            known = ", ".join(kinds)
             raise ChannelError(f"[channels.{name}]: there is no channel of the kind {kind!r}; known: {known}")
         if name.lower() != agent_id(name):
             raise ChannelError(f"[channels.{name}]: a channel's name has small letters, digits, _ and - only")
         if kind in LIBRARIES and missing(LIBRARIES[kind]):
             raise ChannelError(f"[channels.{name}] needs the extra: pip install 'farhand[{kind}]'")
-        settings_type, make = _adapter(kind)
-        settings = _settings(name, {"kind": kind, **table}, settings_type, environ)
+        try:
+            found = kinds[kind]()
+        except FarhandError as error:
+            log.error("[channels.%s] is left out: %s", name, error)
+            continue
+        settings = _settings(name, {"kind": kind, **table}, found.settings, environ)
         if not settings.account:
             settings.account = "default" if name == kind else name
         settings.account = agent_id(settings.account, "default")
@@ -62,13 +75,8 @@ def make_channels(tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str,
                 f"[channels.{name}] and [channels.{taken[key]}] are the same account of {kind}; give one an account"
             )
         taken[key] = name
-        channels[name] = make(settings)
+        channels[name] = found.make(settings)
     return channels
-
-
-def _adapter(kind: str) -> tuple[type[ChannelSettings], Make]:
-    module = importlib.import_module(f"farhand.channels.{kind}")
-    return getattr(module, f"{KINDS[kind]}Settings"), getattr(module, f"{KINDS[kind]}Channel")
 
 
 def _settings(

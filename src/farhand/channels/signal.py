@@ -14,6 +14,7 @@ import msgspec
 from farhand.channels.http_client import Service
 from farhand.gateway.messaging.channel import (
     Attachment,
+    ChannelKind,
     ChannelSettings,
     DeliveryError,
     Incoming,
@@ -167,3 +168,6 @@ class SignalChannel:
 def _data_url(file: Attachment) -> str:
     name = file.name.replace(";", "_").replace(",", "_")
     return f"data:{file.content_type};filename={name};base64,{base64.b64encode(file.data).decode()}"
+
+
+CHANNEL = ChannelKind(SignalSettings, SignalChannel)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from farhand.channels.library import load
 from farhand.gateway.messaging.channel import (
     Attachment,
+    ChannelKind,
     ChannelSettings,
     DeliveryError,
     Incoming,
@@ -219,3 +220,6 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         raise Refused(f"{text!r} is not an id of Telegram: a number, or @name for a channel") from None
+
+
+CHANNEL = ChannelKind(TelegramSettings, TelegramChannel)

@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 
 from farhand.channels.http_client import Service
-from farhand.gateway.messaging.channel import Attachment, ChannelSettings, Incoming, Outgoing, Refused, Take, TryLater
+from farhand.gateway.messaging.channel import (
+    Attachment,
+    ChannelKind,
+    ChannelSettings,
+    Incoming,
+    Outgoing,
+    Refused,
+    Take,
+    TryLater,
+)
 from farhand.gateway.messaging.hooks import SIGNATURE, Door, check_signature, signature
 from farhand.gateway.sessions.keys import PeerKind
 from farhand.protocol.errors import Failed, InvalidArgs
@@ -139,3 +148,6 @@ class WebhookChannel:
 
     async def close(self) -> None:
         await self._service.close()
+
+
+CHANNEL = ChannelKind(WebhookSettings, WebhookChannel)

@@ -19,6 +19,7 @@ from farhand.channels.http_client import SECONDS, read_failure
 from farhand.channels.library import load
 from farhand.gateway.messaging.channel import (
     Attachment,
+    ChannelKind,
     ChannelSettings,
     DeliveryError,
     Incoming,
@@ -202,3 +203,6 @@ def _messages(posted: Any, phone_id: str) -> Iterator[tuple[dict[str, Any], str]
             names = {one.get("wa_id"): (one.get("profile") or {}).get("name", "") for one in value.get("contacts", [])}
             for message in value.get("messages", []):
                 yield message, names.get(message["from"], "")
+
+
+CHANNEL = ChannelKind(WhatsAppSettings, WhatsAppChannel)

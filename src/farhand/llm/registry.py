@@ -15,8 +15,11 @@ from farhand.llm.openai import Connections, OpenAIModel
 from farhand.llm.recording import ReplayModel
 from farhand.llm.retry import RetryingModel, RetryPolicy
 from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
+from farhand.protocol.errors import FarhandError
 
-DEFAULT_PROVIDER = "openai"
+DEFAULT_PROVIDER = OPENAI = "openai"
+# Makes a model: its full name, its name at the provider, settings of both, the key, and connections to share.
+MakeModel = Callable[[str, str, ProviderSettings, ModelSettings, str, Connections], Model]
 REPLAY = "replay:"
 RETRIES_BEFORE_FALLBACK = 2
 UNSET = (
@@ -37,11 +40,15 @@ class Models:
         others: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
         policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
+        apis: Mapping[str, Callable[[], MakeModel]] | None = None,
     ) -> None:
         """`default` is used where `FARHAND_MODEL` is not in the environment; `others` are further names that the
-        settings use, such as those of agents."""
+        settings use, such as those of agents. `apis` load the interfaces that `[providers.NAME] api` may name; each is
+        a provider of its own name too."""
         self._environ = environ or {}
-        self._providers = _with_defaults(providers or {}, self._environ)
+        self._apis = apis or {OPENAI: lambda: OpenAIModel}
+        own = {name: ProviderSettings(api=name) for name in self._apis if name != OPENAI}
+        self._providers = {**own, **_with_defaults(providers or {}, self._environ)}
         self._settings = dict(models or {})
         self._default = self._environ.get("FARHAND_MODEL", "").strip() or default
         self._others = [name for name in others if name]
@@ -105,7 +112,7 @@ class Models:
             return self._build(name)
         provider_name, model = self._place_of(name)
         provider = self._providers.get(provider_name)
-        if provider is None or not provider.base_url:
+        if provider is None or (provider.api == OPENAI and not provider.base_url):
             known = ", ".join(sorted(self._providers))
             raise NotConfigured(
                 f"The model {name!r} names the provider {provider_name!r}, which has no base_url: add "
@@ -116,11 +123,20 @@ class Models:
             raise NotConfigured(f"The model {name!r} needs a key: set {provider.api_key_env} in the environment.")
         settings = self._settings_of(name)
         full = name if name in self._settings and "/" not in name else f"{provider_name}/{model}"
-        asked = OpenAIModel(full, model, provider, settings, api_key, self._connections)
+        asked = self._api(name, provider)(full, model, provider, settings, api_key, self._connections)
         policy = self._policy(provider)
         if not last:
             policy = msgspec.structs.replace(policy, retries=min(policy.retries, RETRIES_BEFORE_FALLBACK))
         return RetryingModel(asked, policy)
+
+    def _api(self, name: str, provider: ProviderSettings) -> MakeModel:
+        try:
+            return self._apis[provider.api]()
+        except KeyError:
+            known = ", ".join(sorted(self._apis))
+            raise NotConfigured(f"The model {name!r} needs the api {provider.api!r}; known: {known}.") from None
+        except FarhandError as error:
+            raise NotConfigured(f"The model {name!r} cannot be used: {error}") from None
 
     def _settings_of(self, name: str) -> ModelSettings:
         provider, model = self._place_of(name)
@@ -165,6 +181,7 @@ def _over(below: ProviderSettings | None, above: ProviderSettings) -> ProviderSe
     if below is None:
         return above
     return ProviderSettings(
+        api=above.api,
         base_url=above.base_url or below.base_url,
         api_key=above.api_key or ("" if above.api_key_env else below.api_key),
         api_key_env=above.api_key_env or below.api_key_env,

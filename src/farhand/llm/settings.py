@@ -12,8 +12,10 @@ DEFAULT_CONTEXT_TOKENS: Final = 128_000
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An OpenAI-compatible server."""
+    """Where models are: an OpenAI-compatible server, unless `api` names another interface."""
 
+    # An entry point of the group `farhand.models`.
+    api: str = "openai"
     # Up to and including `/v1`.
     base_url: str = ""
     api_key: str = ""

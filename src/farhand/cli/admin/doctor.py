@@ -17,6 +17,8 @@ from typing import Final, Literal, ParamSpec
 from urllib.parse import urlsplit
 
 from farhand import __version__, config
+from farhand.app.plugins import Plugins, described
+from farhand.app.plugins import installed as installed_plugins
 from farhand.app.sandbox import sandbox_of
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of, tls_context
 from farhand.cli.commands import client_command
@@ -140,6 +142,8 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
         yield from _sandbox(settings, home)
         if settings.channels:
             yield _channels(settings)
+    if installed_plugins():
+        yield _plugins()
     yield _store(home)
     yield _journal(home)
     yield _history(home, settings)
@@ -344,6 +348,20 @@ def _node_tokens(environ: Mapping[str, str]) -> str:
     if any(len(token) < MIN_TOKEN_LENGTH for token in known.secrets):
         raise warning(f"a token has fewer than {MIN_TOKEN_LENGTH} characters and can be guessed")
     return f"{', '.join(given)} set" if given else "none in the environment"
+
+
+@check("plug-ins")
+def _plugins() -> str:
+    """Check that the plug-ins of installed packages can be loaded."""
+    plugins, broken = Plugins(), []
+    for entry in installed_plugins():
+        try:
+            plugins.load(entry.group, entry.name)
+        except FarhandError as error:
+            broken.append(str(error))
+    if broken:
+        raise warning("; ".join(broken))
+    return "; ".join(described(entry) for entry in installed_plugins())
 
 
 @check("channels")

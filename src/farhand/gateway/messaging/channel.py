@@ -9,7 +9,7 @@ DeliveryError               a message was not taken by the service
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -130,3 +130,19 @@ class Channel(Protocol):
         """Show that an answer is being written, as far as the service can."""
 
     async def close(self) -> None: ...
+
+
+class ChannelKind(msgspec.Struct, frozen=True):
+    """What an entry point of the group `farhand.channels` names: how to make the channels of one chat service."""
+
+    # The keys of its tables in the settings.
+    settings: type[ChannelSettings]
+    make: Callable[[Any], Channel]
+
+
+@runtime_checkable
+class PostedChannel(Protocol):
+    """A channel whose service posts to `/hooks/{name}`."""
+
+    def door(self) -> Any:
+        """Return the `gateway.messaging.hooks.Door` that receives the posts."""
