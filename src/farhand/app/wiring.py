@@ -291,10 +291,11 @@ async def build(
     queries = Queries(node_registry, {"output": machine.questions.output, "jobs": machine.questions.jobs})
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
+    effects = Effects(queries)
     approvals = Approvals(
         database,
         lambda: gate.waiting_calls,
-        Effects(queries),
+        effects,
         clock,
         lineage=credentials.lineage,
         notify=lambda approval: messaging.ask(approval),
@@ -306,6 +307,7 @@ async def build(
         credentials,
         approvals=approvals,
         policy=live.derive(lambda settings: Policy.of(settings.policy, str(workspace_folder))),
+        changed_files=effects.changed_files,
         frozen=frozen,
         refusals=RefusalBudget(
             lambda: (

@@ -9,7 +9,7 @@ from farhand.protocol.errors import InvalidArgs
 from farhand.sdk.registry import ToolRegistry
 from farhand.tools.preview import Preview, preview_or_error
 
-_SHOWS_CONTENT = ("Write", "Edit")
+_SHOWS_CONTENT = ("Write", "Edit", "Undo")
 
 
 class PreviewQuery(msgspec.Struct):

@@ -54,7 +54,7 @@ def node_tools(
         preview = getattr(method.__self__, f"preview_{name}", None)
         registry.add(_lent(spec, method, limits, preview=preview))
     if undo is not None:
-        registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True))
+        registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True, preview=undo.preview_Undo))
     return registry
 
 

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 
 from farhand.machine.files.files import Files
 from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.calls import ToolSpec
-from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.errors import InvalidArgs, ToolError
 from farhand.tools.schema import Parameters
+
+if TYPE_CHECKING:
+    from farhand.tools.preview import Preview
 
 NAME: Final = "Undo"
 
@@ -35,6 +38,25 @@ class UndoTool:
         from farhand.machine.files.undo import undo  # noqa: PLC0415 - memory of an idle node
 
         return undo(self._files, self._undo_log, call, dry_run=dryRun)
+
+    def preview_Undo(self, *, call: str, dryRun: bool) -> Preview:  # noqa: ARG002, N802
+        return undo_preview(self._files, self._undo_log, call)
+
+
+def undo_preview(files: Files, undo_log: UndoLog, call: str) -> Preview:
+    """Preview the undo of a call: every file that the call changed, also where it would fail."""
+    from farhand.machine.files.undo import changed_paths, planned_steps  # noqa: PLC0415 - a node at rest does without it
+    from farhand.tools.preview import FileEffect, Preview, file_effect  # noqa: PLC0415 - the same
+
+    try:
+        steps = planned_steps(files, undo_log, call)
+        return Preview(files=tuple(file_effect(step.place.real, step.now, step.then) for step in steps))
+    except ToolError as error:
+        try:
+            paths = changed_paths(undo_log, call)
+        except OSError:
+            paths = []
+        return Preview(files=tuple(map(FileEffect, paths)), note=f"the call would fail: {error.message}")
 
 
 SPEC: Final = ToolSpec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ name = "only notes"
 decision = "allow"
 tool = "gsv__WriteFile"
 args = {{ path = "notes/*", content = "*" }}
+
+[[policy.rules]]
+name = "locked files are not undone"
+decision = "deny"
+tool = "undo"
+args = {{ path = "*/locked/*" }}
+
+[[policy.rules]]
+name = "undo is asked about"
+decision = "ask"
+tool = "undo"
+args = {{ path = "*/asked/*" }}
 
 [[policy.rules]]
 name = "nothing else"
@@ -164,3 +177,41 @@ def test_an_allowed_folder_of_the_workspace_is_not_that_of_another_agent(gateway
     for path, allowed in (("notes/x", True), ("agents/other/notes/x", False)):
         wrote = invoke(gateway, "gsv__WriteFile", {"path": path, "content": "x"}, session_key=CLOSED)
         assert (wrote["state"] == "ok") is allowed, wrote
+
+
+@pytest.mark.parametrize("tool", ["write", "hands__Write"])
+def test_an_undo_is_judged_by_the_files_it_changes(gateway: GatewayProcess, hands: NodeProcess, tool: str) -> None:
+    folder = gateway.home / "agents" / "main" if tool == "write" else hands.workspace
+    for name, allowed in (("locked/a", False), ("open/a", True)):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("old")
+        written = invoke(gateway, tool, {"path": str(file), "content": "new"})
+        assert written["ok"], written
+        undone = gateway.request("POST", f"/v1/calls/{written['request_id']}/undo", {}).json()
+        assert undone["state"] == ("ok" if allowed else "denied"), undone
+        assert file.read_text() == ("old" if allowed else "new")
+
+
+@pytest.mark.parametrize("tool", ["write", "hands__Write"])
+def test_an_undo_that_is_asked_about_shows_what_it_changes(
+    gateway: GatewayProcess, hands: NodeProcess, tool: str
+) -> None:
+    def change(content: str) -> str:
+        return str(invoke(gateway, tool, {"path": "asked/a", "content": content})["request_id"])
+
+    change("one\n")
+    written = change("two\n")
+
+    def pending() -> Any:
+        waiting = gateway.get("/v1/approvals?state=pending")["approvals"]
+        return next((one for one in waiting if one["args"].get("call") == written), None)
+
+    with ThreadPoolExecutor(1) as pool:
+        undone = pool.submit(gateway.request, "POST", f"/v1/calls/{written}/undo", {})
+        approval = wait_until(pending, 20, "the question")
+        assert "-two\n+one\n" in approval["diff"], approval
+        change("three\n")
+        assert answer(gateway, approval).status == 200
+        ended = undone.result().json()
+    assert ended["state"] == "denied" and "changed" in ended["error"]["message"], ended

@@ -20,7 +20,7 @@ from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended
 from farhand.gateway.calls.policy import Policy
-from farhand.gateway.calls.policy_check import PolicyCheck
+from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck
 from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
@@ -36,6 +36,7 @@ from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import all_waiting, begin_waiting
+from farhand.tools import undo
 from farhand.tools.tool import Tool
 
 # After a start, nodes have at least this long to report what they finished, whatever the deadline.
@@ -60,6 +61,7 @@ class Gate:
         *,
         approvals: Approver | None = None,
         policy: Callable[[], Policy | None] = lambda: None,
+        changed_files: ChangedFiles | None = None,
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         refusals: RefusalBudget | None = None,
         keyed_calls: DailyBudget | None = None,
@@ -67,9 +69,10 @@ class Gate:
     ) -> None:
         """`credentials` says which tokens are valid; without it, every caller is.
 
-        `policy` returns the policy in force, `frozen` the order under which no call begins. `refusals` limits what is
-        stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys. `secrets` are hidden
-        where an answer of a node was cut in the middle of one.
+        `policy` returns the policy in force, `frozen` the order under which no call begins. `changed_files` finds out
+        which files a call changes without naming them. `refusals` limits what is stored of refused calls, `keyed_calls`
+        what tokens store of calls with idempotency keys. `secrets` are hidden where an answer of a node was cut in the
+        middle of one.
         """
         self._database = database
         self._credentials = credentials
@@ -80,7 +83,7 @@ class Gate:
         self.refusals = refusals or RefusalBudget()
         self.keyed_calls = keyed_calls or keyed_call_budget()
         self.secrets = secrets or KnownSecrets()
-        self._policy_check = PolicyCheck(database, node_registry, credentials, policy)
+        self._policy_check = PolicyCheck(database, node_registry, credentials, policy, changed_files)
         self._lifecycle = Lifecycle(
             database,
             node_registry,
@@ -131,7 +134,10 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
         recorded; it did not run then. Whatever fails later is an end of the call.
         """
-        opened = self._admit(call, principal, background, idempotency_key, own, origins, before)
+        changed = (
+            () if self._policy() is None or before is not None else await self._changed_files(call, principal, own)
+        )
+        opened = self._admit(call, principal, background, idempotency_key, own, origins, before, changed)
         try:
             first = await self._record(opened, call)
         except asyncio.CancelledError:
@@ -237,6 +243,7 @@ class Gate:
         own: Tool | None,
         origins: Sequence[str],
         before: int | None,
+        changed: tuple[str, ...] | None = (),
     ) -> OpenCall:
         """Resolve the tool, check the call and take it in; a call that is refused has ended."""
         now = self._node_registry.clock()
@@ -258,7 +265,9 @@ class Gate:
             if self._policy() is not None or before is not None:
                 call = unambiguous(call)
                 held = self.waiting_calls.calls.values()
-                waiting = self._policy_check.check_new(call, target, principal, origins, before, timeout_ms, held)
+                waiting = self._policy_check.check_new(
+                    call, target, principal, origins, before, timeout_ms, held, changed
+                )
             if idempotency_key is not None:
                 self.keyed_calls.take(principal.actor, ROW_BYTES + len(bytes(call.args)), now)
             if waiting is None:
@@ -301,6 +310,18 @@ class Gate:
         opened.read_only = target.spec is not None and target.spec.read_only and not promised
         self._lifecycle.admit(opened, timeout_ms / 1000)
         return opened
+
+    async def _changed_files(self, call: ToolCall, principal: Principal, own: Tool | None) -> tuple[str, ...] | None:
+        """Return the files that a call changes without naming them; none for a call that will be refused."""
+        if self.closing or self.frozen is not None or not call.tool.casefold().endswith(undo.NAME.casefold()):
+            return ()
+        try:
+            target = self._catalog.find(call.tool, own)
+            self._policy_check.check_valid(principal)
+            allow(target, principal)
+            return await self._policy_check.changed_files(self._catalog.checked(target, call), target, principal)
+        except ToolError:
+            return ()
 
     async def _record(self, opened: OpenCall, call: ToolCall) -> str:
         """Record a call that was admitted or refused; return the id of the call that the idempotency key stands for."""

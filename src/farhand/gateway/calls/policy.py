@@ -218,7 +218,7 @@ class _Rule:
         name = subject.aliases.get(name, name)
         if name == ANYWHERE:
             return self._anything_matches(subject, patterns)
-        if name == "path" and self._stops and self._reaches_elsewhere(subject, patterns):
+        if name == "path" and self._stops and (subject.paths_unknown or self._reaches_elsewhere(subject, patterns)):
             return True
         if name == "path" and not self._stops and "pattern" not in self._args and _searches_elsewhere(subject):
             return False

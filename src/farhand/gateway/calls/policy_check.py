@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from farhand.gateway.access.credentials import Credentials
@@ -18,8 +18,12 @@ from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, log_failure
+from farhand.tools import undo
 
 log = logging.getLogger(__name__)
+
+# Finds out which files a call changes; None if that is not known.
+ChangedFiles = Callable[[Target, ToolCall, Principal], Awaitable[tuple[str, ...] | None]]
 
 DID_NOT_RUN = "the call did not run"
 MAX_WAITING = 1000
@@ -37,12 +41,15 @@ class PolicyCheck:
         node_registry: NodeRegistry,
         credentials: Credentials | None,
         policy: Callable[[], Policy | None],
+        changed_files: ChangedFiles | None = None,
     ) -> None:
-        """Without `credentials`, every caller is valid. `policy` returns the policy in force."""
+        """Without `credentials`, every caller is valid. `policy` returns the policy in force. `changed_files` finds out
+        which files a call changes without naming them."""
         self._database = database
         self._node_registry = node_registry
         self._credentials = credentials
         self._policy = policy
+        self._changed_files = changed_files
 
     def invalid(self, principal: Principal) -> str | None:
         """Return why a credential involved was revoked or has expired; None while all are valid."""
@@ -54,6 +61,14 @@ class PolicyCheck:
         if reason is not None:
             raise Denied(f"{reason}; {DID_NOT_RUN}")
 
+    async def changed_files(self, call: ToolCall, target: Target, principal: Principal) -> tuple[str, ...] | None:
+        """Return the files that an undo changes, for rules about paths; None if they cannot be known now."""
+        find = self._changed_files
+        undoes = target.spec is undo.SPEC or (target.own is not None and target.tool == undo.NAME.casefold())
+        if not undoes or self._policy() is None or find is None:
+            return ()
+        return await find(target, call, principal)
+
     def check_new(
         self,
         call: ToolCall,
@@ -63,12 +78,14 @@ class PolicyCheck:
         before: int | None,
         timeout_ms: int,
         waiting: Iterable[OpenCall],
+        changed: tuple[str, ...] | None = (),
     ) -> Waiting | None:
-        """Return how a call has to wait; None if it may run. `waiting`: the calls that wait already.
+        """Return how a call has to wait; None if it may run. `waiting`: the calls that wait already. `changed` as from
+        `changed_files`.
 
         Raises Forbidden, and Failed when too many calls wait.
         """
-        verdict = self._verdict(call, target, principal, origins)
+        verdict = self._verdict(call, target, principal, origins, changed)
         approval = verdict if verdict is not None and verdict.decision == "ask" else None
         offline = target.node is not None and target.node.connection is None
         if not offline and approval is None:
@@ -90,9 +107,10 @@ class PolicyCheck:
             reason="" if approval is None else approval.reason,
         )
 
-    def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
+    async def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
         """Apply the policy to a call that waited; return the verdict if it needs an approval. Raises Forbidden."""
-        verdict = self._verdict(call, target, waiting.principal, waiting.origins)
+        changed = await self.changed_files(call, target, waiting.principal)
+        verdict = self._verdict(call, target, waiting.principal, waiting.origins, changed)
         return verdict if verdict is not None and verdict.decision == "ask" else None
 
     def refuse_held(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
@@ -114,7 +132,14 @@ class PolicyCheck:
         until = self._node_registry.clock() + round(policy.seconds(approval) * 1000)
         return until if before is None else min(until, before)
 
-    def _verdict(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> Verdict | None:
+    def _verdict(
+        self,
+        call: ToolCall,
+        target: Target,
+        principal: Principal,
+        origins: Sequence[str],
+        changed: tuple[str, ...] | None = (),
+    ) -> Verdict | None:
         """Return the verdict of the policy, if there is one. Raises Forbidden if it denies the call."""
         policy = self._policy()
         if policy is None or origins is GATEWAY:
@@ -128,6 +153,7 @@ class PolicyCheck:
             session_key=call.session_key,
             origins=origins,
             nodes=self._node_registry.nodes,
+            changed=changed,
         )
         verdict = policy.judge(subject)
         if verdict.decision == "deny":

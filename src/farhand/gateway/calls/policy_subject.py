@@ -54,6 +54,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     askers: tuple[str, ...] = ()
     # The tokens that made any of these, directly or through others.
     makers: tuple[str, ...] = ()
+    # Whether the call changes files that are not known.
+    paths_unknown: bool = False
     session_key: str | None = None
 
     @property
@@ -72,10 +74,12 @@ def subject_of(
     session_key: str | None,
     origins: Sequence[str],
     nodes: Mapping[str, Node] = MappingProxyType({}),
+    changed: tuple[str, ...] | None = (),
 ) -> Subject:
     """Return a call as the rules see it; `args` are those of `Catalog.checked`. Raises InvalidArgs.
 
-    `nodes` are those that the arguments can name.
+    `nodes` are those that the arguments can name. `changed`: files that the call changes without naming them, as an
+    undo does; None if they are not known.
     """
     arguments = read_arguments(args)
     if not isinstance(arguments, Mapping):
@@ -89,7 +93,8 @@ def subject_of(
         route=target.kind,
         node_id=None if node is None else node.card.node_id,
         tags=() if node is None else tuple(node.card.tags),
-        args=_with_patched_paths(target.tool, arguments),
+        args={**_with_patched_paths(target.tool, arguments), **({"path": list(changed)} if changed else {})},
+        paths_unknown=changed is None,
         aliases={} if target.own is None else target.own.aliases,
         workspace=None if node is None else _workspace_of(node),
         left_out=frozenset(name for name in PATHS if name in schema and arguments.get(name) in (None, ""))

@@ -268,7 +268,7 @@ class WaitingCalls:
             return False
         pinned = record.node_id if waiting.why == "approval" else None
         target = self._catalog.find_again(record.tool, pinned, opened.own)
-        approval_needed = self._check(record, waiting, target)
+        approval_needed = await self._check(record, waiting, target)
         if waiting.why == "approval":
             assert self._approvals is not None and waiting.approval is not None
             change = await self._approvals.change(opened, waiting.approval, target)
@@ -292,11 +292,11 @@ class WaitingCalls:
         node = self._node_registry.nodes.get(record.node_id)
         return node is not None and not node.online
 
-    def _check(self, record: CallRecord, waiting: Waiting, target: Target) -> Verdict | None:
+    async def _check(self, record: CallRecord, waiting: Waiting, target: Target) -> Verdict | None:
         """Return the verdict if the policy requires an approval. Raises ToolError when the call may not run."""
         self._policy.check_valid(waiting.principal)
         allow(target, waiting.principal)
-        return self._policy.check_again(self._catalog.checked(target, _call(record)), target, waiting)
+        return await self._policy.check_again(self._catalog.checked(target, _call(record)), target, waiting)
 
     async def _wait_for_approval(self, opened: OpenCall, waiting: Waiting, target: Target, verdict: Verdict) -> None:
         """Make a call whose node is back wait for an approval."""

@@ -11,6 +11,7 @@ from farhand.gateway.calls.catalog import Target, read_arguments
 from farhand.gateway.calls.gateway_tools import context_of
 from farhand.gateway.nodes.queries import Queries
 from farhand.machine.files import steering_files as steering
+from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs, ToolError
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MIB
@@ -23,7 +24,7 @@ SECONDS: Final = 15.0
 LARGEST_PREVIEW: Final = 4 * MIB
 LONGEST_LINE: Final = 4096
 # The tools that a node previews; it is not asked about others.
-NODE_TOOLS: Final = frozenset({"Write", "Edit", "Bash", "Process"})
+NODE_TOOLS: Final = frozenset({"Write", "Edit", "Bash", "Process", "Undo"})
 
 
 class Effects:
@@ -39,6 +40,22 @@ class Effects:
         if target.node is None or target.spec is None or target.tool not in NODE_TOOLS:
             return Preview()
         return await self._of_node(target.node.card.node_id, target.tool, record.args)
+
+    async def changed_files(self, target: Target, call: ToolCall, principal: Principal) -> tuple[str, ...] | None:
+        """Return the files that a call would change, where its arguments do not name them; None if not known."""
+        record = CallRecord(
+            id=call.id,
+            tool=call.tool,
+            args=call.args,
+            session_key=call.session_key,
+            agent_id=call.agent_id,
+            credential=principal.id,
+            route=target.kind,
+            created_at=0,
+            deadline_at=0,
+        )
+        preview = await self.of(target, record, principal)
+        return tuple(one.path for one in preview.files) or None
 
     @staticmethod
     async def _of_own(tool: Tool, record: CallRecord, principal: Principal | None) -> Preview:

@@ -25,8 +25,9 @@ from farhand.protocol.names import NATIVE, join_tool
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
 from farhand.store.tables.calls import CallRecord
+from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
-from farhand.tools.undo import NAME, SPEC, Call, DryRun
+from farhand.tools.undo import NAME, SPEC, Call, DryRun, undo_preview
 
 # The tool of the gateway's own machine; calls of a node's are undone by the node's.
 OWN: Final = "undo"
@@ -45,7 +46,9 @@ class Undo:
         self._kept = kept
         self._local = local
         self._objects = objects
-        self._own = tool(self.undo, name=OWN, description=SPEC.description, capability=SPEC.capability)
+        self._own = tool(
+            self.undo, name=OWN, description=SPEC.description, capability=SPEC.capability, preview=self.preview
+        )
 
     def tools(self) -> list[Tool]:
         """To be served without being offered."""
@@ -91,6 +94,15 @@ class Undo:
         return None if end.node_id == NATIVE else end.node_id
 
     async def undo(self, call: Call, context: CallContext, dryRun: DryRun = False) -> dict[str, Any]:  # noqa: ARG002
+        files = await self._files_changed_by(call)
+        return await asyncio.to_thread(undo, files, self._kept, call, dry_run=dryRun)
+
+    async def preview(self, call: str, dryRun: bool) -> Preview:  # noqa: ARG002
+        files = await self._files_changed_by(call)
+        return await asyncio.to_thread(undo_preview, files, self._kept, call)
+
+    async def _files_changed_by(self, call: str) -> Files:
+        """Return the files among which a call of the gateway worked. Raises ToolError where it cannot be undone."""
         record = await self._gate.find(call)
         if record is None:
             raise NotFound(f"there is no call {call[:100]!r}")
@@ -103,8 +115,7 @@ class Undo:
                 f"call {call} ({first.tool}) cannot be undone: node {node_id!r} keeps no old content. Only what the "
                 "file tools of a Farhand node and of the gateway change is kept, not what a plug-in does"
             )
-        files = await asyncio.to_thread(self._files, first, call)
-        return await asyncio.to_thread(undo, files, self._kept, call, dry_run=dryRun)
+        return await asyncio.to_thread(self._files, first, call)
 
     async def _first(self, record: CallRecord) -> CallRecord:
         """The call that an undo, or an undo of an undo, goes back to."""

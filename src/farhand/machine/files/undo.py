@@ -28,7 +28,7 @@ class ChangedSince(Failed):
     """A file was changed after the call."""
 
 
-class _Step(msgspec.Struct, frozen=True):
+class UndoStep(msgspec.Struct, frozen=True):
     """One file to be reverted."""
 
     file: ChangedFile
@@ -61,13 +61,14 @@ class _Step(msgspec.Struct, frozen=True):
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Restore the files that a call changed, remove those it created, and report the changes.
+def changed_paths(undo_log: UndoLog, call: str) -> list[str]:
+    """Return the files that a call changed, as far as they are kept. Raises OSError."""
+    found = undo_log.find(call)
+    return [] if found is None else [display(file.name) for file in _merged(found)]
 
-    All or nothing. The undo is recorded for the current call and can itself be undone. With `dry_run` nothing is
-    changed and the report says what would be. Raises NotFound if nothing was recorded for the call, ChangedSince if a
-    file was changed after it, ForbiddenPath and NotAllowed as any other change, Failed.
-    """
+
+def planned_steps(files: Files, undo_log: UndoLog, call: str) -> list[UndoStep]:
+    """Return what the undo of a call would do to each file that the call changed. Raises as `undo`."""
     try:
         found = undo_log.find(call)
     except OSError as error:
@@ -82,9 +83,19 @@ def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -
     if missing:
         raise Failed(f"call {call} cannot be undone, its old content was not kept: {'; '.join(missing)}")
     steps = [_step(files, undo_log, file, found) for file in files_changed]
-    steps = [step for step in steps if step.now != step.then]
-    if not steps and files_changed:
+    if steps and all(step.now == step.then for step in steps):
         raise Failed(f"nothing to undo: what call {call} changed is already as it was before it")
+    return steps
+
+
+def undo(files: Files, undo_log: UndoLog, call: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Restore the files that a call changed, remove those it created, and report the changes.
+
+    All or nothing. The undo is recorded for the current call and can itself be undone. With `dry_run` nothing is
+    changed and the report says what would be. Raises NotFound if nothing was recorded for the call, ChangedSince if a
+    file was changed after it, ForbiddenPath and NotAllowed as any other change, Failed.
+    """
+    steps = [step for step in planned_steps(files, undo_log, call) if step.now != step.then]
     if not dry_run:
         change_files(
             files,
@@ -121,7 +132,7 @@ def _merged(found: CallChanges) -> list[ChangedFile]:
     return list(merged.values())
 
 
-def _step(files: Files, undo_log: UndoLog, file: ChangedFile, found: CallChanges) -> _Step:
+def _step(files: Files, undo_log: UndoLog, file: ChangedFile, found: CallChanges) -> UndoStep:
     place = files.place(file.name)
     if place.real != file.name:
         raise ChangedSince(
@@ -139,7 +150,7 @@ def _step(files: Files, undo_log: UndoLog, file: ChangedFile, found: CallChanges
             )
     if now != then and _digest(now) != file.new:
         raise ChangedSince(_changed(files, file, now, max(change.at for change in found.changes.values())))
-    return _Step(file, place, now, then)
+    return UndoStep(file, place, now, then)
 
 
 def _content(files: Files, file: ChangedFile, largest: int) -> bytes | None:
