@@ -61,6 +61,7 @@ LATE_IMPORTS = {
     ("farhand.tools.node_files", "farhand.tools.preview"): "memory of an idle node",
     ("farhand.tools.node_shell", "farhand.tools.preview"): "memory of an idle node",
     ("farhand.tools.undo", "farhand.machine.files.undo"): "memory of an idle node",
+    ("farhand.tools.undo", "farhand.tools.preview"): "memory of an idle node",
 }
 # Modules outside of store/sqlite that import apsw. The memory index is a store of its own; the others go with the
 # store port. The number may only become smaller.

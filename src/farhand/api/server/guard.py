@@ -47,6 +47,8 @@ NODE_SOCKET = "/v1/nodes/ws"
 FILES_SOCKET = "/v1/nodes/files"
 # What to call, in a request's scope, once its sender is known.
 ADMITTED = "farhand.admitted"
+# The authority of a request whose target is a whole URL.
+AUTHORITY = "farhand.authority"
 NOBODY = Credential("nobody", frozenset())
 # Requests of one token at once, streams included: each holds a connection of the gateway's.
 MAX_OPEN_REQUESTS = 256
@@ -330,7 +332,15 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _refuse_repeats(scope)
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in scope["headers"]):
+            # Another server may see the end of such a body elsewhere, so nothing after it is read.
+            reason = "a body has no Transfer-Encoding but chunked"
+            raise Problem(400, "invalid_request", reason, headers=[(b"connection", b"close")])
         host = self._check_host(headers.get(b"host", b""))
+        authority = scope.get(AUTHORITY)
+        if authority is not None and self._check_host(authority) != host:
+            # A proxy may have looked at one of them and we would believe the other.
+            raise Problem(400, "invalid_request", f"the target is for {_shown(authority)}, the Host header for another")
         origin = headers.get(b"origin")
         if origin is not None and not self._origin_allowed(scope, origin, host):
             raise Problem(403, "origin_not_allowed", f"pages of {_shown(origin)} may not use this gateway")

@@ -12,7 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from farhand.api.server.connection_limits import HEAD_SECONDS, REQUEST_SECONDS, Lobby
-from farhand.api.server.guard import ADMITTED
+from farhand.api.server.guard import ADMITTED, AUTHORITY
 from farhand.api.server.http import Problem, new_request_id
 
 # Of a request head, and of whatever else of a request is no body: trailers and chunk extensions.
@@ -92,6 +92,9 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = False
         self._unframed_bytes = 0
         self._restart_deadline(REQUEST_SECONDS)
+        scheme, separator, rest = self.url.partition(b"://")
+        if separator and b"/" not in scheme:
+            self.scope[AUTHORITY] = rest.partition(b"/")[0]  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
