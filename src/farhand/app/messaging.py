@@ -94,7 +94,7 @@ class Messaging:
 
     async def start(self) -> None:
         """Receive messages, answer earlier ones, and pass the posts of hooks to their sessions."""
-        await self._approvals.retell()
+        await self._approvals.notify_pending()
         await self.reception.start()
         await self.hooks.start()
 

@@ -308,7 +308,7 @@ def test_nobody_approves_a_call_of_their_own(hands: NodeProcess) -> None:
     approval = asked(gateway, begun["request_id"])
     for decision in ("approve", "deny"):
         refused = answer(gateway, approval, decision, token=agent)
-        assert refused.status == 403 and "own" in refused.json()["error"]["message"], refused
+        assert refused.status == 403 and "made by this credential" in refused.json()["error"]["message"], refused
     assert gateway.get(f"/v1/approvals/{approval['id']}")["state"] == "pending"
     other = made(gateway, "approve")
     assert answer(gateway, approval, token=other).status == 200
@@ -446,7 +446,7 @@ def test_a_tool_that_was_registered_anew_does_not_run(tmp_path: Path) -> None:
             await join(node, "Removes a thing.")
             await asyncio.to_thread(answer, gateway, approval)
             record = await asyncio.to_thread(end_of, gateway, approval)
-            assert record["state"] == "denied" and "registered anew" in record["error"]["message"], record
+            assert record["state"] == "denied" and "registered again" in record["error"]["message"], record
 
     with GatewayProcess(home) as gateway:
         asyncio.run(replace(gateway))

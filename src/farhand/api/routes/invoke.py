@@ -38,11 +38,11 @@ class InvokeRequest(msgspec.Struct):
     agent_id: str | None = None
     timeout_ms: int | None = None
     background: bool = False
-    # While its node is offline the call waits for it; it is answered at once then, with the state `waiting`.
+    # If its node is offline, the call waits for it and is answered at once with the state `waiting`.
     when_online: bool = False
-    # Answer with server-sent events: `approval_requested` if the call waits for approval, then `done` with the answer.
+    # Answer with server-sent events: `approval_requested` if the call needs an approval, then `done` with the answer.
     stream: bool = False
-    # Until when it waits: `18:00`, an ISO moment, `in 2 hours`, milliseconds since 1970; a day by default.
+    # How long it waits: `18:00`, an ISO time, `in 2 hours`, milliseconds since 1970; a day by default.
     before: str | int | None = None
 
 
@@ -98,7 +98,7 @@ class InvokeRoutes:
         )
         if wanted.stream:
             request.id = opened.record.id
-            # A gateway that stops ends its calls first, so that the last event says how this one stands.
+            # A stopping gateway ends its calls first, so the stream still gets its last event.
             events = until_gone(request, with_pulse(self._events(opened)), asyncio.Event())
             return Reply(content_type=EVENT_STREAM, pieces=events)
         return await _answered(self._gate, request, opened)
@@ -121,11 +121,11 @@ class InvokeRoutes:
                 self._gate.abandon(opened)
 
     def _before(self, wanted: InvokeRequest) -> int | None:
-        """The moment until which a call may wait for its node; None: it may not. Raises Problem."""
+        """Return until when a call may wait for its node; None if it may not. Raises Problem."""
         now = self._clock()
         if not wanted.when_online:
             if wanted.before is not None:
-                raise Problem(400, "invalid_request", "before belongs to when_online: true")
+                raise Problem(400, "invalid_request", "before needs when_online: true")
             return None
         if wanted.before is None:
             return now + DAY_MS
@@ -171,7 +171,7 @@ class UndoRoutes:
 
 
 async def _answered(gate: Gate, request: Request, opened: OpenCall) -> Reply:
-    """Return the end of a call. If its client leaves before, the call is abandoned."""
+    """Return the record of an ended call; abandon the call if its client leaves."""
     watch = ClientWatch(request, lambda: gate.abandon(opened))
     try:
         record = await gate.wait(opened)
@@ -186,7 +186,7 @@ def _event(name: str, data: bytes) -> bytes:
 
 
 def _check(wanted: InvokeRequest) -> None:
-    """Raises Problem."""
+    """Raise Problem for an invalid request."""
     if not wanted.tool:
         raise Problem(400, "invalid_request", "tool must name a tool; `GET /v1/tools` lists them")
     if wanted.timeout_ms is not None and not 1 <= wanted.timeout_ms <= MAX_TIMEOUT_MS:
@@ -207,20 +207,19 @@ def _call(wanted: InvokeRequest) -> ToolCall:
 
 
 def _agent(session_key: str | None) -> str | None:
-    """Whose session it is, where the key says so: `agent:helper:main` works in helper's workspace."""
+    """Return the agent in a session key: `agent:helper:main` works in helper's workspace."""
     return agent_id(agent_of(session_key)) if session_key and session_key.startswith("agent:") else None
 
 
 def answer_of(record: CallRecord) -> bytes:
+    """Return the record of a call as the JSON of the answer."""
     result: msgspec.Raw | UnsetType = UNSET
     error: ToolFailure | UnsetType = UNSET
     state = record.state
     if state is CallState.OK:
         result = NULL if record.result is None else record.result
     elif record.error_kind is not None or state not in (CallState.RUNNING, CallState.WAITING):
-        failure = result_of(record).error
-        assert failure is not None
-        error = failure
+        error = result_of(record).error or UNSET
     return _encode(
         InvokeAnswer(
             record.id,

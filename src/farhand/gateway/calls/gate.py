@@ -89,8 +89,8 @@ class Gate:
             node_registry,
             hold=self._hold,
             frozen=frozen,
-            keyed_calls=lambda: self.keyed_calls,
-            secrets=lambda: self.secrets,
+            keyed_calls=self.keyed_calls,
+            secrets=self.secrets,
         )
         self.waiting_calls = WaitingCalls(
             self._lifecycle, self._policy_check, database, node_registry, catalog, frozen, approvals
@@ -101,7 +101,7 @@ class Gate:
             clock=node_registry.clock,
             find=self.find,
             resume_waiting=self.waiting_calls.resume,
-            secrets=lambda: self.secrets,
+            secrets=self.secrets,
         )
         self.durations = self._lifecycle.durations
 

@@ -51,8 +51,8 @@ class Lifecycle:
         *,
         hold: Callable[[OpenCall], None],
         frozen: Callable[[], FreezeOrder | None],
-        keyed_calls: Callable[[], DailyBudget],
-        secrets: Callable[[], KnownSecrets],
+        keyed_calls: DailyBudget,
+        secrets: KnownSecrets,
     ) -> None:
         """`hold` makes a call wait. `frozen` returns the order under which no call is
         sent. `keyed_calls` counts what calls with idempotency keys store. `secrets` are hidden in shortened arguments.
@@ -240,10 +240,10 @@ class Lifecycle:
         record = ended(opened.record, end.state, detail, now, duration)
         if record.idempotency_key is not None and opened.principal is not None:
             size = 0 if record.result is None else memoryview(record.result).nbytes
-            self._keyed_calls().add(opened.principal.actor, size, now)
+            self._keyed_calls.add(opened.principal.actor, size, now)
         if opened.read_only and end.state is CallState.ERROR:
             # Nothing of it is stored yet, and it did nothing: long arguments would only fill the disk.
-            record = msgspec.structs.replace(record, args=short_arguments(record.args, self._secrets()))
+            record = msgspec.structs.replace(record, args=short_arguments(record.args, self._secrets))
         self.recorder.end(opened, record, connection, end.release_key)
 
     def _release_node(self, opened: OpenCall) -> None:

@@ -38,7 +38,7 @@ class NodeCalls:
         clock: Callable[[], int],
         find: Callable[[str], Awaitable[CallRecord | None]],
         resume_waiting: Callable[[], None],
-        secrets: Callable[[], KnownSecrets],
+        secrets: KnownSecrets,
     ) -> None:
         """`find` returns the record of a call. `resume_waiting` is called when a node connects. `secrets` are hidden
         where an answer was cut in the middle of one."""
@@ -77,7 +77,7 @@ class NodeCalls:
             value = NULL if response.result is UNSET else response.result
             if opened.record.tool.endswith(CUTTING):
                 try:
-                    value = hide_cuts(value, self._secrets())
+                    value = hide_cuts(value, self._secrets)
                 except Failed as refused:
                     return CallEvent.FAILED, ToolResult.failed(refused.kind.value, refused.message)
             return CallEvent.SUCCEEDED, ToolResult(ok=True, result=value)

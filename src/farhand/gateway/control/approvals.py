@@ -1,8 +1,8 @@
-"""Approvals: a call that waits is shown to its owner exactly as it would run, and runs exactly so or not at all.
+"""Approvals: a waiting call is shown to its owner exactly as it would run, and runs exactly so or not at all.
 
-What is shown is bound by a hash over the call, the tool as its node registered it, the node's identity, and
-what the call would do: the digest of each file a diff was made from, the folder and the environment of a command.
-Before the call starts all of it is looked at again; any difference refuses it.
+A hash binds what is shown: the call, the tool as its node registered it, the identity of the node, and what the call
+would do, which includes the digest of each file in a diff and the folder and environment of a command. All of it is
+checked again before the call starts; any difference refuses the call.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ MOST_REMARK = 1000
 
 
 class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Everything about a call that must not change between the question and the start."""
+    """Everything about a call that must not change between the request for approval and the start."""
 
     call_id: str
     tool: str
-    # Digest of their very bytes.
+    # Digest of the bytes.
     args: str
     credential: str
     on_behalf_of: str | None = None
-    # Digest of the tool as it is registered.
+    # Digest of the registered tool.
     spec: str
     node_id: str | None = None
-    # The node's own token or key; of a node that has neither, which life of its program it is.
+    # The token or key of the node; for a node that has neither, the id of its process.
     life: str | None = None
     preview: Preview = Preview()
 
@@ -55,27 +55,27 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     def change(self, now: Bound) -> str | None:
-        """What is different by now, in words; None: nothing."""
+        """Return what has changed, in words; None if nothing has."""
         if self == now:
             return None
         if self.node_id != now.node_id or self.life != now.life:
             return f"node {self.node_id!r} was replaced, or restarted without a token or key of its own"
         if self.spec != now.spec:
-            return f"the tool {self.tool!r} was registered anew, with other words or parameters"
+            return f"the tool {self.tool!r} was registered again, with another description or other parameters"
         before = {effect.path: effect.before for effect in self.preview.files}
         after = {effect.path: effect.before for effect in now.preview.files}
         for path in before | after:
             if before.get(path, "") != after.get(path, ""):
                 return f"{path} has changed"
         if (self.preview.cwd, self.preview.folder) != (now.preview.cwd, now.preview.folder):
-            return f"the folder {self.preview.cwd} is another one"
+            return f"the folder {self.preview.cwd} was replaced"
         if now.preview.note and now.preview.note != self.preview.note:
             return f"the call can no longer be previewed as it was asked ({now.preview.note}), which has changed"
         return "what the call would do has changed"
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the owner is shown."""
+    """What the owner is asked to approve."""
 
     bound: Bound
     args: msgspec.Raw
@@ -101,19 +101,19 @@ class ApprovalRequested(msgspec.Struct, frozen=True, tag="approval_requested"):
 
 
 class NoApproval(FarhandError):
-    """There is no such question."""
+    """There is no such approval."""
 
 
 class NotYours(FarhandError):
-    """Nobody answers for a call of their own."""
+    """A credential cannot approve its own calls."""
 
 
 class AnswerConflict(FarhandError):
-    """The answer does not fit the question as it stands: it is answered, over, or another one."""
+    """The approval was answered before, is over, or has another hash."""
 
 
 class Approvals:
-    """Puts questions and takes answers. `effects` tells what calls would do."""
+    """Asks for approvals and handles the answers."""
 
     def __init__(
         self,
@@ -134,19 +134,19 @@ class Approvals:
         self._lineage = lineage
         self._notify = notify
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- asking --------------------------------------------------------------------------------------
 
     async def find(self, name: str) -> Approval | None:
-        """By its id, in either case, or the id of its call."""
+        """Return the approval with an id, ignoring case, or of the call with that id."""
         wanted = name.upper() if len(name) == LENGTH else name
         return await self._database.read(lambda connection: store.find_approval(connection, wanted))
 
     async def all(self, state: ApprovalState | None, limit: int) -> list[Approval]:
-        """Newest first."""
+        """Return approvals, newest first."""
         return await self._database.read(lambda connection: store.list_approvals(connection, state, limit))
 
     async def ask(self, opened: OpenCall, waiting: Waiting, target: Target) -> Approval | None:
-        """Put the question of a call that waits; None when the call is over meanwhile. Raises StoreError."""
+        """Ask for approval of a waiting call; return None if the call has ended. Raises StoreError."""
         record = opened.record
         bound = await self._bound(opened, target)
         request = Request(bound, record.args, record.session_key, record.agent_id, waiting.origins)
@@ -165,25 +165,25 @@ class Approvals:
             who["on_behalf_of"] = record.on_behalf_of
         if not await self._database.write(lambda connection: store.ask(connection, approval, who)):
             return await self.find(record.id)
-        await self._told(approval)
+        await self._notify_approvers(approval)
         return approval
 
-    async def retell(self) -> None:
-        """Tell of the questions that are open; whoever was told before hears nothing new."""
+    async def notify_pending(self) -> None:
+        """Notify the approvers of all pending approvals; each is sent once."""
         for approval in await self.all(ApprovalState.PENDING, 1000):
-            await self._told(approval)
+            await self._notify_approvers(approval)
 
-    async def _told(self, approval: Approval) -> None:
+    async def _notify_approvers(self, approval: Approval) -> None:
         try:
             await self._notify(approval)
         except FarhandError as error:
             log.error("failed to send approval %s to a channel: %s", approval.id, error)
 
     async def change(self, opened: OpenCall, approval: Approval, target: Target) -> str | None:
-        """What has changed since a question was put, in words; None: nothing, the call is what was approved."""
+        """Return what has changed since an approval was asked for, in words; None if nothing has."""
         asked = request_of(approval).bound
         if asked.hash != approval.hash:
-            return "the question itself"
+            return "the request for approval itself has changed"
         return asked.change(await self._bound(opened, target))
 
     async def _bound(self, opened: OpenCall, target: Target) -> Bound:
@@ -202,11 +202,11 @@ class Approvals:
         )
 
     def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
-        """Whether a call was made by a credential, or by one of the same making: whoever makes tokens has them all."""
+        """Whether a call was made by a credential or by one of the same origin: a token can make others."""
         involved = frozenset[str]().union(*(self._lineage(name) for name in _involved(opened)))
         return not involved.isdisjoint(self._lineage(credential.id))
 
-    # -- answers ----------------------------------------------------------------------------------------
+    # -- answering ----------------------------------------------------------------------------------------
 
     async def answer(
         self,
@@ -218,9 +218,9 @@ class Approvals:
         hash: str | None = None,  # noqa: A002
         remark: str = "",
     ) -> Approval:
-        """Approve or deny; the first answer counts. `by` names whoever answers, `credential` is theirs, if any.
+        """Approve or deny a call; the first answer counts. `by` names the approver, `credential` is theirs, if any.
 
-        An approval names the hash of what was shown. Raises NoApproval, NotYours, AnswerConflict.
+        To approve, `hash` must be that of what was shown. Raises NoApproval, NotYours, AnswerConflict.
         """
         approval = await self.find(name)
         if approval is None:
@@ -229,15 +229,15 @@ class Approvals:
         if approval.state is not ApprovalState.PENDING:
             raise _answered(approval)
         if opened is None or opened.over or self._clock() >= approval.deadline_at:
-            raise AnswerConflict(f"approval {approval.id} is over: its call waits no longer")
+            raise AnswerConflict(f"approval {approval.id} is over: its call no longer waits")
         if credential is not None and credential.id != OWNER.id and self._is_own(opened, credential):
             raise NotYours(
-                f"call {approval.call_id} is this credential's own or made on its behalf, or its token is of the same "
-                "making; another one has to answer"
+                f"call {approval.call_id} was made by this credential, on its behalf, or by a token of the same "
+                "origin; another credential has to answer"
             )
         if (approve or hash is not None) and hash != approval.hash:
             raise AnswerConflict(
-                f"this hash is not that of approval {approval.id}; look at it again, and answer with the hash it has"
+                f"the hash does not match approval {approval.id}; look at it again and answer with its current hash"
             )
         state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
         now, said = self._clock(), remark[:MOST_REMARK] or None
@@ -254,7 +254,7 @@ class Approvals:
 
 
 def _identity(node: Node | None) -> str | None:
-    """What makes a connected node the same one. A program that was started again proves it by its token or key."""
+    """Return what identifies a connected node: its token or key, or else its process."""
     connection = node.connection if node is not None else None
     if connection is None:
         return None
@@ -262,7 +262,7 @@ def _identity(node: Node | None) -> str | None:
 
 
 def _involved(opened: OpenCall) -> frozenset[str]:
-    """The credentials that must not answer for a call."""
+    """Return the credentials that cannot approve a call."""
     named = {opened.record.credential, opened.record.on_behalf_of or opened.record.credential}
     return frozenset(named) if opened.principal is None else opened.principal.ids | named
 
@@ -272,7 +272,7 @@ def request_of(approval: Approval) -> Request:
 
 
 def shown_request(approval: Approval) -> Mapping[str, Any]:
-    """What is asked, for people and programs."""
+    """Return what is to be approved, as the API shows it."""
     request = request_of(approval)
     preview = request.bound.preview
     return {
