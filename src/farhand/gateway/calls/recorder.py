@@ -106,7 +106,7 @@ class Recorder:
             else:
                 self._late.pop(answer, None)
 
-        operation = partial(calls.tell_late, node_id=connection.node_id, response=response, now=now)
+        operation = partial(calls.append_late_answer, node_id=connection.node_id, response=response, now=now)
         self._store.write(operation, durable=False).add_done_callback(stored)
 
     def acknowledge(self, connection: Connection, call_id: str) -> None:
@@ -144,7 +144,7 @@ class Recorder:
                 self._write_ends(endings, durable)
 
     def _write_begins(self, begins: list[tuple[CallRecord, asyncio.Future[None]]]) -> None:
-        records = [(record, False) for record, _ in begins]
+        records = [record for record, _ in begins]
         self._store.write(partial(calls.begin_all, records=records)).add_done_callback(partial(self._begun, begins))
 
     def _begun(self, begins: list[tuple[CallRecord, asyncio.Future[None]]], written: asyncio.Future[None]) -> None:
@@ -193,11 +193,11 @@ class Recorder:
 
 def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
     """Store how some calls ended; the first stored end of a call counts."""
-    new: list[tuple[CallRecord, bool]] = []
+    new: list[CallRecord] = []
     for end in ends:
         record = end.record
         if end.stored_as == "nothing":
-            new.append((record, False))
+            new.append(record)
         elif end.stored_as == "waiting":
             finish_waiting(tx, record)
         else:

@@ -1,4 +1,4 @@
-"""What the journal's seals cover, how older rows get theirs, and the look at the journal's end at a start."""
+"""What the seals of the journal cover, sealing of older journals, and the check of the journal's end at start-up."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from farhand.store.ports import Seals, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.sessions import ENTRY_COLUMNS
 
-# Rows written by a version without seals were sealed then and there.
+# Appended when the rows of a version without seals were sealed.
 SEALED: Final = "journal.sealed"
-# At a start the journal did not go as far as it had gone.
+# Appended at start-up when the journal ends before the recorded head.
 CUT: Final = "journal.cut"
-# At a start nothing told how far the journal had gone.
+# Appended at start-up when the recorded head is missing.
 UNGUARDED: Final = "journal.head_missing"
 
-# Older events were removed by retention (`pruning.py`).
+# Appended when retention removes older events (`pruning.py`).
 PRUNED: Final = "journal.pruned"
-# A call whose earlier events were removed, and which stays.
+# Appended for a call that stays while its earlier events are removed.
 CALL_KEPT: Final = "call.kept"
 
 CALL_KINDS: Final = ("call.waiting", "call.started", "call.ended", CALL_KEPT)
@@ -35,62 +35,63 @@ ENTRY: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq = ?"  
 ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608
 OLD_ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq <= ? ORDER BY seq"  # noqa: S608
 
-# Of the journal: id, at, kind, subject, data, hash.
+# A row of the journal: id, at, kind, subject, data, hash.
 Row = Sequence[Any]
 
 
 class SealedRows(msgspec.Struct, frozen=True):
-    """What `journal.sealed` says."""
+    """The data of `journal.sealed`."""
 
     rows: int
-    # The number of the last message that was there.
+    # The number of the last message.
     entries: int
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What `journal.pruned` says: where the journal begins now, and what that leaves to check."""
+    """The data of `journal.pruned`: where the journal begins now, and what a verification needs to begin there."""
 
-    # The last event that was removed, its seal and its time.
+    # The last removed event, its seal and its time.
     through: int = 0
     hash: str = ""
     until: int = 0
-    # How many events, calls and events of messages were removed in all.
+    # The total numbers of removed events, calls and events of messages.
     events: int = 0
     calls: int = 0
     messages: int = 0
-    # The messages whose events were removed, up to this number, and a digest of them (see `chained_entries`).
+    # The number of the last message whose event was removed, and a digest of all of them (see `chained_entries`).
     entries: int = 0
     digest: str = ""
-    # Calls that had begun, or waited, and not ended by then.
+    # Calls that were running, or waiting, at that point.
     open: list[str] = []
     waiting: list[str] = []
-    # The first event that did not fit its seal when it was removed.
+    # The first event that did not match its seal when it was removed.
     broken: int | None = None
 
 
 class ToldMessage(msgspec.Struct, frozen=True):
-    """What `message.added` says, as far as it is needed to find the message."""
+    """The part of the data of `message.added` that identifies the message."""
 
     seq: int
 
 
-def rows_after(connection: Tx, last: int) -> list[tuple[Any, ...]]:
-    """The next rows of the journal; none at its end."""
-    return connection.execute(_ROWS, (last, PAGE)).fetchall()
+def rows_after(tx: Tx, last: int) -> list[tuple[Any, ...]]:
+    """Return the next rows of the journal; none at its end."""
+    return tx.execute(_ROWS, (last, PAGE)).fetchall()
 
 
 class Covers:
-    """Tells what the seals of rows cover beside the rows, which are asked for in their order.
+    """Returns what the seals of rows cover beside the rows themselves; called for each row in order.
 
-    A call that was written down whole has one row for its beginning and its end, so it matters which calls have begun.
+    A call that was stored when it had ended has one row for its start and its end, so that the calls that have begun
+    are tracked.
     """
 
-    def __init__(self, connection: Tx, open_calls: Iterable[str] = ()) -> None:
-        self._store = connection
+    def __init__(self, tx: Tx, open_calls: Iterable[str] = ()) -> None:
+        self._store = tx
         self.open = set(open_calls)
-        # Calls that are held back: the rest of their record goes with what comes of them.
+        # Calls that wait: the rest of their columns is covered by their next event.
         self.waiting: set[str] = set()
-        # What the last row told of, if that is not there.
+        # What the last row refers to, if that is missing.
         self.missing: str | None = None
 
     def __call__(self, kind: str, subject: str, data: bytes) -> bytes:
@@ -107,7 +108,7 @@ class Covers:
             elif kind == SEALED:
                 return entries_digest(self._store, msgspec.json.decode(data, type=SealedRows).entries)
         except msgspec.MsgspecError:
-            pass  # a row that was changed: whatever it covers, it does not fit
+            pass  # the row was changed, so that it does not match its seal anyway
         return b""
 
     def _call(self, kind: str, subject: str) -> bytes:
@@ -125,24 +126,24 @@ class Covers:
         return row.begun if kind == "call.started" else row.whole if whole else row.ended
 
 
-def entries_digest(connection: Tx, last: int) -> bytes:
-    """Of the transcripts up to a message, which no row of the journal tells of one by one."""
+def entries_digest(tx: Tx, last: int) -> bytes:
+    """Return a digest of the messages up to one, which have no events of their own."""
     digest = blake3()
-    for row in connection.execute(OLD_ENTRIES, (last,)):
+    for row in tx.execute(OLD_ENTRIES, (last,)):
         digest.update(packed(row))
     return digest.digest()
 
 
-def chained_entries(connection: Tx, after: int, last: int, digest: bytes) -> bytes:
-    """A digest of the messages up to `last` that goes on from that of the messages up to `after`."""
-    for row in connection.execute(ENTRIES, (after, last)):
+def chained_entries(tx: Tx, after: int, last: int, digest: bytes) -> bytes:
+    """Continue the digest of the messages up to `after` with those up to `last`."""
+    for row in tx.execute(ENTRIES, (after, last)):
         digest = blake3(digest + packed(row)).digest()
     return digest
 
 
-def checkpoint(connection: Tx) -> Pruned | None:
-    """Where retention cut the journal off last, as the journal says it."""
-    rows: list[Any] = connection.execute(
+def checkpoint(tx: Tx) -> Pruned | None:
+    """Return the data of the newest `journal.pruned`, if any."""
+    rows: list[Any] = tx.execute(
         "SELECT data FROM events WHERE kind = 'journal.pruned' ORDER BY id DESC LIMIT 1"
     ).fetchall()
     try:
@@ -151,79 +152,79 @@ def checkpoint(connection: Tx) -> Pruned | None:
         return None
 
 
-def seal_old_rows(connection: Tx, now: int) -> None:
-    """Seal a journal that has no seals yet, as it is now; the journal says so."""
-    chain = connection.journal
+def seal_old_rows(tx: Tx, now: int) -> None:
+    """Seal the rows of a journal that has no seals yet, and append an event about it."""
+    chain = tx.journal
     chain.id, chain.hash = 0, chain.sealer.beginning
     count = 0
-    covers = Covers(connection)
+    covers = Covers(tx)
     told: set[str] = set()
-    while page := rows_after(connection, chain.id):
+    while page := rows_after(tx, chain.id):
         for number, at, kind, subject, data, _ in page:
             row = (number, at, kind, subject, data)
             chain.id, chain.hash = number, chain.sealer.hash(chain.hash, [(row, covers(kind, subject, data))])
-            connection.execute("UPDATE events SET hash = ? WHERE id = ?", (chain.hash, number))
+            tx.execute("UPDATE events SET hash = ? WHERE id = ?", (chain.hash, number))
             if kind in ("call.started", "call.ended"):
                 told.add(subject)
         count += len(page)
-    for (call_id,) in connection.execute("SELECT id FROM calls ORDER BY seq").fetchall():
+    for (call_id,) in tx.execute("SELECT id FROM calls ORDER BY seq").fetchall():
         if call_id in covers.open or call_id not in told:
-            calls.tell(connection, str(call_id), begun=call_id in covers.open, now=now)
-    last: list[Any] = connection.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchall()
+            calls.append_missing_events(tx, str(call_id), begun=call_id in covers.open, now=now)
+    last: list[Any] = tx.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchall()
     entries: int = last[0][0]
     if count or entries:
-        digest = entries_digest(connection, entries)
-        append_event(connection, now, SEALED, "journal", {"rows": count, "entries": entries}, digest)
+        digest = entries_digest(tx, entries)
+        append_event(tx, now, SEALED, "journal", {"rows": count, "entries": entries}, digest)
 
 
-def check_head(connection: Tx, home: Path, now: int, *, fresh: bool) -> None:
-    """Write down if the journal does not go as far as it is known to have gone; it goes on behind that place.
+def check_head(tx: Tx, home: Path, now: int, *, fresh: bool) -> None:
+    """Append an event if the journal ends before the recorded head; it continues after that.
 
-    `fresh`: nothing is known, and that is in order.
+    `fresh`: no head is expected.
     """
-    chain = connection.journal
+    chain = tx.journal
     kept = kept_head(home)
     if kept is None:
         if chain.id and not fresh:
-            append_event(connection, now, UNGUARDED, "journal", {"last": chain.id})
+            append_event(tx, now, UNGUARDED, "journal", {"last": chain.id})
         return
-    found: list[Any] = connection.execute("SELECT hash FROM events WHERE id = ?", (kept.head.id,)).fetchall()
+    found: list[Any] = tx.execute("SELECT hash FROM events WHERE id = ?", (kept.head.id,)).fetchall()
     if kept.head.id == 0 or (found and found[0][0] == kept.head.hash):
         return
     data = {
         "expected": str(kept.head),
-        "found": str(journal_end(connection)),
+        "found": str(journal_end(tx)),
         "crash": not kept.clean and kept.boot != boot_id(),
     }
-    append_event(connection, now, CUT, "journal", data, skip=max(0, kept.head.id - chain.id) + 1)
+    append_event(tx, now, CUT, "journal", data, skip=max(0, kept.head.id - chain.id) + 1)
 
 
-def other_key(connection: Tx) -> bool:
-    """Whether the newest rows were sealed with another key than ours."""
-    chain = connection.journal
-    end = journal_end(connection)
-    start, before = seal_before(connection, end.id, chain.sealer)
-    covers = Covers(connection, open_before(connection, start + 1))
-    rows = [(tuple(row[:5]), covers(*row[2:5])) for row in rows_after(connection, start)]
+def other_key(tx: Tx) -> bool:
+    """Return whether the newest rows were sealed with another key."""
+    chain = tx.journal
+    end = journal_end(tx)
+    start, before = seal_before(tx, end.id, chain.sealer)
+    covers = Covers(tx, open_before(tx, start + 1))
+    rows = [(tuple(row[:5]), covers(*row[2:5])) for row in rows_after(tx, start)]
     return bool(rows) and chain.sealer.hash(before, rows) != end.hash
 
 
-def seal_before(connection: Tx, number: int, sealer: Seals) -> tuple[int, bytes]:
-    """The last row before `number` that carries a seal, and that seal; what stands before all rows if there is none."""
-    rows: list[Any] = connection.execute(
+def seal_before(tx: Tx, number: int, sealer: Seals) -> tuple[int, bytes]:
+    """Return the last row before `number` that carries a seal, and the seal; without one, the beginning."""
+    rows: list[Any] = tx.execute(
         "SELECT id, hash FROM events WHERE id < ? AND hash IS NOT NULL ORDER BY id DESC LIMIT 1", (number,)
     ).fetchall()
     if rows:
         return rows[0][0], rows[0][1]
-    pruned = checkpoint(connection)
+    pruned = checkpoint(tx)
     return (pruned.through, bytes.fromhex(pruned.hash)) if pruned else (0, sealer.beginning)
 
 
-def open_before(connection: Tx, number: int) -> set[str]:
-    """The calls that had begun and not ended before a row."""
-    pruned = checkpoint(connection)
+def open_before(tx: Tx, number: int) -> set[str]:
+    """Return the calls that were running before a row."""
+    pruned = checkpoint(tx)
     found: set[str] = set(pruned.open) if pruned else set()
-    rows: Any = connection.execute(
+    rows: Any = tx.execute(
         "SELECT kind, subject FROM events WHERE id < ? AND kind IN ('call.started', 'call.ended') ORDER BY id",
         (number,),
     )

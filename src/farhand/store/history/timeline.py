@@ -1,7 +1,7 @@
-"""Reading the journal as a story: of a session, a machine or a stretch of time, with what each row tells of, in short.
+"""Pages of the journal, filtered by session, node or time, with a short view of what each row refers to.
 
-No index stands behind the filters, so that appending costs nothing more: a page looks at a bounded number of rows, and
-says where the next one begins.
+The filters have no index, so that appending stays cheap: a page reads a bounded number of rows and returns where the
+next one begins.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import msgspec
 
 from farhand.store.ports import Tx
 
-# Rows that one page looks at.
+# The number of rows that one page reads.
 SCANNED: Final = 20_000
-# Bytes of arguments and results that a timeline shows.
+# The number of bytes of arguments and results that are shown.
 SHORT: Final = 400
-# Rows are in the order in which they were written; their times are, but for a jump of the clock or a late record.
+# Times are in the order of the rows, except after a jump of the clock or for a late record.
 SLACK_MS: Final = 60 * 60 * 1000
 
 _ROWS: Final = "SELECT id, at, kind, subject, data FROM events AS e WHERE "
-# What may be shown of a text that goes on behind its end.
+# Redacts the beginning of a longer text.
 Hide = Callable[[bytes], bytes]
 
 _CALL: Final = """
@@ -35,28 +35,28 @@ _AT: Final = "SELECT id, at FROM events WHERE id >= ? ORDER BY id LIMIT 1"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which rows; what is not said does not matter."""
+    """A filter; None matches everything."""
 
-    # The full key.
+    # The full session key.
     session: str | None = None
     node: str | None = None
-    # `call.ended`, or `call` for all kinds that begin so.
+    # `call.ended`, or `call` for all kinds with that prefix.
     kinds: tuple[str, ...] = ()
     since: int | None = None
-    # Milliseconds; before that moment.
+    # In milliseconds, exclusive.
     until: int | None = None
 
 
 class Short(msgspec.Struct, frozen=True):
-    """The beginning of something longer."""
+    """The beginning of a longer text."""
 
     text: str
-    # Of the whole, in bytes.
+    # The size of the whole text, in bytes.
     length: int
 
 
 class CallLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call, as a timeline shows it."""
+    """A call in a timeline."""
 
     tool: str
     args: Short
@@ -85,13 +85,13 @@ class MessageLine(msgspec.Struct, frozen=True, omit_defaults=True):
     seq: int
     role: str
     text: Short
-    # Names of the tools it asks for.
+    # The names of the tools it calls.
     calls: list[str]
     run_id: str | None
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row of the journal, and what it tells of."""
+    """A row of the journal, and what it refers to."""
 
     id: int
     at: int
@@ -104,11 +104,11 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Rows in their order, and where to go on: `before` this event for older ones, None when there are no more."""
+    """Rows in order. `before`: the next page of older rows ends before this event; None when there are no more."""
 
     events: list[Line]
     before: int | None
-    # The newest event there is, fitting or not: a reader who wants what comes later asks for what is `after` it.
+    # The newest event, matching or not; newer ones come `after` it.
     last: int
 
 
@@ -123,7 +123,7 @@ class _Seq(msgspec.Struct, frozen=True):
 
 
 def page(
-    connection: Tx,
+    tx: Tx,
     wanted: Wanted,
     limit: int,
     *,
@@ -131,36 +131,36 @@ def page(
     after: int | None = None,
     hide: Hide = bytes,
 ) -> Page:
-    """The newest `limit` rows that fit, older than `before`; or the oldest ones after `after`.
+    """Return the newest `limit` matching rows before the event `before`, or the oldest ones after `after`.
 
-    What is cut to be short passes `hide`, since half a secret is not known for one later.
+    Shortened texts pass through `hide`: a part of a secret cannot be recognised later.
     """
-    found: list[Any] = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchall()
+    found: list[Any] = tx.execute("SELECT coalesce(max(id), 0) FROM events").fetchall()
     last: int = found[0][0]
     clauses, values = _conditions(wanted)
     if after is not None:
-        rows = _select(connection, ["e.id > ?", "e.id <= ?", *clauses], [after, last, *values], "ASC", limit)
+        rows = _select(tx, ["e.id > ?", "e.id <= ?", *clauses], [after, last, *values], "ASC", limit)
         newest = rows[-1][0] if len(rows) == limit else last
-        return Page([_line(connection, row, hide) for row in rows], None, newest)
+        return Page([_line(tx, row, hide) for row in rows], None, newest)
     end = last + 1 if before is None else before
     if wanted.until is not None:
-        end = min(end, _first_at(connection, wanted.until + SLACK_MS, last))
-    beginning = 0 if wanted.since is None else _first_at(connection, wanted.since - SLACK_MS, last)
-    floors: list[Any] = connection.execute(
+        end = min(end, _first_at(tx, wanted.until + SLACK_MS, last))
+    beginning = 0 if wanted.since is None else _first_at(tx, wanted.since - SLACK_MS, last)
+    floors: list[Any] = tx.execute(
         "SELECT id FROM events WHERE id < ? ORDER BY id DESC LIMIT 1 OFFSET ?", (end, SCANNED)
     ).fetchall()
     floor = max(beginning, floors[0][0] + 1 if floors else 0)
-    rows = _select(connection, ["e.id < ?", "e.id >= ?", *clauses], [end, floor, *values], "DESC", limit)
+    rows = _select(tx, ["e.id < ?", "e.id >= ?", *clauses], [end, floor, *values], "DESC", limit)
     if len(rows) == limit:
         more: int | None = rows[-1][0]
     else:
         more = floor if floor > max(beginning, 1) else None
-    return Page([_line(connection, row, hide) for row in reversed(rows)], more, last)
+    return Page([_line(tx, row, hide) for row in reversed(rows)], more, last)
 
 
-def _select(connection: Tx, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
+def _select(tx: Tx, clauses: list[str], values: list[Any], order: str, limit: int) -> list[Any]:
     query = f"{_ROWS}{' AND '.join(clauses)} ORDER BY id {order} LIMIT ?"
-    return connection.execute(query, (*values, limit)).fetchall()
+    return tx.execute(query, (*values, limit)).fetchall()
 
 
 def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
@@ -196,12 +196,12 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
     return clauses, values
 
 
-def _first_at(connection: Tx, at: int, last: int) -> int:
-    """The first row from a moment on, by halving; `last + 1` when there is none."""
+def _first_at(tx: Tx, at: int, last: int) -> int:
+    """Return the first row from a time on, by bisection; `last + 1` if there is none."""
     low, high = 1, last + 1
     while low < high:
         middle = (low + high) // 2
-        rows: list[Any] = connection.execute(_AT, (middle,)).fetchall()
+        rows: list[Any] = tx.execute(_AT, (middle,)).fetchall()
         if not rows or rows[0][1] >= at:
             high = middle
         else:
@@ -209,18 +209,18 @@ def _first_at(connection: Tx, at: int, last: int) -> int:
     return low
 
 
-def _line(connection: Tx, row: tuple[Any, ...], hide: Hide) -> Line:
+def _line(tx: Tx, row: tuple[Any, ...], hide: Hide) -> Line:
     number, at, kind, subject, data = row
     line = Line(number, at, kind, subject, msgspec.Raw(data))
     if kind == "message.added":
-        return msgspec.structs.replace(line, message=_message(connection, data, hide))
+        return msgspec.structs.replace(line, message=_message(tx, data, hide))
     if kind.startswith("run."):
-        return msgspec.structs.replace(line, run=_run(connection, subject, hide))
-    return msgspec.structs.replace(line, call=_call(connection, subject, hide))
+        return msgspec.structs.replace(line, run=_run(tx, subject, hide))
+    return msgspec.structs.replace(line, call=_call(tx, subject, hide))
 
 
-def _call(connection: Tx, call_id: str, hide: Hide) -> CallLine | None:
-    rows: list[Any] = connection.execute(_CALL, (SHORT, call_id)).fetchall()
+def _call(tx: Tx, call_id: str, hide: Hide) -> CallLine | None:
+    rows: list[Any] = tx.execute(_CALL, (SHORT, call_id)).fetchall()
     if not rows:
         return None
     tool, args, size, session, node, state, took, result, length, kind, message, credential, behalf = rows[0]
@@ -229,8 +229,8 @@ def _call(connection: Tx, call_id: str, hide: Hide) -> CallLine | None:
     return CallLine(tool, shown, session, node, state, took, told, kind, message, credential, behalf)
 
 
-def _run(connection: Tx, run_id: str, hide: Hide) -> RunLine | None:
-    rows: list[Any] = connection.execute(_RUN, (SHORT, run_id)).fetchall()
+def _run(tx: Tx, run_id: str, hide: Hide) -> RunLine | None:
+    rows: list[Any] = tx.execute(_RUN, (SHORT, run_id)).fetchall()
     if not rows:
         return None
     line = RunLine(*rows[0])
@@ -239,10 +239,10 @@ def _run(connection: Tx, run_id: str, hide: Hide) -> RunLine | None:
     return msgspec.structs.replace(line, reply=hide(line.reply.encode()).decode(errors="ignore"))
 
 
-def _message(connection: Tx, data: bytes, hide: Hide) -> MessageLine | None:
+def _message(tx: Tx, data: bytes, hide: Hide) -> MessageLine | None:
     try:
         seq = msgspec.json.decode(data, type=_Seq).seq
-        rows: list[Any] = connection.execute(_ENTRY, (seq,)).fetchall()
+        rows: list[Any] = tx.execute(_ENTRY, (seq,)).fetchall()
         if not rows:
             return None
         told = msgspec.json.decode(rows[0][0], type=_Told)

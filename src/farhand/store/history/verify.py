@@ -1,4 +1,4 @@
-"""Is the journal what was written, all of it and in its order? Looked at without writing, also while it grows."""
+"""Verifies that the journal is complete, unchanged and in order. Only reads; the journal may be in use."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ RESTORED: Final = ("store.restored", "store.recovered")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is not as it was written. `id` is that of the event where it shows, if there is one.
+    """A deviation from what was written. `id`: the event where it shows, if any.
 
-    What was committed at once has one seal: where it cannot be told which of these events it is, `last` is their last.
+    Events that were committed together share one seal: if it is not clear which of them is concerned, `last` is the
+    last of them.
     """
 
     id: int | None
@@ -50,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something an owner should know, and that the journal itself tells or explains."""
+    """Information for the owner that is not a fault."""
 
     id: int | None
     at: int | None
@@ -59,21 +60,21 @@ class Note(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     ok: bool
-    # Rows of the journal.
+    # The number of rows of the journal.
     checked: int
-    # Records of calls that go with them.
+    # The number of calls they cover.
     calls: int
     first: int | None
     # The newest row, as `ID:HASH`.
     head: str
-    # The first.
+    # The first fault.
     fault: Fault | None
     faults: list[Fault]
     notes: list[Note]
 
 
 class RestoredJournal(msgspec.Struct, frozen=True):
-    """What `store.restored` and `store.recovered` tell of the journal."""
+    """What `store.restored` and `store.recovered` record about the journal."""
 
     head: str
     head_before: str | None = None
@@ -108,27 +109,27 @@ def check_end(tx: Tx, sealer: Seals, kept: KeptHead | None) -> tuple[Head, str |
 class _Verification:
     def __init__(
         self,
-        connection: Tx,
+        tx: Tx,
         sealer: Seals,
         kept: KeptHead | None,
         start: int | None,
         noted: Head | None,
     ) -> None:
-        self._store = connection
+        self._store = tx
         self._sealer = sealer
         self._kept = kept
         self._start = start
         self._noted = noted
         self._faults: list[Fault] = []
         self._notes: list[Note] = []
-        self._covers = Covers(connection)
+        self._covers = Covers(tx)
         self._begun = 0
         self._messages = 0
         self._old_entries = 0
-        # Restores: the event, how far the copy went, how far the journal had gone.
+        # Restores: the event, the head of the copy, the head before.
         self._losses: list[tuple[int, Head, Head]] = []
         self._foreign = False
-        self._pruned = checkpoint(connection)
+        self._pruned = checkpoint(tx)
         if self._pruned is not None and (start is None or start <= self._pruned.through + 1):
             self._note_pruning(self._pruned)
 
@@ -140,7 +141,7 @@ class _Verification:
         )
         self._notes.append(Note(None, None, message))
         if pruned.broken is not None:
-            message = f"events from {pruned.broken} on did not fit their seals when retention removed them"
+            message = f"events from {pruned.broken} on did not match their seals when retention removed them"
             self._faults.append(Fault(None, message))
 
     def report(self) -> Report:
@@ -172,7 +173,7 @@ class _Verification:
     # -- where to begin ---------------------------------------------------------------------------------
 
     def _beginning(self) -> tuple[int, bytes]:
-        """The id and seal behind which the check begins."""
+        """Return the id and seal after which the check begins."""
         if self._start is not None:
             return self._behind(self._start)
         rows: list[Any] = self._store.execute(
@@ -182,7 +183,8 @@ class _Verification:
             told = _restored(data)
             if told is not None and told.other_key and self._sealed_here(number):
                 self._foreign = True
-                message = f"the events up to {told.head.partition(':')[0]} are of a home with another key: not checked"
+                last = told.head.partition(":")[0]
+                message = f"the events up to {last} were sealed in a home with another key: not checked"
                 self._notes.append(Note(number, at, message))
                 return self._behind(number)
         if self._pruned is not None:
@@ -190,7 +192,7 @@ class _Verification:
         return 0, self._sealer.beginning
 
     def _after_pruning(self, pruned: Pruned) -> tuple[int, bytes]:
-        """Begin behind what retention removed. That the gateway removed it shows when its event is reached."""
+        """Begin after the removed events. The event `journal.pruned` proves later that the gateway removed them."""
         self._covers.open, self._covers.waiting = set(pruned.open), set(pruned.waiting)
         self._begun = len(self._covers.open | self._covers.waiting)
         self._old_entries = pruned.entries
@@ -198,7 +200,7 @@ class _Verification:
             self._fault(number, f"event {number} was added: retention removed all up to {pruned.through}")
         if chained_entries(self._store, 0, pruned.entries, b"").hex() != pruned.digest:
             self._fault(
-                None, f"a message up to {pruned.entries} was changed, removed or added: their digest is another"
+                None, f"a message up to {pruned.entries} was changed, removed or added: the digest does not match"
             )
         return pruned.through, bytes.fromhex(pruned.hash)
 
@@ -208,7 +210,7 @@ class _Verification:
         return last, before
 
     def _sealed_here(self, number: int) -> bool:
-        """Whether the rows that were written with this one have our seal."""
+        """Return whether the rows that were committed with this one have a valid seal."""
         last, before = seal_before(self._store, number, self._sealer)
         covers = Covers(self._store, open_before(self._store, last + 1))
         rows: list[JournalRow] = []
@@ -221,7 +223,7 @@ class _Verification:
     # -- rows -------------------------------------------------------------------------------------------
 
     def _group(self, group: list[Row], last: int, before: bytes) -> None:
-        """Rows that were committed at once, after `last`."""
+        """Check rows that were committed together, after `last`."""
         rows: list[JournalRow] = []
         missing: str | None = None
         for row in group:
@@ -230,7 +232,7 @@ class _Verification:
                 self._begun += 1
             rows.append((_plain(row), self._covers(kind, subject, data)))
             if self._covers.missing is not None and missing is None:
-                missing = f"{self._covers.missing}, of which event {number} ({kind}) tells, is gone"
+                missing = f"{self._covers.missing}, which event {number} ({kind}) refers to, is missing"
             if kind == "message.added":
                 self._messages += 1
             elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
@@ -240,21 +242,23 @@ class _Verification:
             self._faults.append(Fault(number, missing or what, group[-1][0]))
 
     def _told(self, number: int, at: int, kind: str, data: bytes) -> None:
-        """What the journal says of itself."""
+        """Read what an event records about the journal itself."""
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
             if kind == SEALED:
                 sealed = msgspec.json.decode(data, type=SealedRows)
                 self._old_entries = max(self._old_entries, sealed.entries)
-                message = f"{sealed.rows} events before were written by a version without seals, and sealed then"
+                message = (
+                    f"{sealed.rows} earlier events were written by a version without seals and sealed at this event"
+                )
                 self._notes.append(Note(number, at, message))
             elif kind == UNGUARDED:
                 message = "the gateway started without knowing how far the journal had gone: its last rows may be gone"
                 self._notes.append(Note(number, at, message))
             elif kind == CUT:
                 cut = msgspec.json.decode(data, type=_CutData)
-                what = f"the journal had gone to {cut.expected[:40]}… and ended at {cut.found[:40]}…"
+                what = f"the journal ended at {cut.found[:40]}… instead of {cut.expected[:40]}…"
                 if cut.crash:
-                    message = f"after the machine went down {what}: what the disk had not yet taken is gone"
+                    message = f"after a crash of the machine {what}: commits that were not on disk are lost"
                     self._notes.append(Note(number, at, message))
                 else:
                     self._fault(number, f"when the gateway started, {what}: rows at its end were removed or changed")
@@ -264,7 +268,7 @@ class _Verification:
                     gone = Head.parse(told.head_before)
                     self._losses.append((number, copy, gone))
                 how = "an earlier copy of the store took its place" if copy.id else "the store began anew"
-                far = f"; the journal had gone to event {gone.id}" if gone and gone.id > copy.id else ""
+                far = f"; the journal had reached event {gone.id}" if gone and gone.id > copy.id else ""
                 self._notes.append(Note(number, at, f"{how}, with events up to {copy.id}{far}"))
 
     # -- the end, and what goes with it -----------------------------------------------------------------
@@ -283,43 +287,43 @@ class _Verification:
         if kept.id == 0 or (found and found[0][0] == kept.hash):
             return
         end = journal_end(self._store).id
-        what = f"the journal went to event {kept.id}" if end < kept.id else f"event {kept.id} is not what it was"
+        what = f"the journal had reached event {kept.id}" if end < kept.id else f"event {kept.id} was changed"
         if not self._kept.clean and self._kept.boot != boot_id():
-            message = f"{what} and ends at {end}: the machine went down before the disk had all of it"
+            message = f"{what} and ends at {end}: the machine crashed before everything was on disk"
             self._notes.append(Note(end, None, message))
         else:
             self._fault(end, f"{what}, and ends at {end} now: rows at its end were removed or changed")
 
     def _records(self) -> None:
-        """Calls and messages that no event tells of, and calls that say more than the journal."""
+        """Check for calls and messages without events, and for calls that ended without an event."""
         ((rows,),) = self._store.execute("SELECT count(*) FROM calls").fetchall()
         if rows != self._begun:
             known = [] if self._pruned is None else [*self._pruned.open, *self._pruned.waiting]
             for (call_id,) in self._store.execute(UNTOLD, (msgspec.json.encode(known).decode(),)):
-                self._fault(None, f"no event tells of call {call_id}: the gateway did not write its record")
+                self._fault(None, f"call {call_id} has no event: the gateway did not write its record")
         for call_id in sorted(self._covers.open | self._covers.waiting):
             found = self._store.execute(f"SELECT {', '.join(ENDED)} FROM calls WHERE id = ?", (call_id,)).fetchall()  # noqa: S608
             state = CallState.WAITING if call_id in self._covers.waiting else CallState.RUNNING
             if found and found[0] != (state.value, *NOT_ENDED[1:]):
-                self._fault(None, f"call {call_id} is said to be {found[0][0]}, and no event tells of it")
+                self._fault(None, f"call {call_id} has the state {found[0][0]} without an event for it")
         ((rows,),) = self._store.execute("SELECT count(*) FROM entries WHERE seq > ?", (self._old_entries,)).fetchall()
         if rows != self._messages:
-            self._fault(None, f"there are {rows} messages in the transcripts, and events tell of {self._messages}")
+            self._fault(None, f"the transcripts have {rows} messages, but {self._messages} have an event")
 
     def _find(self, noted: Head) -> None:
         found: list[Any] = self._store.execute("SELECT hash FROM events WHERE id = ?", (noted.id,)).fetchall()
         if found and found[0][0] == noted.hash:
             return
         if found:
-            self._fault(noted.id, f"event {noted.id} is not the one that was noted: its hash is another")
+            self._fault(noted.id, f"event {noted.id} is not the noted one: the hash differs")
             return
         if self._pruned is not None and noted.id <= self._pruned.through:
-            message = f"event {noted.id}, which was noted, was pruned by retention: it cannot be compared any more"
+            message = f"event {noted.id}, which was noted, was pruned by retention and can no longer be compared"
             self._notes.append(Note(None, None, message))
             return
         for number, copy, gone in self._losses:
             if copy.id < noted.id <= gone.id:
-                how = f"when an earlier copy took the store's place (event {number})"
+                how = f"when an earlier copy replaced the store (event {number})"
                 self._fault(None, f"event {noted.id}, which was noted, was lost {how}")
                 return
         self._fault(None, f"event {noted.id}, which was noted, is not in the journal: rows were removed")
@@ -341,7 +345,7 @@ def _named(group: list[Row]) -> str:
 
 
 def _what(group: list[Row], last: int) -> tuple[int, str]:
-    """Where rows that do not fit their seal go wrong, as far as it shows, and what it may be."""
+    """Return the event where a mismatch shows, and its likely cause."""
     for row in group:
         number, kind = row[0], row[2]
         if number > last + 1 and kind not in ("store.gap", CUT):
@@ -351,7 +355,7 @@ def _what(group: list[Row], last: int) -> tuple[int, str]:
     covered = [f"the record of call {row[3]}" for row in group if row[2] in CALL_KINDS]
     covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
     covered += ["a message older than it" for row in group if row[2] == SEALED]
-    others = " or another they tell of" if len(covered) > 5 else ""
+    others = " or another covered record" if len(covered) > 5 else ""
     shown = f", or {' or '.join(covered[:5])}{others}," if covered else ""
     moved = "it stands in another's place" if len(group) == 1 else "they stand in another order"
     return group[0][0], f"{_named(group)}{shown} was changed, or {moved}"

@@ -1,9 +1,8 @@
-"""What makes the journal's rows hold together: all that is committed at once carries a keyed hash, over itself and the
-hash before, on the last of its rows.
+"""Seals the journal: the last row of each commit carries a keyed hash over its rows and the previous hash.
 
-The key lies in the home, beside the database and apart from it: who can write the database alone cannot seal anything.
-The head, the newest row's id and hash, is kept in a third file after every commit, so that rows cut off at the end are
-missed. A row that tells of a record kept elsewhere (a call, a message) has that record in the hash, too.
+The key is a file beside the database, so that write access to the database alone is not enough to seal anything. The
+head (id and hash of the newest row) is recorded in a third file after every commit, so that a truncated journal is
+detected. A row that refers to a record in another table (a call, a message) has that record in its hash as well.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LARGE_BYTES: Final = 256 * 1024
 APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
 LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
 
-# Values as they are hashed: two lists of values have the same bytes only if they are the same.
+# Encodes values for hashing; different values never have the same encoding.
 packed = msgspec.msgpack.Encoder().encode
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -43,7 +42,7 @@ _OPEN, _CLEAN = b"o", b"c"
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The newest row of a journal; `0` and the hash of nothing when there is none."""
+    """The newest row of a journal; id 0 for an empty one."""
 
     id: int
     hash: bytes
@@ -53,7 +52,7 @@ class Head(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Head:
-        """Raises ValueError for anything but `ID:HASH`."""
+        """Read `ID:HASH`. Raises ValueError."""
         number, _, digits = text.strip().partition(":")
         if not number.isdecimal() or len(number) > 18 or len(digits) != 2 * HASH_BYTES:
             raise ValueError(f"a head is ID:HASH as `farhand audit head` prints it, not {text[:100]!r}")
@@ -61,12 +60,12 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class KeptHead(msgspec.Struct, frozen=True):
-    """What the head's file says."""
+    """The content of the head file."""
 
     head: Head
-    # The gateway was stopped in order: nothing can be missing.
+    # The gateway was stopped cleanly, so that nothing may be missing.
     clean: bool
-    # Of the machine, when the gateway ran: after a crash of the machine the disk may lack what was not yet synced.
+    # The boot id of the machine: after a crash of the machine, commits that were not synced may be missing.
     boot: str
 
 
@@ -77,11 +76,11 @@ class Sealer:
 
     def __init__(self, key: bytes) -> None:
         self._base = blake3(key=key)
-        # What stands before the first row.
+        # The hash before the first row.
         self.beginning = self._base.copy().update(b"farhand journal").digest()
 
     def hash(self, before: bytes, rows: Iterable[JournalRow]) -> bytes:
-        """Of rows that were committed at once, behind those with the hash `before`."""
+        """Return the seal of rows that were committed together, after those with the seal `before`."""
         state = self._base.copy()
         parts = [before]
         for row, covered in rows:
@@ -170,13 +169,13 @@ class SealedJournal:
 
 
 def load_key(home: Path, *, make: bool = False) -> bytes:
-    """The key of a home's journal. Raises FarhandError when there is none, or it is none."""
+    """Return the key of a home's journal; with `make`, create a missing one. Raises FarhandError."""
     path = home / KEY_FILE
     try:
         key = path.read_bytes()
     except FileNotFoundError:
         if not make:
-            raise FarhandError(f"{path} is missing: without it the journal cannot be checked") from None
+            raise FarhandError(f"{path} is missing: the journal cannot be checked without it") from None
         key = secrets.token_bytes(KEY_BYTES)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -191,13 +190,13 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
 
 
 def journal_end(tx: Tx) -> Head:
-    """The newest row there is, whatever it says."""
+    """Return the newest row."""
     rows: list[Any] = tx.execute(LAST).fetchall()
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 
 
 def kept_head(home: Path) -> KeptHead | None:
-    """What is noted of the end of a home's journal; None when nothing is."""
+    """Return the recorded head of a home's journal, if any."""
     try:
         data = (home / HEAD_FILE).read_bytes()
     except OSError:
@@ -210,14 +209,14 @@ def kept_head(home: Path) -> KeptHead | None:
 
 
 def forget_head(home: Path) -> KeptHead | None:
-    """Take the note of the journal's end away, since another journal is put in its place; what it said."""
+    """Delete the recorded head, since another journal replaces this one, and return it."""
     kept = kept_head(home)
     (home / HEAD_FILE).unlink(missing_ok=True)
     return kept
 
 
 def boot_id() -> str:
-    """Names the time since this machine was started."""
+    """Return an id that changes with each start of the machine."""
     try:
         return _BOOT.read_text().strip()[:36]
     except OSError:

@@ -1,11 +1,11 @@
-"""Objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which its owner may edit as he likes.
+"""Objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which the owner may edit directly.
 
-A file is written beside its place and renamed. A link is followed where it stays within its agent's folder, or within
-the skills; one that leads out is refused. Only folders that hold an object, at any depth, are told of in listings.
+A file is written beside its place and renamed. A link is followed if it stays within its agent's folder or within the
+skills; others are refused. Listings show only folders that contain an object at any depth.
 
-A content type that differs from what the extension says is kept in `<home>/object-types/`, one small file for each such
-object, and holds for the content it was given with. What is written piece by piece is noted in `<home>/object-writes/`
-meanwhile: a gateway that was killed leaves nothing half written for good.
+A content type that differs from that of the extension is stored in `<home>/object-types/`, one small file per object,
+and applies to the content it was given with. Writes in pieces are listed in `<home>/object-writes/` while they are
+open, so that the leftovers of a killed gateway are removed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WRITES_FOLDER = "object-writes"
 
 
 class Typed(msgspec.Struct, frozen=True):
-    """A content type that was given, and the content it was given for."""
+    """An explicit content type, and the content it was given for."""
 
     key: str
     etag: str
@@ -67,15 +67,15 @@ class _Child(NamedTuple):
 
 
 class FolderObjects:
-    """The engine of one home folder, which no other process writes through at the same time."""
+    """The object store in one home folder, used by one process at a time."""
 
     def __init__(self, home: Path, undo_log: UndoLog | None = None) -> None:
-        """`kept`: where what calls change is kept."""
+        """`kept`: the undo log of changes by calls."""
         self._home = Path(os.path.realpath(home))
         self._undo_log = undo_log
         self._trees: dict[str, Files] = {}
         self._types = self._read_types()
-        # Folders that have become empty are removed: never one in which a file is about to be made.
+        # Held while empty folders are removed, so that none is removed in which a file is being created.
         self.shaping = threading.Lock()
         self._clear_writes()
 
@@ -126,12 +126,12 @@ class FolderObjects:
         return await asyncio.to_thread(FolderWriter, self, check_key(key), content_type, noted=True)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Close the store, which holds nothing open."""
 
     # -- in a thread ------------------------------------------------------------------------------------
 
     def tree(self, key: str, *, make: bool = False) -> tuple[Files, str]:
-        """The files a key is among, and its path there. Raises NotFound when nothing was ever stored there."""
+        """Return the files that contain a key, and its path in them. Raises NotFound if nothing was stored there."""
         parts = key.split("/")
         depth = 2 if parts[0] == AGENTS else 1
         name = "/".join(parts[:depth])
@@ -140,7 +140,7 @@ class FolderObjects:
             with file_errors("create", name):
                 (self._home / parts[0]).mkdir(mode=0o700, exist_ok=True)
                 folder.mkdir(exist_ok=True)
-        # The links that lead on from here are judged by where they lead; this one decides what that means.
+        # Links below this folder are checked against it, so it must not be a link itself.
         if os.path.realpath(folder) != str(folder):
             raise NotAllowed(f"{folder} is a link, or beneath one; objects are kept in a real folder")
         if not folder.is_dir():
@@ -153,7 +153,7 @@ class FolderObjects:
         return files, "/".join(parts[depth:])
 
     def files_of(self, path: str) -> Files:
-        """The files among which an object's file is, for whoever puts an old content back. Raises NotFound."""
+        """Return the files that contain an object, for restoring an old content. Raises NotFound."""
         return self.tree(os.path.relpath(path, self._home))[0]
 
     def _head(self, key: str) -> ObjectInfo | None:
@@ -193,11 +193,11 @@ class FolderObjects:
             prune(files, path)
         return True
 
-    # -- what is being written ---------------------------------------------------------------------------
+    # -- open writes ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
-        """Have a file removed at the next start, should this process end before the block does."""
+        """Remove a file at the next start if this process ends within the block."""
         note = self._home / WRITES_FOLDER / Path(path).name
         note.parent.mkdir(mode=0o700, exist_ok=True)
         note.symlink_to(path)
@@ -207,7 +207,7 @@ class FolderObjects:
             note.unlink(missing_ok=True)
 
     def _clear_writes(self) -> None:
-        """Remove what an earlier process did not finish."""
+        """Remove the unfinished writes of an earlier process."""
         for note in (self._home / WRITES_FOLDER).glob(f"{RESERVED[0]}*{RESERVED[1]}"):
             with contextlib.suppress(OSError, ToolError):
                 path = note.readlink().parent / note.name
@@ -226,7 +226,7 @@ class FolderObjects:
         return Listing(objects, prefixes, page[limit - 1][0] if more else None)
 
     def _walk(self, folder: str, delimiter: bool, after: str) -> Iterator[tuple[str, os.stat_result | None]]:
-        """Keys with their status and, with a delimiter, prefixes without; in order, those after `after`."""
+        """Yield keys with their status and, with a delimiter, prefixes without, in order, after `after`."""
         for child in self._children(folder):
             key = f"{folder}/{child.name}"
             if len(key.encode()) > MAX_KEY_BYTES:
@@ -241,7 +241,7 @@ class FolderObjects:
                 yield f"{key}/", None
 
     def _children(self, folder: str) -> Sequence[_Child]:
-        """What lies in a folder, in the order of the keys beneath it."""
+        """Return the entries of a folder in the order of the keys below it."""
         children = []
         try:
             if folder == AGENTS:
@@ -261,7 +261,7 @@ class FolderObjects:
             os.close(descriptor)
         return sorted(children, key=lambda child: child.name if child.status else f"{child.name}/")
 
-    # -- what is known of an object ---------------------------------------------------------------------
+    # -- metadata ---------------------------------------------------------------------
 
     def _listed(self, key: str, status: os.stat_result) -> ObjectInfo:
         return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, _etag(status))
@@ -281,7 +281,7 @@ class FolderObjects:
         return types
 
     def keep_type(self, key: str, etag: str, content_type: str | None) -> None:
-        """Before the content is in place: should that fail, the type belongs to a content that never was."""
+        """Store a content type before its content: if that fails, the type applies to no content."""
         if content_type is None or content_type == content_type_of(key):
             return
         typed = self._types[key] = Typed(key, etag, content_type)
@@ -298,7 +298,7 @@ class FolderObjects:
 
 
 class FolderReader:
-    """A file being read. It stays the one that was opened, whatever takes its name."""
+    """A file being read, unaffected by a replacement."""
 
     def __init__(self, info: ObjectInfo, file: BinaryIO) -> None:
         self.info = info
@@ -321,7 +321,7 @@ class FolderReader:
 
 
 class FolderWriter:
-    """A file being written beside its place. The methods that end in `_now` are for a thread."""
+    """A file being written beside its place. Methods that end in `_now` run in a thread."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class FolderWriter:
         if_match: str | None = None,
         noted: bool = False,
     ) -> None:
-        """`noted`: it takes a while, see `FolderObjects.noting`."""
+        """`noted`: it is written in pieces, see `FolderObjects.noting`."""
         self._objects = objects
         self._key = key
         self._content_type = content_type
@@ -347,7 +347,7 @@ class FolderWriter:
                 raise Conflict(f"the object {key!r} exists already; nothing was written")
             if if_match is not None and (old is None or _etag(old) != if_match):
                 raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written")
-            # Only now: the content that is there keeps its own type when it stays.
+            # Not earlier: if the write is refused, the present content keeps its type.
             objects.keep_type(key, new_etag[0], content_type)
 
         with objects.shaping:
@@ -385,7 +385,7 @@ class FolderWriter:
         with self._using, file_errors("write", self._key):
             assert self._open, "an object is committed once"
             self._file.flush()
-            # The kernel's own clock ticks too slowly to tell two quick writes apart.
+            # The clock of the kernel is too coarse to distinguish two quick writes.
             now = time.time_ns()
             os.utime(self._file.fileno(), ns=(now, now))
             status = os.fstat(self._file.fileno())
@@ -411,11 +411,11 @@ class FolderWriter:
 
 
 class _Aborted(Exception):
-    """Makes the file that was being written go away."""
+    """Removes the unfinished file."""
 
 
 def prune(files: Files, path: str) -> None:
-    """Remove the folders above a file that is gone, as far as they are empty now."""
+    """Remove the empty folders above a removed file."""
     parts = path.split("/")[:-1]
     while parts:
         *above, name = parts
@@ -431,7 +431,7 @@ def prune(files: Files, path: str) -> None:
 
 
 def _child(files: Files, path: str, entry: os.DirEntry[str]) -> _Child | None:
-    """An entry of a folder, unless it cannot be an object or hold one."""
+    """Return an entry of a folder, unless it can neither be nor contain an object."""
     name = entry.name
     if not is_nameable(name) or (name.startswith(RESERVED[0]) and name.endswith(RESERVED[1])):
         return None

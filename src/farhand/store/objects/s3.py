@@ -1,7 +1,7 @@
 """Objects in S3-compatible storage, by obstore.
 
-A key is an object of the bucket, beneath the prefix of the address. An upload of unknown length goes up in parts that
-become an object when it is committed, and are given up when it is not.
+A key is an object of the bucket, below the prefix of the URL. An upload of unknown length is a multipart upload, which
+is completed by `commit` and aborted otherwise.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from farhand.store.objects.base import (
 
 PART: Final = 8 * CHUNK
 PARTS_AT_ONCE: Final = 2
-# Pieces a writer takes in before the storage has to have taken some.
+# The number of pieces that a writer buffers.
 WAITING: Final = 4
 
 
 class S3Objects:
-    """One bucket. Raises ValueError for an address that names none."""
+    """One bucket. Raises ValueError for an invalid URL."""
 
     def __init__(
         self, url: str, *, endpoint: str = "", region: str = "", access_key_id: str = "", secret_access_key: str = ""
@@ -114,7 +114,7 @@ class S3Objects:
         return Listing([])
 
     async def _markers(self, infos: Sequence[ObjectInfo]) -> set[str]:
-        """With what other programs make folders: objects `a/`, which the library tells as `a`."""
+        """List a page, with folder markers of other programs: objects `a/`, which the library returns as `a`."""
         empty = [info.key for info in infos if not info.size]
         heads = await asyncio.gather(*(self.head(key) for key in empty))
         return {key for key, info in zip(empty, heads, strict=True) if info is None}
@@ -122,7 +122,7 @@ class S3Objects:
     async def _level(self, prefix: str, after: str, limit: int) -> Listing:
         result = await obstore.list_with_delimiter_async(self._store, prefix)
         found: dict[str, ObjectInfo | None] = {f"{inner.rstrip('/')}/": None for inner in result["common_prefixes"]}
-        # Not the marker of the folder itself, which the library tells as an object without its last slash.
+        # Leave out the marker of the folder itself, which the library returns without its last slash.
         found |= {meta["path"]: _listed(meta) for meta in result["objects"] if meta["path"].startswith(prefix)}
         names = sorted(name for name in found if name > after)
         page = names[:limit]
@@ -151,7 +151,7 @@ class S3Objects:
         return S3Writer(self, self._store, key, content_type or content_type_of(key))
 
     async def close(self) -> None:
-        """Connections are the library's, and end with it."""
+        """Close the store; connections are managed by the library."""
 
     async def _ask(self, key: str, options: dict[str, Any]) -> tuple[ObjectInfo, Any]:
         with told(key):
@@ -161,14 +161,14 @@ class S3Objects:
         return ObjectInfo(key, listed.size, listed.modified_at, listed.etag, kind), result
 
     async def known(self, key: str, size: int, result: Any, content_type: str) -> ObjectInfo:
-        """What was just written; its time is the storage's."""
+        """Return the metadata of what was just written; the time is that of the storage."""
         info = await self.head(key)
         modified_at = info.modified_at if info is not None else 0
         return ObjectInfo(key, size, modified_at, _plain(result["e_tag"]), content_type)
 
 
 class S3Reader:
-    """One answer of the storage, as it comes."""
+    """A streamed response of the storage."""
 
     def __init__(self, info: ObjectInfo, pieces: AsyncIterator[Any] | None) -> None:
         self.info = info
@@ -187,7 +187,7 @@ class S3Reader:
 
 
 class S3Writer:
-    """An upload fed through a short queue, so that a slow storage holds its writer up."""
+    """An upload through a short queue, so that a slow storage slows its writer down."""
 
     def __init__(self, objects: S3Objects, store: S3Store, key: str, content_type: str) -> None:
         self._objects = objects
@@ -213,7 +213,7 @@ class S3Writer:
         while (piece := await self._queue.get()) is not None:
             yield piece
         if self._aborted:
-            raise Cancelled("the upload was given up")  # the library then gives up the parts
+            raise Cancelled("the upload was aborted")  # the library aborts the multipart upload then
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         for start in range(0, len(data), CHUNK):
@@ -238,18 +238,18 @@ class S3Writer:
             await self._upload
 
     async def _put(self, piece: bytes | None) -> None:
-        """Raises Failed when the upload has ended: nobody would ever take the piece."""
+        """Queue a piece. Raises Failed if the upload has ended."""
         placed = asyncio.ensure_future(self._queue.put(piece))
         await asyncio.wait({placed, self._upload}, return_when=asyncio.FIRST_COMPLETED)
         if not placed.done():
             placed.cancel()
             with told(self._key):
                 self._upload.result()
-            raise Failed(f"the upload of {self._key!r} ended before its time")
+            raise Failed(f"the upload of {self._key!r} ended early")
 
 
 class HeldWriter:
-    """An object that waits in a temporary file of this machine until it goes up."""
+    """An object that is kept in a temporary file until it is uploaded."""
 
     def __init__(self, objects: S3Objects, key: str, content_type: str | None) -> None:
         self._objects = objects
@@ -281,7 +281,7 @@ class HeldWriter:
 
 @contextlib.contextmanager
 def told(key: str) -> Iterator[None]:
-    """What the storage refuses, as the errors of the contract."""
+    """Translate errors of the storage into those of the contract."""
     try:
         yield
     except FileNotFoundError:

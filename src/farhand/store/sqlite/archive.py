@@ -1,6 +1,6 @@
-"""The whole home in one file: settings, keys, agents' files, and the stores as of one moment; and back again.
+"""Backup of a whole home in one file (settings, keys, agents' files, a snapshot of the stores), and restoring it.
 
-Left out is what belongs to a running machine alone: commands under way, logs, what a node has accepted, older copies.
+The state of a running machine is left out: running commands, logs, accepted calls of a node, older copies.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _SQLITE = b"SQLite format 3\0"
 
 
 class ArchiveError(StoreError):
-    """An archive that cannot be made, or not be trusted; what was there is unchanged."""
+    """An archive cannot be written, or is damaged; nothing was changed."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A file as it was packed."""
+    """A packed file."""
 
     size: int
     mode: int
@@ -65,7 +65,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The last member: nothing is restored from an archive that does not end with it, or differs from it."""
+    """The last member. An archive that does not end with it, or does not match it, is not restored."""
 
     version: str
     created_at: int
@@ -77,14 +77,14 @@ class Packed(msgspec.Struct, frozen=True):
     size: int
     files: int
     created_at: int
-    # What is neither a file nor a folder, or could not be read.
+    # Neither files nor folders, or unreadable.
     skipped: list[str]
 
 
 def pack(home: Path, target: Path, version: str) -> Packed:
-    """Pack a home that is in use or not into a new file readable by its owner alone, and read it back.
+    """Pack a home, which may be in use, into a new file that only its owner can read, and verify it.
 
-    Raises ArchiveError, and leaves nothing behind then.
+    Raises ArchiveError, and leaves no file then.
     """
     if not (home / STORE_FILE).exists():
         raise ArchiveError(f"there is nothing to back up in {home}: it has no {STORE_FILE}")
@@ -128,10 +128,10 @@ def pack(home: Path, target: Path, version: str) -> Packed:
 
 
 def restore(file: Path, home: Path) -> Manifest:
-    """Make a home what a backup holds; what it replaces goes to `<home>/replaced/`. Raises ArchiveError.
+    """Restore a home from a backup; replaced files are moved to `<home>/replaced/`. Raises ArchiveError.
 
-    Takes what `pack` wrote, or one of the copies in `<home>/backups`. Everything is unpacked and checked before
-    anything of the home is touched. No gateway may be running on it.
+    `file` is an archive of `pack` or a copy in `<home>/backups`. Everything is unpacked and checked before the home is
+    changed. No gateway may be running on the home.
     """
     now = time.time_ns() // 1_000_000
     try:
@@ -161,7 +161,7 @@ def _single(file: Path, staged: Path, now: int) -> Manifest:
 
 
 def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
-    """Put each staged file in its place. The store comes last: with it the home is the restored one."""
+    """Move each staged file to its place, the store last."""
     aside = set_aside(home, REPLACED_FOLDER, *INTENT_LOGS)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
         target = home / name
@@ -177,7 +177,7 @@ def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
 
 
 def _names(home: Path, skipped: list[str]) -> Iterator[str]:
-    """The files to pack, the stores last: what the journal tells of files is then in the archive."""
+    """Yield the files to pack, the stores last, so that files the journal refers to are in the archive."""
     stores = []
 
     def unreadable(error: OSError) -> None:
@@ -204,7 +204,7 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
 
 
 class _Digested:
-    """A file that is read once, at most so far as it went when it was opened."""
+    """Reads a file up to the size it had when it was opened."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -228,7 +228,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> Entry:
 
 
 def _unpack(file: Path, folder: Path) -> Manifest:
-    """Every file of an archive, checked, in `folder`. Raises ArchiveError for one that is not what it says."""
+    """Unpack and verify all files of an archive in `folder`. Raises ArchiveError."""
     found: dict[str, Entry] = {}
     manifest: Manifest | None = None
     try:

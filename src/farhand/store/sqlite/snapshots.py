@@ -1,7 +1,7 @@
-"""Copies of the store, taken while it is written to; and what becomes of a store that is damaged.
+"""Copies of the store while it is in use, and recovery of a damaged store.
 
-A copy is whole, checked and carries its digest, or it is not there. A damaged store is never repaired in place: it is
-set aside as it is, and the newest copy that is still good takes its place.
+A copy is complete, checked and has a digest beside it, or it does not exist. A damaged store is never repaired in
+place: it is set aside, and the newest good copy replaces it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ BACKUPS_FOLDER = "backups"
 DAMAGED_FOLDER = "damaged"
 REVOKED_FILE = "revoked-tokens"
 _STAMP = "%Y%m%dT%H%M%S%fZ"
-# How long a start may look for damage; of a larger store the rest is looked at with the next copy.
+# The time limit of the check at start-up; the rest of a larger store is checked with the next copy.
 START_CHECK_SECONDS = 1.5
-# Journal entries since the copy are gone, but their ids were seen: what comes now has ids that nobody has seen.
+# Events since the copy are lost, but clients have seen their ids: new events skip these ids.
 EVENT_GAP = 1_000_000
 LOST = "outcome unknown: the store was brought back from an earlier copy, and what happened since is not written down"
 
@@ -50,7 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """A store that was set aside, and what stands in its place; without `backup_at`, an empty one."""
+    """A store that was set aside, and the copy that replaced it; without `backup_at`, an empty store."""
 
     reason: str
     set_aside: str
@@ -59,9 +59,9 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def copy_store(source: Path, target: Path) -> str:
-    """Copy a store, in use or not, to `target`, which is new; its digest. Raises StoreError: then there is no target.
+    """Copy a store, which may be in use, to the new file `target`; return its digest.
 
-    What was committed before the call is in it; writers go on meanwhile.
+    The copy holds everything committed before the call. Raises StoreError, and leaves no target then.
     """
     part = target.with_name(f".{target.name}.part")
     part.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def copy_store(source: Path, target: Path) -> str:
 
 
 def settle_file(part: Path, target: Path) -> str:
-    """Give a file that is complete its name, on disk; its digest."""
+    """Sync a complete file, rename it to `target`, and return its digest."""
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
@@ -107,7 +107,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class Snapshots:
-    """The copies kept in one folder, newest first."""
+    """The copies in one folder, newest first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,7 +119,7 @@ class Snapshots:
                 yield Snapshot(path, round(at.timestamp() * 1000), path.stat().st_size)
 
     def take(self, source: Path) -> Snapshot:
-        """A copy of `source` as it is now. Raises StoreError."""
+        """Copy `source`. Raises StoreError."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             free, needed = shutil.disk_usage(self._folder).free, source.stat().st_size
@@ -140,11 +140,11 @@ class Snapshots:
             _digest_file(snapshot.path).unlink(missing_ok=True)
 
     def newest_good(self) -> Snapshot | None:
-        """The newest copy whose bytes are those that were written, and that has no damage."""
+        """Return the newest copy that matches its digest and is not damaged."""
         for snapshot in self:
             if self._good(snapshot):
                 return snapshot
-            log.error("the copy %s of the store is damaged, too; an older one is tried", snapshot.path)
+            log.error("the copy %s of the store is damaged as well; trying an older one", snapshot.path)
         return None
 
     def _good(self, snapshot: Snapshot) -> bool:
@@ -161,7 +161,7 @@ def _digest_file(path: Path) -> Path:
 
 
 def open_store(home: Path, now: int) -> tuple[SqliteStore, Recovery | None]:
-    """The store of a home, and what had to be done to have one. Raises StoreError for what is no damage."""
+    """Open the store of a home, replacing a damaged one by its newest good copy. Raises StoreError."""
     path = home / STORE_FILE
     snapshots = Snapshots(home / BACKUPS_FOLDER)
     reason = _damage(path, has_copies=any(True for _ in snapshots))
@@ -195,7 +195,7 @@ def _damage(path: Path, *, has_copies: bool) -> str | None:
 
 
 def set_aside(home: Path, name: str, *also: str) -> Path:
-    """Move the store's files, those with the endings `also` among them, to a new folder below `<home>/<name>`."""
+    """Move the files of the store, also those with the suffixes `also`, to a new folder in `<home>/<name>`."""
     folder = home / name / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     while folder.exists():
         folder = folder.with_name(f"{folder.name}-again")
@@ -210,7 +210,7 @@ def set_aside(home: Path, name: str, *also: str) -> Path:
 
 
 def put_in_place(copy: Path, path: Path) -> None:
-    """Make a copy the store; the copy stays where it is. Raises StoreError."""
+    """Replace the store by a copy, which stays where it is. Raises StoreError."""
     part = path.with_name(f".{path.name}.part")
     try:
         create_private(part)
@@ -222,7 +222,7 @@ def put_in_place(copy: Path, path: Path) -> None:
 
 
 def settle_restored(home: Path, now: int) -> None:
-    """Bring an older store that was put into the home to terms with the time since. Raises StoreError."""
+    """End what an older store that was restored holds as open. Raises StoreError."""
     kept = forget_head(home)
     database = SqliteStore.open(home / STORE_FILE, restored=True)
     try:
@@ -232,9 +232,9 @@ def settle_restored(home: Path, now: int) -> None:
 
 
 def _settle_restored(store: Tx, now: int, kind: str, data: dict[str, object], kept: KeptHead | None) -> None:
-    """What the copy holds as open may have gone on since: nothing of it is taken up and done a second time.
+    """End everything that the copy holds as open, since it may have continued after the copy was taken.
 
-    The journal goes on behind what the copy has of it, and says how far it had gone before.
+    An event records the head of the copy's journal and the head before.
     """
     end, foreign = journal_end(store), other_key(store)
     for record in calls.open_calls(store):
@@ -266,7 +266,7 @@ def _settle_restored(store: Tx, now: int, kind: str, data: dict[str, object], ke
     append_event(store, now, kind, "store", {**data, "journal": journal})
 
 
-# -- tokens that were revoked: a copy of the store from before must not bring them back ----------------------
+# -- revoked tokens, which an older copy of the store must not restore ----------------------
 
 
 def note_revoked(home: Path, token_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Browsers that are signed in to the console. Secrets are stored as hashes."""
+"""Console sessions. Their secrets are stored as hashes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ REMOVE: Final = "DELETE FROM browser_sessions WHERE id = ?"
 
 
 class BrowserSession(msgspec.Struct, frozen=True):
-    """A session needs both secrets: the cookie, and the one that only its page holds."""
+    """A signed-in browser. A request needs both secrets: the cookie, and the one that only the page holds."""
 
     id: str
     cookie_hash: bytes
     page_hash: bytes
-    # Of the owner's token when the session began: a session ends when that token is replaced.
+    # The hash of the owner's token when the session began; the session ends when that token is replaced.
     owner_hash: bytes
     created_at: int
     last_used_at: int
@@ -36,18 +36,18 @@ class BrowserSession(msgspec.Struct, frozen=True):
     made_by: str
 
 
-def add_session(store: Tx, session: BrowserSession) -> None:
-    store.execute(ADD, msgspec.structs.astuple(session))
+def add_session(tx: Tx, session: BrowserSession) -> None:
+    tx.execute(ADD, msgspec.structs.astuple(session))
 
 
-def all_sessions(store: Tx) -> list[BrowserSession]:
-    return [BrowserSession(*row) for row in store.execute(ALL)]
+def all_sessions(tx: Tx) -> list[BrowserSession]:
+    return [BrowserSession(*row) for row in tx.execute(ALL)]
 
 
-def sessions_used(store: Tx, used: Mapping[str, int]) -> None:
+def sessions_used(tx: Tx, used: Mapping[str, int]) -> None:
     """Set when sessions were last used, by their ids."""
-    store.executemany(USED, [(at, session_id) for session_id, at in used.items()])
+    tx.executemany(USED, [(at, session_id) for session_id, at in used.items()])
 
 
-def remove_sessions(store: Tx, session_ids: Iterable[str]) -> None:
-    store.executemany(REMOVE, [(session_id,) for session_id in session_ids])
+def remove_sessions(tx: Tx, session_ids: Iterable[str]) -> None:
+    tx.executemany(REMOVE, [(session_id,) for session_id in session_ids])

@@ -1,4 +1,4 @@
-"""The record of every call: one row from the moment it is allowed until its one honest end."""
+"""Calls: one row each, from the moment a call is allowed to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farhand.store.ports import Tx
 
 
 class CallState(StrEnum):
-    # Written down and held back: nothing of it has left the gateway.
+    # Stored and held back; nothing has been sent.
     WAITING = "waiting"
     RUNNING = "running"
     OK = "ok"
@@ -30,7 +30,7 @@ class CallState(StrEnum):
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of the record."""
+    """A call as it is stored."""
 
     id: str
     tool: str
@@ -52,27 +52,23 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: msgspec.Raw | None = None
     error_kind: str | None = None
     error_message: str | None = None
-    # The credential on whose behalf `credential` acts; None: on its own.
+    # The credential on whose behalf `credential` acts, if any.
     on_behalf_of: str | None = None
 
 
 _encode = msgspec.json.Encoder().encode
 
-
 _FIELDS: Final = CallRecord.__struct_fields__
-# What the journal covers of every call. `on_behalf_of` came later and is covered where there is one (`_tail`), so
-# that rows written before stay verifiable.
+# The columns that the journal covers. `on_behalf_of` was added later and is covered where it is set (`_tail`), so that
+# older rows stay verifiable.
 _COLUMNS: Final = _FIELDS[:-1]
 assert _FIELDS[-1] == "on_behalf_of"
 _SELECT: Final = f"SELECT {', '.join(_FIELDS)} FROM calls"  # noqa: S608
 
 ENDED: Final = ("state", "ended_at", "duration_ms", "result", "error_kind", "error_message")
-# What does not change while a call waits, and when it starts.
+# The columns that do not change while a call waits or when it starts.
 ASKED: Final = (*_COLUMNS[:6], "background", "idempotency_key", "created_at")
 _asked: Final = itemgetter(*map(_COLUMNS.index, ASKED))
-_STATE: Final = _COLUMNS.index(ENDED[0])
-_END: Final = _COLUMNS.index(ENDED[1])
-assert _COLUMNS[_END:] == ENDED[1:]
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_FIELDS)}, seq) VALUES ({'?, ' * len(_FIELDS)}?)"  # noqa: S608
@@ -89,38 +85,42 @@ ONE: Final = f"{_SELECT} WHERE id = ?"
 _COVERED: Final = f"SELECT {', '.join(_FIELDS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
-# In place of the arguments of a call that is shown without bodies.
+# Replaces the arguments of a call that is listed without bodies.
 LEFT_OUT: Final = msgspec.Raw(b"")
 _WITHOUT_BODIES: Final = _SELECT.replace(" args,", " x'' AS args,").replace(" result,", " NULL AS result,")
-# Of arguments and results in one list.
+# Limits the arguments and results in one list.
 MOST_LISTED_BYTES: Final = 32 * 1024 * 1024
-# Of a tool, for what is said of its calls to be kept at hand: anybody may ask for a longer one that is not there.
+# Longer tool names are not cached: a caller can invent any number of them.
 LONGEST_KEPT_NAME: Final = 256
-# Of a result that came late; of a longer one only its length is kept.
+# Of a longer late result only the length is stored.
 MOST_LATE_BYTES: Final = 256 * 1024
 
 
-def begin(connection: Tx, record: CallRecord, *, started: bool = False) -> None:
-    """Write a call down; one that is already over goes in whole, with its start in the journal where it had `started`
-    before anybody wrote it down."""
-    begin_all(connection, [(record, started)])
+def begin(tx: Tx, record: CallRecord) -> None:
+    """Store a new call; it may have ended already."""
+    begin_all(tx, [record])
 
 
-def begin_all(connection: Tx, records: Iterable[tuple[CallRecord, bool]]) -> None:
-    """`begin` for each of them, with whether it had started. All in one statement, which takes half the time."""
-    number: int = connection.execute(NEWEST).fetchall()[0][0]
+def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
+    """Store new calls, which may have ended already."""
+    number: int = tx.execute(NEWEST).fetchall()[0][0]
     rows: list[tuple[Any, ...]] = []
-    for record, started in records:
+    for record in records:
         number += 1
         values = _values(record)
         rows.append((*values, record.on_behalf_of, number))
-        _tell_of(connection, record, values, _tail(number, record.on_behalf_of), started=started)
-    if rows:
-        connection.executemany(INSERT, rows)
+        covered = packed(_asked(values) if record.state is CallState.WAITING else values)
+        covered += _tail(number, record.on_behalf_of)
+        if record.ended_at is not None:
+            _append_end(tx, record, covered)
+        else:
+            kind = "call.waiting" if record.state is CallState.WAITING else "call.started"
+            append_event(tx, record.created_at, kind, record.id, _shown(record), covered)
+    tx.executemany(INSERT, rows)
 
 
 def _tail(number: int, on_behalf_of: str | None) -> bytes:
-    """The end of what the journal covers of a row."""
+    """Return the last part of what the journal covers of a row."""
     return packed(number) if on_behalf_of is None else packed(number) + packed(on_behalf_of)
 
 
@@ -149,48 +149,32 @@ def _values(record: CallRecord) -> tuple[Any, ...]:
     )
 
 
-def _tell_of(connection: Tx, record: CallRecord, values: tuple[Any, ...], number: bytes, *, started: bool) -> None:
-    """Have the journal tell of a new row."""
-    if record.ended_at is not None and not started:
-        _append_end(connection, record, packed(values) + number)
-        return
-    data = _shown(record)
-    if record.state is CallState.WAITING:
-        append_event(connection, record.created_at, "call.waiting", record.id, data, packed(_asked(values)) + number)
-    elif record.ended_at is None:
-        append_event(connection, record.created_at, "call.started", record.id, data, packed(values) + number)
-    else:
-        began = packed((*values[:_STATE], NOT_ENDED[0], *values[_STATE + 1 : _END], *NOT_ENDED[1:]))
-        append_event(connection, record.created_at, "call.started", record.id, data, began + number)
-        _append_end(connection, record, packed((values[_STATE], *values[_END:])))
-
-
-def start(connection: Tx, record: CallRecord, now: int) -> bool:
-    """A waiting call is on its way from now on; False, and nothing done, when it is not waiting any more."""
-    connection.execute(
+def start(tx: Tx, record: CallRecord, now: int) -> bool:
+    """Mark a waiting call as running; return False, without a change, if it no longer waits."""
+    tx.execute(
         START, (record.route, record.node_id, record.capability, record.node_boot, record.deadline_at, record.id)
     )
-    if not connection.changes():
+    if not tx.changes():
         return False
-    row = covered_row(connection, record.id)
+    row = covered_row(tx, record.id)
     assert row is not None
-    append_event(connection, now, "call.started", record.id, _shown(record), row.begun)
+    append_event(tx, now, "call.started", record.id, _shown(record), row.begun)
     return True
 
 
-def hold(connection: Tx, record: CallRecord) -> None:
-    """A waiting call waits for something else now, until another moment."""
-    connection.execute(HOLD, (record.node_id, record.deadline_at, record.id))
+def hold(tx: Tx, record: CallRecord) -> None:
+    """Store the node and the deadline of a call that waits for something else now."""
+    tx.execute(HOLD, (record.node_id, record.deadline_at, record.id))
 
 
-def since(connection: Tx, at: int, limit: int) -> list[str]:
-    """The ids of the newest calls made since a moment, newest first."""
-    rows = connection.execute("SELECT id FROM calls WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
+def since(tx: Tx, at: int, limit: int) -> list[str]:
+    """Return the ids of the newest calls since a time, newest first."""
+    rows = tx.execute("SELECT id FROM calls WHERE created_at >= ? ORDER BY seq DESC LIMIT ?", (at, limit))
     return [str(call_id) for (call_id,) in rows]
 
 
-def finish(connection: Tx, record: CallRecord) -> bool:
-    """Write down how a call ended; False when its end is already written."""
+def finish(tx: Tx, record: CallRecord) -> bool:
+    """Store the end of a running call; return False, without a change, if it has ended."""
     values = (
         str(record.state),
         record.ended_at,
@@ -199,49 +183,49 @@ def finish(connection: Tx, record: CallRecord) -> bool:
         record.error_kind,
         record.error_message,
     )
-    connection.execute(FINISH, (*values, record.id))
-    if not connection.changes():
+    tx.execute(FINISH, (*values, record.id))
+    if not tx.changes():
         return False
-    _append_end(connection, record, packed(values))
+    _append_end(tx, record, packed(values))
     return True
 
 
-def finish_unbegun(connection: Tx, record: CallRecord) -> bool:
-    """As `finish`, of a call that may still wait: one that never started has its whole record under its end."""
-    found = find(connection, record.id)
+def finish_unbegun(tx: Tx, record: CallRecord) -> bool:
+    """Store the end of a call that may still wait; the end of one that never started covers its whole row."""
+    found = find(tx, record.id)
     if found is None or found.state is not CallState.WAITING:
-        return finish(connection, record)
+        return finish(tx, record)
     result = None if record.result is None else bytes(record.result)
     values = (str(record.state), record.ended_at, record.duration_ms, result, record.error_kind, record.error_message)
-    connection.execute(FINISH, (*values, record.id))
-    row = covered_row(connection, record.id)
+    tx.execute(FINISH, (*values, record.id))
+    row = covered_row(tx, record.id)
     assert row is not None
-    _append_end(connection, record, row.whole)
+    _append_end(tx, record, row.whole)
     return True
 
 
-def tell(connection: Tx, call_id: str, *, begun: bool, now: int) -> None:
-    """Have the journal tell of a call that was written down without it, or whose end was."""
-    record = find(connection, call_id)
-    row = covered_row(connection, call_id)
+def append_missing_events(tx: Tx, call_id: str, *, begun: bool, now: int) -> None:
+    """Append the missing events of a call that an earlier version stored without them."""
+    record = find(tx, call_id)
+    row = covered_row(tx, call_id)
     assert record is not None and row is not None
     if record.ended_at is not None:
-        _append_end(connection, record, row.ended if begun else row.whole)
+        _append_end(tx, record, row.ended if begun else row.whole)
     elif not begun:
         data = _shown(record)
-        append_event(connection, now, "call.started", record.id, data, row.begun)
+        append_event(tx, now, "call.started", record.id, data, row.begun)
 
 
-def tell_kept(connection: Tx, call_id: str, now: int) -> None:
-    """Have the journal tell again of a call that has ended, since its earlier events are removed."""
-    record = find(connection, call_id)
-    row = covered_row(connection, call_id)
+def append_kept(tx: Tx, call_id: str, now: int) -> None:
+    """Append an event that covers a call whose earlier events are removed."""
+    record = find(tx, call_id)
+    row = covered_row(tx, call_id)
     assert record is not None and row is not None
-    append_event(connection, now, "call.kept", record.id, _shown(record, record.state), row.whole)
+    append_event(tx, now, "call.kept", record.id, _shown(record, record.state), row.whole)
 
 
 class CoveredRow(msgspec.Struct, frozen=True):
-    """What events of the journal cover of a call: what was asked for, its beginning, its end, or both at once."""
+    """What events cover of a call: the request, the start, the end, or the whole row."""
 
     asked: bytes
     begun: bytes
@@ -249,8 +233,8 @@ class CoveredRow(msgspec.Struct, frozen=True):
     whole: bytes
 
 
-def covered_row(connection: Tx, call_id: str) -> CoveredRow | None:
-    rows: list[Any] = connection.execute(f"{_COVERED} WHERE id = ?", (call_id,)).fetchall()
+def covered_row(tx: Tx, call_id: str) -> CoveredRow | None:
+    rows: list[Any] = tx.execute(f"{_COVERED} WHERE id = ?", (call_id,)).fetchall()
     if not rows:
         return None
     *columns, on_behalf_of, seq = rows[0]
@@ -265,9 +249,9 @@ def covered_row(connection: Tx, call_id: str) -> CoveredRow | None:
     )
 
 
-def tell_late(connection: Tx, node_id: str, response: ToolResponse, now: int) -> None:
-    """Have the journal tell what its node says of a call, where that was not waited for when the call ended."""
-    record = find(connection, response.request_id)
+def append_late_answer(tx: Tx, node_id: str, response: ToolResponse, now: int) -> None:
+    """Append a node's late answer to the journal, if the call ended without it."""
+    record = find(tx, response.request_id)
     if record is None or record.node_id != node_id or record.state not in NOT_WAITED_FOR:
         return
     data: dict[str, Any] = {"tool": record.tool, "node_id": node_id, "ok": response.ok}
@@ -276,17 +260,17 @@ def tell_late(connection: Tx, node_id: str, response: ToolResponse, now: int) ->
         data |= {"result": result} if len(bytes(result)) <= MOST_LATE_BYTES else {"result_bytes": len(bytes(result))}
     else:
         data["error"] = response.error or None
-    append_event(connection, now, "call.late", record.id, data)
+    append_event(tx, now, "call.late", record.id, data)
 
 
-def find(connection: Tx, call_id: str) -> CallRecord | None:
-    rows = connection.execute(ONE, (call_id,)).fetchall()
+def find(tx: Tx, call_id: str) -> CallRecord | None:
+    rows = tx.execute(ONE, (call_id,)).fetchall()
     return _record(rows[0]) if rows else None
 
 
-def not_waited_for(connection: Tx, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
-    """Return those of a node's calls that ended without it: cancelled, out of time or unknown. By id, the reason."""
-    rows = connection.execute(
+def not_waited_for(tx: Tx, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
+    """Return the reason for each of a node's calls that ended without it: cancelled, timed out or unknown."""
+    rows = tx.execute(
         "SELECT id, coalesce(error_message, state) FROM calls WHERE id IN (SELECT value FROM json_each(?)) "
         "AND node_id = ? AND state IN (SELECT value FROM json_each(?))",
         (_json(call_ids), node_id, _json([state.value for state in NOT_WAITED_FOR])),
@@ -298,21 +282,21 @@ def _json(values: Sequence[str]) -> str:
     return msgspec.json.encode(values).decode()
 
 
-def made_by(connection: Tx, beginning: str) -> dict[str, CallRecord]:
-    """The calls made under idempotency keys with this beginning, by key, the newest of each; however long ago."""
-    rows = connection.execute(
+def made_by(tx: Tx, beginning: str) -> dict[str, CallRecord]:
+    """Return the newest call for each idempotency key with this prefix, of any age."""
+    rows = tx.execute(
         f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ? ORDER BY seq",
         (beginning, beginning + "\U0010ffff"),
     )
     return {record.idempotency_key or "": record for record in map(_record, rows)}
 
 
-def open_calls(connection: Tx) -> list[CallRecord]:
-    return [_record(row) for row in connection.execute(OPEN)]
+def open_calls(tx: Tx) -> list[CallRecord]:
+    return [_record(row) for row in tx.execute(OPEN)]
 
 
 def search(
-    connection: Tx,
+    tx: Tx,
     filters: Mapping[str, str],
     *,
     limit: int,
@@ -320,10 +304,10 @@ def search(
     group: str | None = None,
     bodies: bool = True,
 ) -> list[CallRecord]:
-    """Newest first. `filters` name columns of the caller's choice among tool, node_id, state and session_key.
+    """Return calls, newest first. `filters`: values of tool, node_id, state or session_key.
 
-    `group`: only the calls of this fan-out. Without `bodies`, and where those of one call and the newer ones together
-    are too large for one answer, its arguments are `LEFT_OUT` and so is its result.
+    `group`: only the calls of this fan-out. Without `bodies`, and beyond `MOST_LISTED_BYTES`, arguments are `LEFT_OUT`
+    and results are None.
     """
     clauses = [f"{column} = ?" for column in filters]
     values: list[Any] = list(filters.values())
@@ -334,11 +318,11 @@ def search(
         clauses.append("id < ?")
         values.append(before)
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
-    # Ids sort by when the calls were made; in which order they were written down is another thing.
+    # Ids sort by the time of the call, which may differ from the order of storing.
     select = _SELECT if bodies else _WITHOUT_BODIES
     found: list[CallRecord] = []
     room = MOST_LISTED_BYTES
-    for row in connection.execute(f"{select}{where} ORDER BY id DESC LIMIT ?", (*values, limit)):
+    for row in tx.execute(f"{select}{where} ORDER BY id DESC LIMIT ?", (*values, limit)):
         record = _record(row)
         size = len(bytes(record.args)) + (0 if record.result is None else len(bytes(record.result)))
         if size > room:
@@ -349,15 +333,15 @@ def search(
     return found
 
 
-def _append_end(connection: Tx, record: CallRecord, covered: bytes) -> None:
+def _append_end(tx: Tx, record: CallRecord, covered: bytes) -> None:
     shown = _shown(record, record.state)
     error = {"kind": record.error_kind, "message": record.error_message}
     data = shown if record.error_kind is None else {**msgspec.json.decode(shown), "error": error}
-    append_event(connection, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
+    append_event(tx, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
 
 
 def _shown(record: CallRecord, state: CallState | None = None) -> msgspec.Raw:
-    """What the journal shows of a call: mostly the same as of the one before."""
+    """Return what the journal shows of a call, cached since most calls are alike."""
     show = _show if len(record.tool) <= LONGEST_KEPT_NAME else _show.__wrapped__
     return show(record.tool, record.node_id, state)
 

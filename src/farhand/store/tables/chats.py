@@ -1,4 +1,4 @@
-"""The chats of the direct door: who said what, by session, user and channel."""
+"""The chats of `/agent/process`: messages by session, user and channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_CHARACTERS: Final = 8 * 1024 * 1024
 
 
 class ChatKey(msgspec.Struct, frozen=True):
-    """What tells chats apart."""
+    """Identifies a chat."""
 
     session_id: str
     user_id: str
@@ -56,41 +56,41 @@ LIST: Final = """
 
 
 class Said(msgspec.Struct, frozen=True):
-    """Where messages were put: the row of their chat, and their own."""
+    """The rows of stored messages: that of their chat, and their own."""
 
     chat: int
     messages: tuple[int, ...]
 
 
-def maker(store: Tx, chat: ChatKey | str) -> str | None:
-    """The credential that began a chat, by its key or id; None when there is no such chat."""
+def maker(tx: Tx, chat: ChatKey | str) -> str | None:
+    """Return the credential that began a chat, by the chat's key or id; None if there is no such chat."""
     if isinstance(chat, str):
-        found = store.execute(MAKER_OF, (chat,)).fetchone()
+        found = tx.execute(MAKER_OF, (chat,)).fetchone()
     else:
-        found = store.execute(MAKER, (chat.session_id, chat.user_id, chat.channel)).fetchone()
+        found = tx.execute(MAKER, (chat.session_id, chat.user_id, chat.channel)).fetchone()
     return None if found is None else found[0]
 
 
 def hear(
-    store: Tx,
+    tx: Tx,
     key: ChatKey,
     messages: Sequence[tuple[str, str]],
     now: int,
     new_id: Callable[[], str],
     credential: str,
 ) -> Said:
-    """Append messages (role and text); a chat that is not there yet begins with them, as `new_id` says."""
-    chat = _find(store, key) or _add(store, key, messages, now, new_id(), credential)
-    return Said(chat, tuple(say(store, chat, role, text, now) for role, text in messages))
+    """Append messages (role and text); a new chat gets an id from `new_id`."""
+    chat = _find(tx, key) or _add(tx, key, messages, now, new_id(), credential)
+    return Said(chat, tuple(say(tx, chat, role, text, now) for role, text in messages))
 
 
-def _find(store: Tx, key: ChatKey) -> int | None:
-    found = store.execute(FIND, (key.session_id, key.user_id, key.channel)).fetchone()
+def _find(tx: Tx, key: ChatKey) -> int | None:
+    found = tx.execute(FIND, (key.session_id, key.user_id, key.channel)).fetchone()
     return None if found is None else found[0]
 
 
 def _add(
-    store: Tx,
+    tx: Tx,
     key: ChatKey,
     messages: Sequence[tuple[str, str]],
     now: int,
@@ -100,44 +100,44 @@ def _add(
     first = next((text.strip() for _, text in messages if text.strip()), "")
     name = first[:NAME_CHARACTERS] or "New Chat"
     values = (new_id, key.session_id, key.user_id, key.channel, name, now, credential)
-    return int(store.execute(ADD, values).fetchall()[0][0])
+    return int(tx.execute(ADD, values).fetchall()[0][0])
 
 
-def say(store: Tx, chat: int, role: str, text: str, now: int) -> int:
-    """Append one message to a chat that is there. Raises IntegrityError when it is gone."""
-    return int(store.execute(SAY, (chat, role, text, now)).fetchall()[0][0])
+def say(tx: Tx, chat: int, role: str, text: str, now: int) -> int:
+    """Append one message to an existing chat. Raises IntegrityError if the chat was removed."""
+    return int(tx.execute(SAY, (chat, role, text, now)).fetchall()[0][0])
 
 
-def take_back(store: Tx, said: Said) -> None:
-    store.executemany(TAKE_BACK, [(seq,) for seq in said.messages])
+def take_back(tx: Tx, said: Said) -> None:
+    tx.executemany(TAKE_BACK, [(seq,) for seq in said.messages])
 
 
-def forget(store: Tx, key: ChatKey) -> bool:
-    """Remove a chat with its messages; False when there was none."""
-    store.execute(FORGET, (key.session_id, key.user_id, key.channel))
-    return bool(store.changes())
+def forget(tx: Tx, key: ChatKey) -> bool:
+    """Remove a chat with its messages; return whether there was one."""
+    tx.execute(FORGET, (key.session_id, key.user_id, key.channel))
+    return bool(tx.changes())
 
 
-def remove(store: Tx, chat_id: str) -> bool:
-    store.execute(REMOVE, (chat_id,))
-    return bool(store.changes())
+def remove(tx: Tx, chat_id: str) -> bool:
+    tx.execute(REMOVE, (chat_id,))
+    return bool(tx.changes())
 
 
-def chats(store: Tx, filters: dict[str, str], limit: int) -> list[Chat]:
-    """Newest first. `filters` name columns of the caller's choice among session_id, user_id and channel."""
+def chats(tx: Tx, filters: dict[str, str], limit: int) -> list[Chat]:
+    """Return chats, newest first. `filters`: values of session_id, user_id or channel."""
     clauses = [f"{column} = ?" for column in filters]
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
     values: list[Any] = [*filters.values(), limit]
-    return [Chat(*row) for row in store.execute(f"{LIST}{where} ORDER BY updated DESC, seq DESC LIMIT ?", values)]
+    return [Chat(*row) for row in tx.execute(f"{LIST}{where} ORDER BY updated DESC, seq DESC LIMIT ?", values)]
 
 
-def history(store: Tx, chat_id: str) -> list[ChatMessage] | None:
-    """What was said, in order; None when there is no such chat. Of a long chat, the newest `MOST_CHARACTERS`."""
-    if not store.execute("SELECT 1 FROM chats WHERE id = ?", (chat_id,)).fetchone():
+def history(tx: Tx, chat_id: str) -> list[ChatMessage] | None:
+    """Return the messages in order, at most the newest `MOST_CHARACTERS`; None if there is no such chat."""
+    if not tx.execute("SELECT 1 FROM chats WHERE id = ?", (chat_id,)).fetchone():
         return None
     found: list[ChatMessage] = []
     size = 0
-    for row in store.execute(MESSAGES, (chat_id,)):
+    for row in tx.execute(MESSAGES, (chat_id,)):
         found.append(ChatMessage(*row))
         size += len(found[-1].text)
         if size > MOST_CHARACTERS:

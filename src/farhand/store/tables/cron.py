@@ -1,4 +1,4 @@
-"""Jobs, and a row for every slot of theirs: the moment a job was to run, and what became of it."""
+"""Jobs, and one row for each slot: the time at which a job was due, and the outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from farhand.store.ports import Tx
 
-# -- nouns ------------------------------------------------------------------------------------------------
+# -- types ------------------------------------------------------------------------------------------------
 
 
 class At(msgspec.Struct, frozen=True, tag_field="kind", tag="at", rename="camel"):
@@ -19,14 +19,14 @@ class At(msgspec.Struct, frozen=True, tag_field="kind", tag="at", rename="camel"
 
 
 class Every(msgspec.Struct, frozen=True, tag_field="kind", tag="every", rename="camel"):
-    """At the anchor and each interval after it, however long the runs take."""
+    """At the anchor and each interval after it, independent of how long the runs take."""
 
     every_ms: int
     anchor_ms: int
 
 
 class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", rename="camel", omit_defaults=True):
-    """Five fields, read in a time zone; without one, in the user's."""
+    """Five fields in a time zone; without one, in the user's."""
 
     expr: str
     tz: str | None = None
@@ -36,13 +36,13 @@ Schedule = At | Every | Cron
 
 
 class SystemEvent(msgspec.Struct, frozen=True, tag_field="mode", tag="systemEvent", rename="camel"):
-    """A message into the agent's main session."""
+    """A message to the agent's main session."""
 
     text: str
 
 
 class Task(msgspec.Struct, frozen=True, tag_field="mode", tag="task", rename="camel", omit_defaults=True):
-    """A turn of the agent in a session of its own, clean for each run."""
+    """A turn of the agent in a new session for each run."""
 
     message: str
     deliver: bool | None = None
@@ -55,7 +55,7 @@ class Task(msgspec.Struct, frozen=True, tag_field="mode", tag="task", rename="ca
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag_field="mode", tag="heartbeat"):
-    """The agent looks into its HEARTBEAT.md. Such jobs come from the settings and are nobody's to change."""
+    """The agent reads its HEARTBEAT.md. These jobs come from the settings and cannot be changed otherwise."""
 
 
 Spec = SystemEvent | Task | Heartbeat
@@ -71,7 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     enabled: bool = True
     delete_after_run: bool = False
-    # What becomes of slots whose time passed while nothing could run.
+    # What happens to slots that passed while nothing could run.
     missed: Missed = "once"
     window_seconds: float | None = None
     retries: int = 0
@@ -80,15 +80,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     created_at: int
     updated_at: int
-    # Every slot up to here has its row.
+    # Every slot up to this time has its row.
     cursor: int
-    # Slots up to here may have run and left the history since: they do not run again when the clock goes back.
+    # Slots up to this time may have run and been pruned: they do not run again when the clock is set back.
     floor: int = 0
-    # The first slot after the cursor; None when there is none.
+    # The first slot after the cursor, if any.
     next_at: int | None = None
-    # The credential on whose behalf the job runs, whole; empty: the owner, as in jobs of earlier versions.
+    # The credential on whose behalf the job runs; empty: the owner, as in jobs of earlier versions.
     made_by: dict[str, Any] = {}
-    # Where the call came from that made it, as `RunOptions.origins`.
+    # The origins of the call that made it, as `RunOptions.origins`.
     origins: tuple[str, ...] = ()
 
     @property
@@ -111,23 +111,23 @@ RAN: Final = (SlotStatus.OK, SlotStatus.ERROR, SlotStatus.TIMEOUT, SlotStatus.UN
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment a job was to run."""
+    """One time at which a job was due."""
 
     job: str
     slot: int
-    # Of the job, which may be gone.
+    # The name of the job, which may have been removed.
     name: str
     agent_id: str
     status: SlotStatus
     recorded_at: int
     cause: Literal["schedule", "manual"] = "schedule"
-    # The scheduler that runs it.
+    # The scheduler that runs the slot.
     holder: str | None = None
-    # Grows while its holder lives.
+    # Increases while the holder is alive.
     beat: int = 0
     attempts: int = 0
     late: bool = False
-    # This row stands for all slots after that moment too.
+    # The row also stands for all slots after this time.
     since: int | None = None
     started_at: int | None = None
     ended_at: int | None = None
@@ -160,8 +160,8 @@ ENABLED: Final = f"{JOB} WHERE enabled"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
 
-def save_job(connection: Tx, job: Job) -> None:
-    connection.execute(
+def save_job(tx: Tx, job: Job) -> None:
+    tx.execute(
         ADD_JOB,
         (
             job.id,
@@ -177,58 +177,58 @@ def save_job(connection: Tx, job: Job) -> None:
     )
 
 
-def find_job(connection: Tx, job_id: str) -> Job | None:
-    return next((_job(*row) for row in connection.execute(f"{JOB} WHERE id = ?", (job_id,))), None)
+def find_job(tx: Tx, job_id: str) -> Job | None:
+    return next((_job(*row) for row in tx.execute(f"{JOB} WHERE id = ?", (job_id,))), None)
 
 
-def list_jobs(connection: Tx, agent_id: str | None, include_disabled: bool, limit: int, offset: int) -> list[Job]:
-    """By their next slot; those without one last."""
-    return [_job(*row) for row in connection.execute(JOBS, (agent_id, include_disabled, limit, offset))]
+def list_jobs(tx: Tx, agent_id: str | None, include_disabled: bool, limit: int, offset: int) -> list[Job]:
+    """Return jobs by their next slot, those without one last."""
+    return [_job(*row) for row in tx.execute(JOBS, (agent_id, include_disabled, limit, offset))]
 
 
-def count_jobs(connection: Tx, agent_id: str | None, include_disabled: bool, now: int) -> tuple[int, int, int | None]:
-    """How many there are, how many of them are due, and the next slot of any."""
-    row: Any = connection.execute(COUNT_JOBS, (agent_id, include_disabled, now)).fetchall()[0]
+def count_jobs(tx: Tx, agent_id: str | None, include_disabled: bool, now: int) -> tuple[int, int, int | None]:
+    """Return the number of jobs, the number that is due, and the next slot of any."""
+    row: Any = tx.execute(COUNT_JOBS, (agent_id, include_disabled, now)).fetchall()[0]
     return int(row[0]), int(row[1]), row[2]
 
 
-def enabled_jobs(connection: Tx) -> list[Job]:
-    return [_job(*row) for row in connection.execute(ENABLED)]
+def enabled_jobs(tx: Tx) -> list[Job]:
+    return [_job(*row) for row in tx.execute(ENABLED)]
 
 
-def hidden_jobs(connection: Tx) -> list[Job]:
-    return [_job(*row) for row in connection.execute(HIDDEN)]
+def hidden_jobs(tx: Tx) -> list[Job]:
+    return [_job(*row) for row in tx.execute(HIDDEN)]
 
 
-def due_jobs(connection: Tx, now: int, ahead: int) -> list[Job]:
-    """Jobs with a slot that has no row yet, and those whose cursor lies later than `ahead`: the clock went back."""
-    return [_job(*row) for row in connection.execute(DUE, (now, ahead))]
+def due_jobs(tx: Tx, now: int, ahead: int) -> list[Job]:
+    """Return jobs with a slot that has no row, and those with a cursor after `ahead`: the clock was set back."""
+    return [_job(*row) for row in tx.execute(DUE, (now, ahead))]
 
 
-def pressing(connection: Tx, now: int, ahead: int) -> bool:
-    """Whether there is a slot to record or to start."""
-    return bool(connection.execute(PRESSING, (now, ahead)).fetchall())
+def pressing(tx: Tx, now: int, ahead: int) -> bool:
+    """Return whether there is a slot to record or to start."""
+    return bool(tx.execute(PRESSING, (now, ahead)).fetchall())
 
 
-def next_at(connection: Tx) -> int | None:
-    """The next slot of any job."""
-    row: Any = connection.execute(NEXT_AT).fetchall()[0]
+def next_at(tx: Tx) -> int | None:
+    """Return the next slot of any job."""
+    row: Any = tx.execute(NEXT_AT).fetchall()[0]
     return None if row[0] is None else int(row[0])
 
 
-def move_cursor(connection: Tx, job_id: str, cursor: int, next_at: int | None) -> None:
-    connection.execute(MOVE, (cursor, next_at, job_id))
+def move_cursor(tx: Tx, job_id: str, cursor: int, next_at: int | None) -> None:
+    tx.execute(MOVE, (cursor, next_at, job_id))
 
 
-def disable_job(connection: Tx, job_id: str) -> None:
-    connection.execute(DISABLE, (job_id,))
+def disable_job(tx: Tx, job_id: str) -> None:
+    tx.execute(DISABLE, (job_id,))
 
 
-def remove_job(connection: Tx, job_id: str, *, history: bool) -> bool:
-    connection.execute("DELETE FROM cron_jobs WHERE id = ?", (job_id,))
-    known = connection.changes() > 0
+def remove_job(tx: Tx, job_id: str, *, history: bool) -> bool:
+    tx.execute("DELETE FROM cron_jobs WHERE id = ?", (job_id,))
+    known = tx.changes() > 0
     if history:
-        connection.execute("DELETE FROM cron_slots WHERE job = ?", (job_id,))
+        tx.execute("DELETE FROM cron_slots WHERE job = ?", (job_id,))
     return known
 
 
@@ -284,35 +284,35 @@ FORGET_ORPHANS: Final = """
         SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""
 
 
-def add_slot(connection: Tx, slot: Slot) -> bool:
-    """False when this slot has its row already: it is not to be run again."""
-    connection.execute(ADD_SLOT, msgspec.structs.astuple(slot))
-    return connection.changes() > 0
+def add_slot(tx: Tx, slot: Slot) -> bool:
+    """Add a slot; return False if it has a row already, so that it must not run again."""
+    tx.execute(ADD_SLOT, msgspec.structs.astuple(slot))
+    return tx.changes() > 0
 
 
-def find_slot(connection: Tx, job_id: str, slot: int) -> Slot | None:
-    found = connection.execute(f"SELECT {COLUMNS} FROM cron_slots WHERE job = ? AND slot = ?", (job_id, slot))  # noqa: S608
+def find_slot(tx: Tx, job_id: str, slot: int) -> Slot | None:
+    found = tx.execute(f"SELECT {COLUMNS} FROM cron_slots WHERE job = ? AND slot = ?", (job_id, slot))  # noqa: S608
     return next((_slot(row) for row in found), None)
 
 
-def open_slots(connection: Tx) -> list[Slot]:
-    """What waits or runs, oldest slot first."""
-    return [_slot(row) for row in connection.execute(OPEN)]
+def open_slots(tx: Tx) -> list[Slot]:
+    """Return the slots that wait or run, oldest first."""
+    return [_slot(row) for row in tx.execute(OPEN)]
 
 
-def take_slot(connection: Tx, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
-    connection.execute(TAKE, (holder, now, late, job_id, slot))
-    return connection.changes() > 0
+def take_slot(tx: Tx, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
+    tx.execute(TAKE, (holder, now, late, job_id, slot))
+    return tx.changes() > 0
 
 
-def adopt_slot(connection: Tx, slot: Slot, holder: str) -> bool:
-    """Take a running slot over from a holder that is gone."""
-    connection.execute(ADOPT, (holder, slot.job, slot.slot, slot.holder))
-    return connection.changes() > 0
+def adopt_slot(tx: Tx, slot: Slot, holder: str) -> bool:
+    """Take over a running slot from a holder that is gone; return False if it was taken over already."""
+    tx.execute(ADOPT, (holder, slot.job, slot.slot, slot.holder))
+    return tx.changes() > 0
 
 
 def end_slot(
-    connection: Tx,
+    tx: Tx,
     slot: Slot,
     status: SlotStatus,
     now: int,
@@ -321,58 +321,58 @@ def end_slot(
     summary: str | None = None,
     session_key: str | None = None,
 ) -> bool:
-    """A slot's end is written by its holder; only an end that was merely supposed gives way to it."""
-    connection.execute(END, (status, now, error, summary, session_key, slot.job, slot.slot, slot.holder))
-    return connection.changes() > 0
+    """Store the end of a slot; return False if it has ended. The holder's own end replaces an assumed one."""
+    tx.execute(END, (status, now, error, summary, session_key, slot.job, slot.slot, slot.holder))
+    return tx.changes() > 0
 
 
-def note_attempt(connection: Tx, slot: Slot, error: str) -> None:
-    """A further attempt begins; what became of the one before."""
-    connection.execute(ATTEMPT, (slot.attempts, error, slot.job, slot.slot, slot.holder))
+def note_attempt(tx: Tx, slot: Slot, error: str) -> None:
+    """Count a further attempt, and store the error of the one before."""
+    tx.execute(ATTEMPT, (slot.attempts, error, slot.job, slot.slot, slot.holder))
 
 
-def beat(connection: Tx, holder: str) -> None:
-    connection.execute(BEAT, (holder,))
+def beat(tx: Tx, holder: str) -> None:
+    tx.execute(BEAT, (holder,))
 
 
-def list_runs(connection: Tx, job_id: str | None, limit: int, offset: int) -> list[Slot]:
-    """Slots that are over, newest first."""
-    return [_slot(row) for row in connection.execute(RUNS, (job_id, limit, offset))]
+def list_runs(tx: Tx, job_id: str | None, limit: int, offset: int) -> list[Slot]:
+    """Return slots that have ended, newest first."""
+    return [_slot(row) for row in tx.execute(RUNS, (job_id, limit, offset))]
 
 
-def count_runs(connection: Tx, job_id: str | None) -> int:
-    row: Any = connection.execute(COUNT_RUNS, (job_id,)).fetchall()[0]
+def count_runs(tx: Tx, job_id: str | None) -> int:
+    row: Any = tx.execute(COUNT_RUNS, (job_id,)).fetchall()[0]
     return int(row[0])
 
 
-def latest_slots(connection: Tx, job_id: str, limit: int) -> list[Slot]:
-    return [_slot(row) for row in connection.execute(LATEST, (job_id, limit))]
+def latest_slots(tx: Tx, job_id: str, limit: int) -> list[Slot]:
+    return [_slot(row) for row in tx.execute(LATEST, (job_id, limit))]
 
 
-def latest_run(connection: Tx, job_id: str, *, other_than: int = -1) -> Slot | None:
-    """The last slot that ran, whatever came of it."""
-    return next((_slot(row) for row in connection.execute(LATEST_RUN, (job_id, other_than))), None)
+def latest_run(tx: Tx, job_id: str, *, other_than: int = -1) -> Slot | None:
+    """Return the last slot that ran, with any outcome."""
+    return next((_slot(row) for row in tx.execute(LATEST_RUN, (job_id, other_than))), None)
 
 
-def forget_unrun(connection: Tx, job_id: str, after: int) -> int:
-    """Drop the rows of slots after a moment that never ran: their time is still to come."""
-    connection.execute(UNRUN_AFTER, (job_id, after))
-    return connection.changes()
+def forget_unrun(tx: Tx, job_id: str, after: int) -> int:
+    """Delete the slots after a time that never ran, since they are still to come; return how many."""
+    tx.execute(UNRUN_AFTER, (job_id, after))
+    return tx.changes()
 
 
-def prune_history(connection: Tx, job_id: str, keep: int) -> None:
-    row: Any = connection.execute(SURPLUS, (job_id, keep)).fetchall()[0]
+def prune_history(tx: Tx, job_id: str, keep: int) -> None:
+    row: Any = tx.execute(SURPLUS, (job_id, keep)).fetchall()[0]
     newest, surplus = row
     if surplus:
-        connection.execute(PRUNE, (job_id, keep))
+        tx.execute(PRUNE, (job_id, keep))
     if newest is not None:
-        connection.execute(RAISE_FLOOR, (newest, job_id))
+        tx.execute(RAISE_FLOOR, (newest, job_id))
 
 
-def forget_orphans(connection: Tx, before: int, most: int) -> int:
-    """Drop runs that ended before a moment and whose job is gone; the others' history is bounded by their number."""
-    connection.execute(FORGET_ORPHANS, (before, most))
-    return connection.changes()
+def forget_orphans(tx: Tx, before: int, most: int) -> int:
+    """Delete runs of removed jobs that ended before a time; `prune_history` limits those of other jobs."""
+    tx.execute(FORGET_ORPHANS, (before, most))
+    return tx.changes()
 
 
 def _slot(row: Any) -> Slot:

@@ -1,4 +1,4 @@
-"""Calls that belong together: one request, many nodes. Each call has its own record; this says which they are."""
+"""Fan-outs: one request to many nodes. Each call has its own record; these tables group them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class FanOutRecord(msgspec.Struct, frozen=True):
     id: str
     tool: str
     credential: str
-    # Those that were meant when it began, in order.
+    # The nodes that were selected when it began, in order.
     nodes: list[str]
     created_at: int
 
 
-def begin_fanout(store: Tx, record: FanOutRecord, calls: Mapping[str, str]) -> None:
-    """Write a fan-out down with the calls it is about to make, by node."""
+def begin_fanout(tx: Tx, record: FanOutRecord, calls: Mapping[str, str]) -> None:
+    """Store a fan-out with the ids of the calls it is about to make, by node."""
     nodes = msgspec.json.encode(record.nodes)
-    store.execute(ADD, (record.id, record.tool, record.credential, nodes, record.created_at))
-    add_calls(store, record.id, calls)
+    tx.execute(ADD, (record.id, record.tool, record.credential, nodes, record.created_at))
+    add_calls(tx, record.id, calls)
     data = {"tool": record.tool, "nodes": record.nodes}
-    append_event(store, record.created_at, "fanout.started", record.id, data)
+    append_event(tx, record.created_at, "fanout.started", record.id, data)
 
 
-def add_calls(store: Tx, fanout: str, calls: Mapping[str, str]) -> None:
-    store.executemany(ADD_CALL, [(fanout, call_id) for call_id in calls.values()])
+def add_calls(tx: Tx, fanout: str, calls: Mapping[str, str]) -> None:
+    tx.executemany(ADD_CALL, [(fanout, call_id) for call_id in calls.values()])
 
 
-def fanout_nodes(store: Tx, fanout: str) -> list[str]:
-    """The nodes that a fan-out meant."""
-    rows: list[Any] = store.execute(NODES, (fanout,)).fetchall()
+def fanout_nodes(tx: Tx, fanout: str) -> list[str]:
+    """Return the nodes of a fan-out."""
+    rows: list[Any] = tx.execute(NODES, (fanout,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=list[str]) if rows else []
 
 
-def fanout_calls(store: Tx, fanout: str) -> set[str]:
-    """The ids of the calls of a fan-out; not all of them need have been made."""
-    return {str(row[0]) for row in store.execute(CALLS, (fanout,))}
+def fanout_calls(tx: Tx, fanout: str) -> set[str]:
+    """Return the ids of a fan-out's calls; some of them may never have been made."""
+    return {str(row[0]) for row in tx.execute(CALLS, (fanout,))}

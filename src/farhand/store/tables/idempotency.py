@@ -1,4 +1,4 @@
-"""Idempotency keys: for which call, or other request, each of them stands."""
+"""Idempotency keys, and the call or other request that each one belongs to."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 RELEASE: Final = "DELETE FROM idempotency WHERE credential = ? AND key = ? AND call_id = ?"
 
 
-def claim(connection: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
-    """Whose call this key stands for, with the hash of its body: ours if the key is new or older than a day."""
-    won = connection.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
-    return (call_id, body_hash) if won else claimed(connection, credential, key, body_hash, call_id, now)
+def claim(tx: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
+    """Return the call that owns a key, and the hash of its body: `call_id` if the key is new or older than a day."""
+    won = tx.execute(CLAIM, (credential, key, body_hash, call_id, now, IDEMPOTENCY_MS)).fetchall()
+    return (call_id, body_hash) if won else claimed(tx, credential, key, body_hash, call_id, now)
 
 
-def claimed(connection: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
-    """As `claim`, without claiming."""
-    held: list[Any] = connection.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
+def claimed(tx: Tx, credential: str, key: str, body_hash: bytes, call_id: str, now: int) -> tuple[str, bytes]:
+    """Return what `claim` would return, without claiming the key."""
+    held: list[Any] = tx.execute(CLAIMED, (credential, key, now - IDEMPOTENCY_MS)).fetchall()
     return held[0] if held else (call_id, body_hash)
 
 
-def claimed_below(connection: Tx, credential: str, beginning: str) -> dict[str, str]:
-    """The calls that a credential made under keys with this beginning: their ids, and the tool of each."""
-    rows: list[Any] = connection.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
+def claimed_below(tx: Tx, credential: str, beginning: str) -> dict[str, str]:
+    """Return the tool of each call that a credential made under keys with this prefix, by call id."""
+    rows: list[Any] = tx.execute(CLAIMED_BELOW, (credential, beginning, beginning + "\U0010ffff")).fetchall()
     return dict(rows)
 
 
-def release(connection: Tx, credential: str, key: str, request_id: str) -> None:
-    """A request that was refused does not use its key up."""
-    connection.execute(RELEASE, (credential, key, request_id))
+def release(tx: Tx, credential: str, key: str, request_id: str) -> None:
+    """Free the key of a request that was refused."""
+    tx.execute(RELEASE, (credential, key, request_id))
 
 
-def forget_keys(connection: Tx, now: int) -> None:
+def forget_keys(tx: Tx, now: int) -> None:
     """Remove the idempotency keys that are older than a day."""
-    connection.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
+    tx.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))

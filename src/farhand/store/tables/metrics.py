@@ -1,4 +1,4 @@
-"""How often and how long, for whoever watches over a gateway: counts kept while it runs, and counts of rows."""
+"""Counters for monitoring: histograms in memory, and numbers of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farhand.store.ports import Tx
 
 BUCKETS: Final = 40
 
-# Of tables that only grow, what is open: that has an index.
+# Of tables that only grow, count the open rows: those have an index.
 _ROWS: Final = {
     "runs": "SELECT state, count(*) FROM runs WHERE ended_at IS NULL GROUP BY state",
     "outbox": "SELECT state, count(*) FROM outbox WHERE ended_at IS NULL GROUP BY state",
@@ -20,12 +20,12 @@ _SESSIONS: Final = "SELECT count(*) FROM sessions"
 
 
 class Durations:
-    """Times, counted by their order of magnitude: one index and two additions for each."""
+    """A histogram of durations with buckets of powers of two."""
 
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        # How many took less than 2**index units, and not less than half of that.
+        # The number of durations from 2**(index - 1) to 2**index units.
         self.counts = [0] * BUCKETS
         self.total = 0.0
 
@@ -34,9 +34,9 @@ class Durations:
         self.total += units
 
 
-def count_rows(store: Tx) -> dict[str, dict[str, int]]:
-    """Rows by state, for each kind of thing that waits, runs or is on record."""
-    rows: dict[str, list[Any]] = {name: store.execute(text).fetchall() for name, text in _ROWS.items()}
+def count_rows(tx: Tx) -> dict[str, dict[str, int]]:
+    """Return the number of rows by state, for each kind of work."""
+    rows: dict[str, list[Any]] = {name: tx.execute(text).fetchall() for name, text in _ROWS.items()}
     found = {name: {str(state): int(count) for state, count in counted} for name, counted in rows.items()}
-    sessions: list[Any] = store.execute(_SESSIONS).fetchall()
+    sessions: list[Any] = tx.execute(_SESSIONS).fetchall()
     return {**found, "sessions": {"": int(sessions[0][0])}}

@@ -1,4 +1,4 @@
-"""The inventory: every node that ever joined, with what it said of itself."""
+"""Every node that has ever connected, with what it reported about itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORGET: Final = "DELETE FROM nodes WHERE node_id = ?"
 
 
 class NodeCard(msgspec.Struct, frozen=True):
-    """What a node said of itself, checked."""
+    """What a node reported about itself, validated."""
 
     node_id: str
     name: str
@@ -33,25 +33,25 @@ class NodeCard(msgspec.Struct, frozen=True):
     # Capabilities that are bound to this node, and those it announced that are bound to another.
     owned: list[str] = []
     refused: list[str] = []
-    # Names below its capabilities that were called with success, of a node that lists no tools.
+    # For a node that lists no tools: the names below its capabilities that were called successfully.
     learned: list[str] = []
 
 
-def save_node(connection: Tx, card: NodeCard, connected_at: int, last_seen: int) -> None:
-    connection.execute(SAVE, (card.node_id, msgspec.json.encode(card), connected_at, last_seen))
+def save_node(tx: Tx, card: NodeCard, connected_at: int, last_seen: int) -> None:
+    tx.execute(SAVE, (card.node_id, msgspec.json.encode(card), connected_at, last_seen))
 
 
-def node_seen(connection: Tx, node_id: str, last_seen: int) -> None:
-    connection.execute(SEEN, (last_seen, node_id))
+def node_seen(tx: Tx, node_id: str, last_seen: int) -> None:
+    tx.execute(SEEN, (last_seen, node_id))
 
 
-def forget_node(connection: Tx, node_id: str) -> None:
-    connection.execute(FORGET, (node_id,))
-    connection.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
+def forget_node(tx: Tx, node_id: str) -> None:
+    tx.execute(FORGET, (node_id,))
+    tx.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
 
 
-def all_nodes(connection: Tx) -> list[tuple[NodeCard, int, int]]:
+def all_nodes(tx: Tx) -> list[tuple[NodeCard, int, int]]:
     return [
         (msgspec.json.decode(info, type=NodeCard), connected_at, last_seen)
-        for info, connected_at, last_seen in connection.execute(ALL)
+        for info, connected_at, last_seen in tx.execute(ALL)
     ]

@@ -1,4 +1,4 @@
-"""Messages on their way to people: one row from acceptance until the one honest end, at most one per peer and id."""
+"""Messages to people: one row from acceptance to the end, at most one per peer and message id."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from farhand.store.ports import Tx
 
 
 class MessageState(StrEnum):
-    # Accepted; it is tried until the service takes it.
+    # Accepted; retried until the service takes it.
     WAITING = "waiting"
-    # Handed to the service, whose answer is not here yet.
+    # Handed to the service, which has not answered yet.
     SENDING = "sending"
     SENT = "sent"
     # The service refused it, or did not take it for days.
     FAILED = "failed"
-    # It may have been delivered; sending it again could deliver it twice.
+    # Possibly delivered; sending it again could deliver it twice.
     UNKNOWN = "unknown"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a message goes: somebody, or somewhere, on a channel."""
+    """The destination of a message: a person or a group on a channel."""
 
     channel: str
     account: str
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def lane(self) -> tuple[str, str, str]:
-        """Messages with the same are delivered in their order."""
+        """Messages with the same lane are delivered in order."""
         return self.channel, self.account, self.peer
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     account: str
     peer: str
     peer_kind: str
-    # The text, cut as the service takes it.
+    # The text, split to fit the limits of the service.
     parts: tuple[str, ...]
-    # Keys of objects that go with the last part.
+    # Keys of objects that are sent with the last part.
     media: tuple[str, ...] = ()
     reply_to: str | None = None
     agent_id: str
@@ -61,13 +61,13 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     next_at: int = 0
     error: str | None = None
-    # What the service calls it: its last part.
+    # The service's id of the last part.
     remote_id: str | None = None
     created_at: int
     ended_at: int | None = None
-    # The gateway that hands it to the service.
+    # The gateway that sends it.
     holder: str | None = None
-    # Grows while its holder lives.
+    # Increases while the holder is alive.
     beat: int = 0
 
     @property
@@ -76,7 +76,7 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AwaitedReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is to hear what comes of a run."""
+    """The place that gets the reply of a run."""
 
     run_id: str
     channel: str
@@ -126,31 +126,31 @@ FORGET_ANSWERED: Final = """
     DELETE FROM awaited_replies WHERE run_id IN (SELECT run_id FROM awaited_replies WHERE ended_at < ? LIMIT ?)"""
 
 
-def add_message(connection: Tx, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
-    """The message as it is kept, and whether it is new: the same id to the same peer is the same message."""
-    rows = connection.execute(ADD, [_value(getattr(record, name)) for name in _OUTBOX[1:]]).fetchall()
+def add_message(tx: Tx, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
+    """Store a message; return it and whether it is new: the same id to the same peer is the same message."""
+    rows = tx.execute(ADD, [_value(getattr(record, name)) for name in _OUTBOX[1:]]).fetchall()
     if rows:
         ((seq,),) = rows
-        kept = msgspec.structs.replace(record, seq=_number(seq))
-        _tell(connection, record.created_at, "message.queued", kept)
+        kept = msgspec.structs.replace(record, seq=int(seq))
+        _tell(tx, record.created_at, "message.queued", kept)
         return kept, True
-    found = connection.execute(SAME, (record.channel, record.account, record.peer, record.id)).fetchall()
+    found = tx.execute(SAME, (record.channel, record.account, record.peer, record.id)).fetchall()
     return _record(found[0]), False
 
 
-def claim_next(connection: Tx, lane: tuple[str, str, str], holder: str, now: int) -> tuple[OutboxRecord | None, bool]:
-    """The first open message of a lane, and whether it is the caller's to send now: of any number of gateways, one's.
+def claim_next(tx: Tx, lane: tuple[str, str, str], holder: str, now: int) -> tuple[OutboxRecord | None, bool]:
+    """Return the first open message of a lane, and whether the caller claimed it; only one gateway can.
 
-    It is nobody's while its time has not come or somebody has it, and those behind it wait.
+    While it is not due, or another gateway sends it, the messages behind it wait.
     """
-    rows = connection.execute(FIRST_OF_LANE, lane).fetchall()
+    rows = tx.execute(FIRST_OF_LANE, lane).fetchall()
     if not rows:
         return None, False
     record = _record(rows[0])
     if record.state is not MessageState.WAITING or record.next_at > now:
         return record, False
-    connection.execute(CLAIM, (holder, record.seq))
-    if not connection.changes():
+    tx.execute(CLAIM, (holder, record.seq))
+    if not tx.changes():
         return record, False
     claimed = msgspec.structs.replace(
         record, state=MessageState.SENDING, holder=holder, beat=0, attempts=record.attempts + 1
@@ -158,12 +158,12 @@ def claim_next(connection: Tx, lane: tuple[str, str, str], holder: str, now: int
     return claimed, True
 
 
-def save_message(connection: Tx, record: OutboxRecord, now: int) -> bool:
-    """Write down how far a message has come; False when it is not its holder's any more.
+def save_message(tx: Tx, record: OutboxRecord, now: int) -> bool:
+    """Store the progress of a message; return False if its holder has lost it.
 
-    An end that is written stays, except for one that others only supposed while the holder was silent.
+    A stored end is final, except for one that another gateway assumed while the holder was silent.
     """
-    connection.execute(
+    tx.execute(
         SAVE,
         (
             str(record.state),
@@ -176,140 +176,136 @@ def save_message(connection: Tx, record: OutboxRecord, now: int) -> bool:
             record.holder,
         ),
     )
-    if not connection.changes():
+    if not tx.changes():
         return False
     if record.ended_at is not None:
-        _tell(connection, now, f"message.{record.state.value}", record)
+        _tell(tx, now, f"message.{record.state.value}", record)
     return True
 
 
-def beat(connection: Tx, holder: str) -> None:
-    """Show that a gateway lives."""
-    connection.execute(BEAT, (holder,))
+def beat(tx: Tx, holder: str) -> None:
+    """Show that a gateway is alive."""
+    tx.execute(BEAT, (holder,))
 
 
-def take_from(connection: Tx, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:
-    """End what a vanished holder was sending as unknown, or have it sent again; False when the holder lives."""
+def take_from(tx: Tx, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:
+    """End the message of a vanished holder as unknown, or requeue it; return False if the holder is alive."""
     state, ended_at = (MessageState.WAITING, None) if repeat else (MessageState.UNKNOWN, now)
-    connection.execute(GIVE_UP, (str(state), reason, ended_at, record.seq, record.holder, record.beat))
-    if not connection.changes():
+    tx.execute(GIVE_UP, (str(state), reason, ended_at, record.seq, record.holder, record.beat))
+    if not tx.changes():
         return False
     if not repeat:
-        _tell(connection, now, "message.unknown", msgspec.structs.replace(record, error=reason))
+        _tell(tx, now, "message.unknown", msgspec.structs.replace(record, error=reason))
     return True
 
 
-def forget_ended(connection: Tx, before: int, most: int) -> int:
-    """Drop messages that ended before a moment, never one on its way; the newest stays: no number is given twice."""
-    connection.execute(FORGET, (before, most))
-    return connection.changes()
+def forget_ended(tx: Tx, before: int, most: int) -> int:
+    """Delete messages that ended before a time; the newest row stays, so that no number is used twice."""
+    tx.execute(FORGET, (before, most))
+    return tx.changes()
 
 
-def forget_answered(connection: Tx, before: int, most: int) -> int:
-    """Drop what is left of answers that were owed and given before a moment."""
-    connection.execute(FORGET_ANSWERED, (before, most))
-    return connection.changes()
+def forget_answered(tx: Tx, before: int, most: int) -> int:
+    """Delete awaited replies that were given before a time."""
+    tx.execute(FORGET_ANSWERED, (before, most))
+    return tx.changes()
 
 
-def reopen_message(connection: Tx, seq: int, now: int) -> bool:
-    """Have a message that failed tried again; False when it did not fail."""
-    connection.execute(REOPEN, (now, seq))
-    return bool(connection.changes())
+def reopen_message(tx: Tx, seq: int, now: int) -> bool:
+    """Requeue a failed message; return False if it has not failed."""
+    tx.execute(REOPEN, (now, seq))
+    return bool(tx.changes())
 
 
-def open_messages(connection: Tx) -> list[OutboxRecord]:
-    """In the order in which they were accepted."""
-    return [_record(row) for row in connection.execute(OPEN)]
+def open_messages(tx: Tx) -> list[OutboxRecord]:
+    """Return the open messages in the order of acceptance."""
+    return [_record(row) for row in tx.execute(OPEN)]
 
 
-def find_messages(connection: Tx, message_id: str) -> list[OutboxRecord]:
-    return [_record(row) for row in connection.execute(BY_ID, (message_id,))]
+def find_messages(tx: Tx, message_id: str) -> list[OutboxRecord]:
+    return [_record(row) for row in tx.execute(BY_ID, (message_id,))]
 
 
-def find_message(connection: Tx, seq: int) -> OutboxRecord | None:
-    return next((_record(row) for row in connection.execute(f"{_SELECT} WHERE seq = ?", (seq,))), None)
+def find_message(tx: Tx, seq: int) -> OutboxRecord | None:
+    return next((_record(row) for row in tx.execute(f"{_SELECT} WHERE seq = ?", (seq,))), None)
 
 
 def list_messages(
-    connection: Tx,
+    tx: Tx,
     *,
     limit: int,
     channel: str | None = None,
     peer: str | None = None,
     state: str | None = None,
 ) -> list[OutboxRecord]:
-    """Newest first."""
+    """Return messages, newest first."""
     wanted = {"channel": channel, "peer": peer, "state": state}
     given = {name: value for name, value in wanted.items() if value is not None}
     where = " AND ".join(f"{name} = ?" for name in given) or "1"
-    rows = connection.execute(f"{_SELECT} WHERE {where} ORDER BY seq DESC LIMIT ?", (*given.values(), limit))
+    rows = tx.execute(f"{_SELECT} WHERE {where} ORDER BY seq DESC LIMIT ?", (*given.values(), limit))
     return [_record(row) for row in rows]
 
 
-def count_open(connection: Tx) -> dict[tuple[str, str], int]:
-    """How many messages wait, by channel and account."""
-    rows = connection.execute("SELECT channel, account, count(*) FROM outbox WHERE ended_at IS NULL GROUP BY 1, 2")
-    return {(str(channel), str(account)): _number(count) for channel, account, count in rows}
+def count_open(tx: Tx) -> dict[tuple[str, str], int]:
+    """Return the number of open messages by channel and account."""
+    rows = tx.execute("SELECT channel, account, count(*) FROM outbox WHERE ended_at IS NULL GROUP BY 1, 2")
+    return {(str(channel), str(account)): int(count) for channel, account, count in rows}
 
 
-# -- who is answered ----------------------------------------------------------------------------------------
+# -- awaited replies ----------------------------------------------------------------------------------------
 
 
-def await_reply(connection: Tx, awaited: AwaitedReply) -> None:
-    connection.execute(
+def await_reply(tx: Tx, awaited: AwaitedReply) -> None:
+    tx.execute(
         f"INSERT OR REPLACE INTO awaited_replies ({', '.join(_AWAITED)}) VALUES ({', '.join('?' * len(_AWAITED))})",  # noqa: S608
         [getattr(awaited, name) for name in _AWAITED],
     )
 
 
-def end_awaited(connection: Tx, run_id: str, now: int) -> None:
-    connection.execute("UPDATE awaited_replies SET ended_at = ? WHERE run_id = ? AND ended_at IS NULL", (now, run_id))
+def end_awaited(tx: Tx, run_id: str, now: int) -> None:
+    tx.execute("UPDATE awaited_replies SET ended_at = ? WHERE run_id = ? AND ended_at IS NULL", (now, run_id))
 
 
-def forget_awaited(connection: Tx, run_id: str) -> None:
-    connection.execute("DELETE FROM awaited_replies WHERE run_id = ?", (run_id,))
+def forget_awaited(tx: Tx, run_id: str) -> None:
+    tx.execute("DELETE FROM awaited_replies WHERE run_id = ?", (run_id,))
 
 
-def find_awaited(connection: Tx, run_id: str) -> AwaitedReply | None:
-    rows = connection.execute(
+def find_awaited(tx: Tx, run_id: str) -> AwaitedReply | None:
+    rows = tx.execute(
         f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE run_id = ?",  # noqa: S608
         (run_id,),
     ).fetchall()
     return _awaited(rows[0]) if rows else None
 
 
-def open_awaited(connection: Tx) -> list[AwaitedReply]:
-    rows = connection.execute(
+def open_awaited(tx: Tx) -> list[AwaitedReply]:
+    rows = tx.execute(
         f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE ended_at IS NULL ORDER BY created_at"  # noqa: S608
     )
     return [_awaited(row) for row in rows]
 
 
-def note_active(connection: Tx, agent_id: str, place: Place, now: int) -> None:
-    """Remember who talked to an agent last."""
-    connection.execute(
+def note_active(tx: Tx, agent_id: str, place: Place, now: int) -> None:
+    """Store the place that an agent was last addressed from."""
+    tx.execute(
         """INSERT OR REPLACE INTO last_active (agent_id, channel, account, peer, peer_kind, at)
            VALUES (?, ?, ?, ?, ?, ?)""",
         (agent_id, place.channel, place.account, place.peer, place.peer_kind, now),
     )
 
 
-def last_active(connection: Tx, agent_id: str) -> Place | None:
-    rows = connection.execute(
+def last_active(tx: Tx, agent_id: str) -> Place | None:
+    rows = tx.execute(
         "SELECT channel, account, peer, peer_kind FROM last_active WHERE agent_id = ?", (agent_id,)
     ).fetchall()
     return Place(*(str(value) for value in rows[0])) if rows else None
 
 
-def _tell(connection: Tx, now: int, kind: str, record: OutboxRecord) -> None:
+def _tell(tx: Tx, now: int, kind: str, record: OutboxRecord) -> None:
     data: dict[str, Any] = {"channel": record.channel, "account": record.account, "to": record.peer}
     if record.error is not None:
         data["error"] = record.error
-    append_event(connection, now, kind, record.id, data)
-
-
-def _number(value: Any) -> int:
-    return int(value)
+    append_event(tx, now, kind, record.id, data)
 
 
 def _value(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""People who wrote on a channel and are not known there yet, and what the owner said about them."""
+"""Unknown senders on channels, and the owner's decision about each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     code: str
     state: PairingState = PairingState.PENDING
-    # Where the sender is answered.
+    # The peer to which replies go.
     peer: str
     first_text: str
     requested_at: int
@@ -35,30 +35,30 @@ _COLUMNS: Final = Pairing.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM pairings"  # noqa: S608
 
 
-def save_pairing(connection: Tx, pairing: Pairing) -> None:
-    connection.execute(
+def save_pairing(tx: Tx, pairing: Pairing) -> None:
+    tx.execute(
         f"INSERT OR REPLACE INTO pairings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",  # noqa: S608
         [str(value) if isinstance(value, StrEnum) else value for value in msgspec.structs.astuple(pairing)],
     )
     kind = "channel.pairing_requested" if pairing.decided_at is None else f"channel.pairing_{pairing.state.value}"
     data = {"channel": pairing.channel, "account": pairing.account, "sender": pairing.sender, "name": pairing.name}
-    append_event(connection, pairing.decided_at or pairing.requested_at, kind, pairing.sender, data)
+    append_event(tx, pairing.decided_at or pairing.requested_at, kind, pairing.sender, data)
 
 
-def find_pairing(connection: Tx, channel: str, account: str, sender: str) -> Pairing | None:
-    rows = connection.execute(
+def find_pairing(tx: Tx, channel: str, account: str, sender: str) -> Pairing | None:
+    rows = tx.execute(
         f"{_SELECT} WHERE channel = ? AND account = ? AND sender = ?", (channel, account, sender)
     ).fetchall()
     return _pairing(rows[0]) if rows else None
 
 
-def list_pairings(connection: Tx) -> list[Pairing]:
-    """Newest first."""
-    return [_pairing(row) for row in connection.execute(f"{_SELECT} ORDER BY requested_at DESC")]
+def list_pairings(tx: Tx) -> list[Pairing]:
+    """Return pairings, newest first."""
+    return [_pairing(row) for row in tx.execute(f"{_SELECT} ORDER BY requested_at DESC")]
 
 
-def forget_pairing(connection: Tx, pairing: Pairing) -> None:
-    connection.execute(
+def forget_pairing(tx: Tx, pairing: Pairing) -> None:
+    tx.execute(
         "DELETE FROM pairings WHERE channel = ? AND account = ? AND sender = ?",
         (pairing.channel, pairing.account, pairing.sender),
     )

@@ -1,6 +1,6 @@
-"""What a run asked its model, kept so that the run can be repeated: requests by digest, and what they were made of.
+"""The requests of runs to their models, for replay: stored by digest, beside the contents they refer to.
 
-A content (a prompt, a file in it, a tool's description) is kept once, however many runs used it.
+A content (a prompt, a file in it, the description of a tool) is stored once for all runs.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ DIGEST_BYTES: Final = 16
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """A time a run was taken up: after each restart once more."""
+    """One start of a run; each restart of the gateway adds one."""
 
     run_id: str
     attempt: int
     at: int
-    # The newest entry of the transcript when it began to think.
+    # The newest entry of the transcript at the start.
     last_entry: int
     settings: msgspec.Raw
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request to the model, and what came of it."""
+    """A request to the model, and the reply."""
 
     run_id: str
     number: int
     attempt: int
-    # Digest of the system prompt.
+    # The digest of the system prompt.
     prompt: bytes
-    # Messages beside it.
+    # The number of other messages.
     count: int
-    # Digest of these.
+    # The digest of the other messages.
     messages: bytes
-    # Digest of the tools offered: a list of the digests of their descriptions.
+    # The digest of the offered tools: of the list of digests of their descriptions.
     tools: bytes
-    # Of all that could be called then.
+    # The same of all tools that could be called.
     specs: bytes
-    # None: the run was stopped, or the gateway, before there was one.
+    # None if the run or the gateway was stopped before the reply.
     reply: msgspec.Raw | None
 
 
@@ -55,32 +55,32 @@ def digest(data: bytes) -> bytes:
     return blake3(data).digest(length=DIGEST_BYTES)
 
 
-def keep_contents(connection: Tx, contents: Iterable[bytes]) -> None:
-    connection.executemany(
+def keep_contents(tx: Tx, contents: Iterable[bytes]) -> None:
+    tx.executemany(
         "INSERT OR IGNORE INTO contents (digest, data) VALUES (?, ?)", ((digest(data), data) for data in contents)
     )
 
 
-def content(connection: Tx, digest: bytes) -> bytes:
-    """Raises KeyError for one that was not kept."""
-    rows: list[Any] = connection.execute("SELECT data FROM contents WHERE digest = ?", (digest,)).fetchall()
+def content(tx: Tx, digest: bytes) -> bytes:
+    """Return a content. Raises KeyError if it is not stored."""
+    rows: list[Any] = tx.execute("SELECT data FROM contents WHERE digest = ?", (digest,)).fetchall()
     if not rows:
         raise KeyError(digest.hex())
     data: bytes = rows[0][0]
     return data
 
 
-def add_attempt(connection: Tx, run_id: str, at: int, last_entry: int, settings: bytes) -> None:
-    connection.execute(
+def add_attempt(tx: Tx, run_id: str, at: int, last_entry: int, settings: bytes) -> None:
+    tx.execute(
         """INSERT INTO run_attempts (run_id, attempt, at, last_entry, settings)
            SELECT ?1, count(*) + 1, ?2, ?3, ?4 FROM run_attempts WHERE run_id = ?1""",
         (run_id, at, last_entry, settings),
     )
 
 
-def add_asked(connection: Tx, asked: Asked) -> None:
-    """The next request of a run; its number and attempt are found here."""
-    connection.execute(
+def add_asked(tx: Tx, asked: Asked) -> None:
+    """Store the next request of a run; its number and attempt are assigned here."""
+    tx.execute(
         """INSERT INTO asked (run_id, number, attempt, prompt, count, messages, tools, specs, reply)
            SELECT ?1, (SELECT count(*) + 1 FROM asked WHERE run_id = ?1),
                (SELECT count(*) FROM run_attempts WHERE run_id = ?1), ?2, ?3, ?4, ?5, ?6, ?7""",
@@ -96,16 +96,16 @@ def add_asked(connection: Tx, asked: Asked) -> None:
     )
 
 
-def attempts(connection: Tx, run_id: str) -> list[Attempt]:
-    rows: list[Any] = connection.execute(
+def attempts(tx: Tx, run_id: str) -> list[Attempt]:
+    rows: list[Any] = tx.execute(
         f"SELECT {', '.join(_ATTEMPT)} FROM run_attempts WHERE run_id = ? ORDER BY attempt",  # noqa: S608
         (run_id,),
     ).fetchall()
     return [Attempt(row[0], row[1], row[2], row[3], msgspec.Raw(row[4])) for row in rows]
 
 
-def asked(connection: Tx, run_id: str) -> list[Asked]:
-    rows: list[Any] = connection.execute(
+def asked(tx: Tx, run_id: str) -> list[Asked]:
+    rows: list[Any] = tx.execute(
         f"SELECT {', '.join(_ASKED)} FROM asked WHERE run_id = ? ORDER BY number",  # noqa: S608
         (run_id,),
     ).fetchall()

@@ -1,7 +1,7 @@
 """Sessions, their transcripts and their runs.
 
-A transcript only grows: a new beginning or a summary is one more row, and everything said before stays to be read.
-A run is what one message to a session set going; a message that joined the run of another one shares its end.
+Transcripts are append-only: a new conversation or a summary is one more row, and earlier rows stay readable.
+A run is the work on one message to a session; a message that joined the run of another one shares its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farhand.store.ports import Tx
 class RunState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
-    # Its message was taken up by another run of the session, and ends with that.
+    # Its message joined another run of the session, and ends with it.
     JOINED = "joined"
     OK = "ok"
     STOPPED = "stopped"
@@ -33,37 +33,37 @@ OPEN_STATES: Final = (RunState.QUEUED, RunState.RUNNING, RunState.JOINED)
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the sessions. Tokens and cost add up over its whole life, sub-agents included."""
+    """A session. Tokens and cost are totals over its lifetime, sub-agents included."""
 
     key: str
-    # Names the present conversation; a new beginning has another.
+    # The id of the current conversation.
     id: str
     agent_id: str
     # `chat`, `child` (of a sub-agent), `cron` (of a scheduled task) or `once` (its client keeps the conversation).
     kind: str = "chat"
     parent_key: str | None = None
     title: str = ""
-    # Chosen for this session instead of the agent's.
+    # Overrides the agent's setting.
     model: str | None = None
     thinking: str | None = None
-    # Where its last message from a person came from, so that an answer finds the way back.
+    # The place of the last message from a person, to which answers go.
     channel: msgspec.Raw | None = None
     previous_ids: tuple[str, ...] = ()
     created_at: int
     updated_at: int
-    # Of the present conversation.
+    # Of the current conversation.
     messages: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost: float = 0.0
-    # How full the model's context was after its last reply.
+    # The size of the model's context after its last reply.
     context_tokens: int = 0
     compactions: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a transcript."""
+    """An entry of a transcript."""
 
     seq: int = 0
     session_key: str
@@ -76,18 +76,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost: float = 0.0
-    # Of a summary: it stands for everything before the entry with this number.
+    # For a summary: it replaces all entries before this number.
     keeps_from: int | None = None
 
 
 class _Role(msgspec.Struct, frozen=True):
-    """Who speaks in a message; the rest of it is not read here."""
+    """The role of a message."""
 
     role: str
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the runs."""
+    """A run."""
 
     id: str
     session_key: str
@@ -110,11 +110,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     cost: float = 0.0
-    # Why the model said no more, where the run has a reply.
+    # Why the model stopped, if the run has a reply.
     finish_reason: str | None = None
-    # Calls that are left to whoever asked.
+    # Calls that the client has to carry out.
     handed: msgspec.Raw | None = None
-    # The credential on whose behalf the run acts, whole; None in rows of earlier versions.
+    # The credential on whose behalf the run acts; None in rows of earlier versions.
     asker: msgspec.Raw | None = None
 
 
@@ -151,31 +151,31 @@ OWN: Final = """EXISTS (SELECT 1 FROM runs WHERE credential = ? AND session_key 
     AND NOT EXISTS (SELECT 1 FROM runs WHERE session_key = key AND credential <> ?)"""
 
 
-def add_session(connection: Tx, record: SessionRecord) -> SessionRecord:
-    """The session of that key: this one if there was none."""
+def add_session(tx: Tx, record: SessionRecord) -> SessionRecord:
+    """Add a session unless its key exists; return the stored one."""
     values = [_value(getattr(record, name)) for name in _SESSION]
-    connection.execute(ADD_SESSION, values)
-    if connection.changes():
+    tx.execute(ADD_SESSION, values)
+    if tx.changes():
         append_event(
-            connection,
+            tx,
             record.created_at,
             "session.created",
             record.key,
             {"agent": record.agent_id, "kind": record.kind},
         )
         return record
-    found = find_session(connection, record.key)
+    found = find_session(tx, record.key)
     assert found is not None
     return found
 
 
-def find_session(connection: Tx, key: str) -> SessionRecord | None:
-    rows = connection.execute(ONE_SESSION, (key,)).fetchall()
+def find_session(tx: Tx, key: str) -> SessionRecord | None:
+    rows = tx.execute(ONE_SESSION, (key,)).fetchall()
     return _session(rows[0]) if rows else None
 
 
 def list_sessions(
-    connection: Tx,
+    tx: Tx,
     *,
     limit: int,
     offset: int = 0,
@@ -184,9 +184,9 @@ def list_sessions(
     parent_key: str | None = None,
     own_to: str | None = None,
 ) -> tuple[list[SessionRecord], int]:
-    """A page of sessions by their last activity, or by their age, and how many there are.
+    """Return a page of sessions, by last activity or by age, and the total number.
 
-    `own_to`: only those all of whose runs act on behalf of this credential.
+    `own_to`: only sessions whose runs all act on behalf of this credential.
     """
     where = f"kind IN ({', '.join('?' * len(kinds))})"
     values: list[Any] = [*kinds]
@@ -197,23 +197,23 @@ def list_sessions(
         where += f" AND {OWN}"
         values += [own_to, own_to]
     order = "created_at, key" if oldest_first else "updated_at DESC, key"
-    rows = connection.execute(
+    rows = tx.execute(
         f"{_select(_SESSION, 'sessions')} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
     ).fetchall()
-    ((count,),) = connection.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608
+    ((count,),) = tx.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608
     return [_session(row) for row in rows], _number(count)
 
 
-def change_session(connection: Tx, key: str, **values: Any) -> None:
+def change_session(tx: Tx, key: str, **values: Any) -> None:
     columns = ", ".join(f"{name} = ?" for name in values)
-    connection.execute(
+    tx.execute(
         f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608
         (*(_value(value) for value in values.values()), key),
     )
 
 
-def begin_anew(connection: Tx, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
-    """A new conversation under the same key; the old one stays, under its own id."""
+def begin_anew(tx: Tx, record: SessionRecord, new_id: str, now: int) -> SessionRecord:
+    """Begin a new conversation under the same key; the old one stays readable by its id."""
     fresh = msgspec.structs.replace(
         record,
         id=new_id,
@@ -224,19 +224,19 @@ def begin_anew(connection: Tx, record: SessionRecord, new_id: str, now: int) -> 
         updated_at=now,
     )
     names = ("id", "previous_ids", "title", "messages", "context_tokens", "updated_at")
-    change_session(connection, record.key, **{name: getattr(fresh, name) for name in names})
-    append_event(connection, now, "session.reset", record.key, {"previous": record.id})
+    change_session(tx, record.key, **{name: getattr(fresh, name) for name in names})
+    append_event(tx, now, "session.reset", record.key, {"previous": record.id})
     return fresh
 
 
-# -- the transcript -----------------------------------------------------------------------------------------
+# -- transcripts -----------------------------------------------------------------------------------------
 
 
-def append_entry(connection: Tx, entry: Entry, *, context_tokens: int | None = None) -> int:
-    """Add to a transcript and to its session's counts; the entry's number."""
-    seq = _add_entry(connection, entry)
+def append_entry(tx: Tx, entry: Entry, *, context_tokens: int | None = None) -> int:
+    """Append to a transcript, update the counts of its session, and return the entry's number."""
+    seq = _add_entry(tx, entry)
     count_usage(
-        connection,
+        tx,
         entry.session_key,
         entry.at,
         messages=int(entry.keeps_from is None),
@@ -246,33 +246,33 @@ def append_entry(connection: Tx, entry: Entry, *, context_tokens: int | None = N
         cost=entry.cost,
     )
     if context_tokens is not None:
-        change_session(connection, entry.session_key, context_tokens=context_tokens)
+        change_session(tx, entry.session_key, context_tokens=context_tokens)
     return seq
 
 
-def _add_entry(connection: Tx, entry: Entry) -> int:
+def _add_entry(tx: Tx, entry: Entry) -> int:
     values = [_value(getattr(entry, name)) for name in _ENTRY[1:]]
-    ((seq,),) = connection.execute(ADD_ENTRY, values).fetchall()
+    ((seq,),) = tx.execute(ADD_ENTRY, values).fetchall()
     role = msgspec.json.decode(entry.message, type=_Role).role
     data = {"seq": seq, "role": role if entry.keeps_from is None else "summary"}
     if entry.run_id is not None:
         data["run"] = entry.run_id
-    append_event(connection, entry.at, "message.added", entry.session_key, data, packed((seq, *values)))
+    append_event(tx, entry.at, "message.added", entry.session_key, data, packed((seq, *values)))
     return _number(seq)
 
 
-def copy_entry(connection: Tx, entry: Entry, now: int) -> int:
-    """Add to a transcript what was said, and paid for, elsewhere; the entry's number."""
-    seq = _add_entry(connection, entry)
+def copy_entry(tx: Tx, entry: Entry, now: int) -> int:
+    """Append a copy of an entry of another session, without its cost, and return its number."""
+    seq = _add_entry(tx, entry)
     if entry.keeps_from is None:
-        count_usage(connection, entry.session_key, now, messages=1)
+        count_usage(tx, entry.session_key, now, messages=1)
     else:
-        count_compaction(connection, entry.session_key)
+        count_compaction(tx, entry.session_key)
     return seq
 
 
 def count_usage(
-    connection: Tx,
+    tx: Tx,
     key: str,
     now: int,
     *,
@@ -282,34 +282,34 @@ def count_usage(
     cached_tokens: int = 0,
     cost: float = 0.0,
 ) -> None:
-    connection.execute(COUNTED, (messages, prompt_tokens, completion_tokens, cached_tokens, cost, now, key))
+    tx.execute(COUNTED, (messages, prompt_tokens, completion_tokens, cached_tokens, cost, now, key))
 
 
-def count_compaction(connection: Tx, key: str) -> None:
-    connection.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
+def count_compaction(tx: Tx, key: str) -> None:
+    tx.execute("UPDATE sessions SET compactions = compactions + 1 WHERE key = ?", (key,))
 
 
-def conversation(connection: Tx, key: str, session_id: str, last: int | None = None) -> list[Entry]:
-    """What the model is shown: the newest summary, if there is one, and what it left standing; oldest first.
+def conversation(tx: Tx, key: str, session_id: str, last: int | None = None) -> list[Entry]:
+    """Return what the model sees: the newest summary, if any, and the entries it does not replace; oldest first.
 
-    `last`: as it was when that was the newest entry.
+    `last`: as of this entry.
     """
     values: tuple[Any, ...] = (key, session_id, NEWEST if last is None else last)
-    summaries = connection.execute(LAST_SUMMARY, values).fetchall()
+    summaries = tx.execute(LAST_SUMMARY, values).fetchall()
     where = "session_key = ? AND session_id = ? AND seq <= ? AND keeps_from IS NULL"
     found: list[Entry] = []
     if summaries:
         seq, keeps_from = summaries[0]
-        found = [_entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,))]
+        found = [_entry(row) for row in tx.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,))]
         where += " AND seq >= ?"
         values += (keeps_from,)
     return found + [
-        _entry(row) for row in connection.execute(f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq", values)
+        _entry(row) for row in tx.execute(f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq", values)
     ]
 
 
 def history(
-    connection: Tx,
+    tx: Tx,
     key: str,
     *,
     limit: int,
@@ -318,9 +318,9 @@ def history(
     session_id: str | None = None,
     most_bytes: int = MOST_HISTORY_BYTES,
 ) -> list[Entry]:
-    """The newest `limit` entries, oldest first; `offset` skips that many of the newest. Without `session_id`: all.
+    """Return the newest `limit` entries after skipping `offset`, oldest first.
 
-    There are fewer once their messages have more than `most_bytes`.
+    Without `session_id`, of all conversations. Fewer are returned if their messages exceed `most_bytes`.
     """
     where, values = "session_key = ?", [key]
     if session_id is not None:
@@ -331,7 +331,7 @@ def history(
         values.append(before)  # type: ignore[arg-type]
     found: list[Entry] = []
     size = 0
-    for row in connection.execute(
+    for row in tx.execute(
         f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
     ):
         found.append(_entry(row))
@@ -341,45 +341,43 @@ def history(
     return found[::-1]
 
 
-def find_entry(connection: Tx, seq: int) -> Entry | None:
-    rows = connection.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
+def find_entry(tx: Tx, seq: int) -> Entry | None:
+    rows = tx.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
     return _entry(rows[0]) if rows else None
 
 
-def entry_by(connection: Tx, key: str, event: int, at: int) -> Entry | None:
-    """The newest entry of a session when an event was written, which was at that time."""
-    rows: list[Any] = connection.execute(
+def entry_by(tx: Tx, key: str, event: int, at: int) -> Entry | None:
+    """Return the newest entry of a session at an event, which was written at the time `at`."""
+    rows: list[Any] = tx.execute(
         "SELECT data FROM events WHERE id <= ? AND kind = 'message.added' AND subject = ? ORDER BY id DESC LIMIT 1",
         (event, key),
     ).fetchall()
     if rows:
-        return find_entry(connection, msgspec.json.decode(rows[0][0])["seq"])
-    rows = connection.execute(  # entries that are older than the events which tell of them
+        return find_entry(tx, msgspec.json.decode(rows[0][0])["seq"])
+    rows = tx.execute(  # entries that are older than the events which tell of them
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
     ).fetchall()
     return _entry(rows[0]) if rows else None
 
 
-def entries_after(connection: Tx, key: str, seq: int) -> list[Entry]:
-    """Every entry of a session behind one, whichever conversation it is of."""
-    rows = connection.execute(
-        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq)
-    )
+def entries_after(tx: Tx, key: str, seq: int) -> list[Entry]:
+    """Return all entries of a session after one, of any conversation."""
+    rows = tx.execute(f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq))
     return [_entry(row) for row in rows]
 
 
-def transcript_bytes(connection: Tx, key: str, session_id: str, last: int) -> int:
-    """The size of the messages of a conversation up to an entry."""
-    ((size,),) = connection.execute(
+def transcript_bytes(tx: Tx, key: str, session_id: str, last: int) -> int:
+    """Return the size of a conversation's messages up to an entry."""
+    ((size,),) = tx.execute(
         "SELECT coalesce(sum(length(message)), 0) FROM entries WHERE session_key = ? AND session_id = ? AND seq <= ?",
         (key, session_id, last),
     ).fetchall()
     return _number(size)
 
 
-def transcript(connection: Tx, key: str, session_id: str, last: int) -> list[Entry]:
-    """Every entry of a conversation up to one, summaries included; oldest first."""
-    rows = connection.execute(
+def transcript(tx: Tx, key: str, session_id: str, last: int) -> list[Entry]:
+    """Return all entries of a conversation up to one, summaries included; oldest first."""
+    rows = tx.execute(
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq",
         (key, session_id, last),
     )
@@ -389,88 +387,84 @@ def transcript(connection: Tx, key: str, session_id: str, last: int) -> list[Ent
 # -- runs ---------------------------------------------------------------------------------------------------
 
 
-def is_own(connection: Tx, key: str, credential: str) -> bool:
-    """Whether a session has runs, and all of them act on behalf of a credential."""
-    rows = connection.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
+def is_own(tx: Tx, key: str, credential: str) -> bool:
+    """Return whether a session has runs, all of them on behalf of a credential."""
+    rows = tx.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
     return bool(rows.fetchall())
 
 
-def is_unused(connection: Tx, key: str) -> bool:
-    """Whether nothing was ever said in a session."""
+def is_unused(tx: Tx, key: str) -> bool:
+    """Return whether a session has never had a run."""
     used = "SELECT 1 FROM runs WHERE session_key = ? UNION ALL SELECT 1 FROM entries WHERE session_key = ? LIMIT 1"
-    return not connection.execute(used, (key, key)).fetchall()
+    return not tx.execute(used, (key, key)).fetchall()
 
 
-def first_credential(connection: Tx, key: str) -> str | None:
-    """Whose message began a session."""
-    row = connection.execute(
-        "SELECT credential FROM runs WHERE session_key = ? ORDER BY seq LIMIT 1", (key,)
-    ).fetchone()
+def first_credential(tx: Tx, key: str) -> str | None:
+    """Return the credential of a session's first message."""
+    row = tx.execute("SELECT credential FROM runs WHERE session_key = ? ORDER BY seq LIMIT 1", (key,)).fetchone()
     return None if row is None else str(row[0])
 
 
-def add_run(connection: Tx, run: RunRecord) -> None:
-    connection.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
-    append_event(connection, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
+def add_run(tx: Tx, run: RunRecord) -> None:
+    tx.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
+    append_event(tx, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
 
 
-def find_run(connection: Tx, run_id: str) -> RunRecord | None:
-    rows = connection.execute(ONE_RUN, (run_id,)).fetchall()
+def find_run(tx: Tx, run_id: str) -> RunRecord | None:
+    rows = tx.execute(ONE_RUN, (run_id,)).fetchall()
     return _run(rows[0]) if rows else None
 
 
-def open_runs(connection: Tx) -> list[RunRecord]:
-    """In the order in which their messages came."""
-    return [_run(row) for row in connection.execute(OPEN_RUNS)]
+def open_runs(tx: Tx) -> list[RunRecord]:
+    """Return the open runs in the order of their messages."""
+    return [_run(row) for row in tx.execute(OPEN_RUNS)]
 
 
-def list_runs(connection: Tx, key: str, limit: int) -> list[RunRecord]:
-    """Newest first."""
-    rows = connection.execute(
+def list_runs(tx: Tx, key: str, limit: int) -> list[RunRecord]:
+    """Return runs, newest first."""
+    rows = tx.execute(
         f"{_select(_RUN, 'runs')} WHERE session_key = ? ORDER BY seq DESC LIMIT ?", (key, limit)
     ).fetchall()
     return [_run(row) for row in rows]
 
 
-def hands_over(connection: Tx, key: str) -> bool:
-    """Whether a run of this session has ever left calls to its client."""
-    rows = connection.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
+def hands_over(tx: Tx, key: str) -> bool:
+    """Return whether a run of the session has ever left calls to its client."""
+    rows = tx.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
     return bool(rows.fetchall())
 
 
-def start_run(connection: Tx, run_id: str, now: int) -> None:
-    connection.execute(
+def start_run(tx: Tx, run_id: str, now: int) -> None:
+    tx.execute(
         "UPDATE runs SET state = 'running', started_at = coalesce(started_at, ?), attempts = attempts + 1 WHERE id = ?",
         (now, run_id),
     )
-    append_event(connection, now, "run.started", run_id, {})
+    append_event(tx, now, "run.started", run_id, {})
 
 
-def got_on(connection: Tx, run_id: str) -> None:
-    """A run that gets on is not one that ends the gateway each time it is taken up."""
-    connection.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
+def got_on(tx: Tx, run_id: str) -> None:
+    """Reset the attempts of a run that makes progress: it is not one that crashes the gateway."""
+    tx.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
 
 
-def forgive_attempts(connection: Tx) -> None:
-    """The gateway is stopped on purpose: that is not held against the runs under way."""
-    connection.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
+def forgive_attempts(tx: Tx) -> None:
+    """Reset the attempts of all open runs, since the gateway is stopped on purpose."""
+    tx.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
 
 
-def joined_to(connection: Tx, run_id: str) -> list[str]:
-    """The runs whose messages this one took up."""
-    return [str(row[0]) for row in connection.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
+def joined_to(tx: Tx, run_id: str) -> list[str]:
+    """Return the runs that joined this one."""
+    return [str(row[0]) for row in tx.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
 
 
-def join_run(connection: Tx, run_id: str, to: str, now: int) -> None:
-    connection.execute(
-        "UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id)
-    )
-    append_event(connection, now, "run.joined", run_id, {"to": to})
+def join_run(tx: Tx, run_id: str, to: str, now: int) -> None:
+    tx.execute("UPDATE runs SET state = 'joined', joined_to = ?, started_at = ? WHERE id = ?", (to, now, run_id))
+    append_event(tx, now, "run.joined", run_id, {"to": to})
 
 
-def end_run(connection: Tx, run: RunRecord) -> None:
-    """Write down how a run ended, for itself and for those that joined it. An end that is written stays."""
-    connection.execute(
+def end_run(tx: Tx, run: RunRecord) -> None:
+    """Store the end of a run and of those that joined it. A stored end is final."""
+    tx.execute(
         """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,
                prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?, finish_reason = ?, handed = ?
            WHERE id = ? AND ended_at IS NULL""",
@@ -490,9 +484,9 @@ def end_run(connection: Tx, run: RunRecord) -> None:
             run.id,
         ),
     )
-    if not connection.changes():
+    if not tx.changes():
         return
-    connection.execute(
+    tx.execute(
         """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, finish_reason = ?
            WHERE joined_to = ? AND ended_at IS NULL""",
         (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.finish_reason, run.id),
@@ -500,7 +494,7 @@ def end_run(connection: Tx, run: RunRecord) -> None:
     data: dict[str, Any] = {"session": run.session_key, "state": str(run.state)}
     if run.error_kind is not None:
         data["error"] = {"kind": run.error_kind, "message": run.error_message}
-    append_event(connection, run.ended_at or run.created_at, "run.ended", run.id, data)
+    append_event(tx, run.ended_at or run.created_at, "run.ended", run.id, data)
 
 
 def _number(value: Any) -> int:

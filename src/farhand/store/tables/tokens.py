@@ -1,4 +1,4 @@
-"""Credentials, kept as hashes: a copy of the store lets nobody in."""
+"""Tokens, stored as hashes, so that a copy of the store grants no access."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key)
 class Token(msgspec.Struct, frozen=True):
     id: str
     hash: bytes
-    # Words separated by spaces.
+    # Separated by spaces.
     scopes: str
     node_id: str | None
     label: str
     created_at: int
     revoked_at: int | None = None
-    # Patterns of the tools it is for, separated by spaces; empty: all.
+    # Patterns of allowed tools, separated by spaces; empty: all.
     tools: str = ""
-    # Nodes it is for, separated by spaces; empty: all.
+    # Allowed nodes, separated by spaces; empty: all.
     nodes: str = ""
     expires_at: int | None = None
-    # Of a node that logs in by its key: then there is no secret, here or anywhere but on that node.
+    # The public key of a node that authenticates by its key; there is no shared secret then.
     public_key: bytes | None = None
     last_used_at: int | None = None
     # The credential that made it.
@@ -55,33 +55,33 @@ class Token(msgspec.Struct, frozen=True):
 
 
 def token_hash(secret: str) -> bytes:
-    # 256 random bits need no slow hash; a fast one cannot be searched either.
+    # A secret of 256 random bits cannot be guessed, so that a fast hash is enough.
     return hashlib.sha256(secret.encode()).digest()
 
 
-def add_token(connection: Tx, token: Token) -> None:
-    connection.execute(ADD, msgspec.structs.astuple(token))
+def add_token(tx: Tx, token: Token) -> None:
+    tx.execute(ADD, msgspec.structs.astuple(token))
 
 
-def revoke_tokens(connection: Tx, token_ids: Iterable[str], at: int = 0) -> None:
+def revoke_tokens(tx: Tx, token_ids: Iterable[str], at: int = 0) -> None:
     """Revoke these tokens and those that a revoked token made. Without `at`, the time of the revocation is unknown."""
-    connection.executemany(REVOKE, [(at, token_id) for token_id in token_ids])
-    connection.execute(REVOKE_DESCENDANTS)
+    tx.executemany(REVOKE, [(at, token_id) for token_id in token_ids])
+    tx.execute(REVOKE_DESCENDANTS)
 
 
-def tokens_used(connection: Tx, used: Mapping[str, int]) -> None:
-    """When tokens were used, by their ids."""
-    connection.executemany(USED, [(at, token_id) for token_id, at in used.items()])
+def tokens_used(tx: Tx, used: Mapping[str, int]) -> None:
+    """Store the last use of tokens, by id."""
+    tx.executemany(USED, [(at, token_id) for token_id, at in used.items()])
 
 
-def all_tokens(connection: Tx) -> list[Token]:
-    return [Token(*row) for row in connection.execute(ALL)]
+def all_tokens(tx: Tx) -> list[Token]:
+    return [Token(*row) for row in tx.execute(ALL)]
 
 
-def get_meta(connection: Tx, key: str) -> str | None:
-    rows = connection.execute(META, (key,)).fetchall()
+def get_meta(tx: Tx, key: str) -> str | None:
+    rows = tx.execute(META, (key,)).fetchall()
     return str(rows[0][0]) if rows else None
 
 
-def set_meta(connection: Tx, key: str, value: str) -> None:
-    connection.execute(SET_META, (key, value))
+def set_meta(tx: Tx, key: str, value: str) -> None:
+    tx.execute(SET_META, (key, value))

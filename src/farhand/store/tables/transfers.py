@@ -1,4 +1,4 @@
-"""The record of every transfer: one row from its start until its one honest end."""
+"""Transfers: one row each, from start to end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TransferState(StrEnum):
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the record."""
+    """A transfer."""
 
     id: str
     source: str
@@ -50,15 +50,15 @@ OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 NEWEST: Final = f"{_SELECT} ORDER BY seq DESC LIMIT ?"
 
 
-def begin_transfer(connection: Tx, record: TransferRecord) -> None:
-    connection.execute(INSERT, _values(record))
+def begin_transfer(tx: Tx, record: TransferRecord) -> None:
+    tx.execute(INSERT, _values(record))
     data = {"source": record.source, "destination": record.destination}
-    append_event(connection, record.created_at, "transfer.started", record.id, data)
+    append_event(tx, record.created_at, "transfer.started", record.id, data)
 
 
-def save_transfer(connection: Tx, record: TransferRecord, now: int) -> bool:
-    """Write down how far a transfer has come, or how it ended; False when its end is already written."""
-    connection.execute(
+def save_transfer(tx: Tx, record: TransferRecord, now: int) -> bool:
+    """Store the progress or the end of a transfer; return False if it has ended already."""
+    tx.execute(
         UPDATE,
         (
             str(record.state),
@@ -72,7 +72,7 @@ def save_transfer(connection: Tx, record: TransferRecord, now: int) -> bool:
             record.id,
         ),
     )
-    if not connection.changes():
+    if not tx.changes():
         return False
     data: dict[str, Any] = {
         "source": record.source,
@@ -82,26 +82,26 @@ def save_transfer(connection: Tx, record: TransferRecord, now: int) -> bool:
         "files": record.files,
     }
     if record.ended_at is None:
-        append_event(connection, now, "transfer.progress", record.id, data)
+        append_event(tx, now, "transfer.progress", record.id, data)
         return True
     data["state"] = str(record.state)
     if record.error_kind is not None:
         data["error"] = {"kind": record.error_kind, "message": record.error_message}
-    append_event(connection, now, "transfer.ended", record.id, data)
+    append_event(tx, now, "transfer.ended", record.id, data)
     return True
 
 
-def find_transfer(connection: Tx, transfer_id: str) -> TransferRecord | None:
-    rows = connection.execute(ONE, (transfer_id,)).fetchall()
+def find_transfer(tx: Tx, transfer_id: str) -> TransferRecord | None:
+    rows = tx.execute(ONE, (transfer_id,)).fetchall()
     return _record(rows[0]) if rows else None
 
 
-def open_transfers(connection: Tx) -> list[TransferRecord]:
-    return [_record(row) for row in connection.execute(OPEN)]
+def open_transfers(tx: Tx) -> list[TransferRecord]:
+    return [_record(row) for row in tx.execute(OPEN)]
 
 
-def newest_transfers(connection: Tx, limit: int) -> list[TransferRecord]:
-    return [_record(row) for row in connection.execute(NEWEST, (limit,))]
+def newest_transfers(tx: Tx, limit: int) -> list[TransferRecord]:
+    return [_record(row) for row in tx.execute(NEWEST, (limit,))]
 
 
 def _values(record: TransferRecord) -> tuple[Any, ...]:

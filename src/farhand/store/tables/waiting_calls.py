@@ -1,7 +1,6 @@
-"""Calls that wait before anything of them leaves the gateway, and the approvals some of them wait for.
+"""Calls that wait before they are sent, and the approvals that some of them wait for.
 
-A waiting call's row says `waiting`. It stops waiting in two ways only: by
-`start_waiting`, or by its end.
+A waiting call has the state `waiting` until `start_waiting` or its end.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ Why = Literal["approval", "node"]
 
 
 class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the call's own row does not tell, and its start needs."""
+    """What starting a waiting call needs beside its own row."""
 
     call_id: str
     why: Why
-    # The caller's, as it was then.
+    # The caller's principal when the call was made.
     credential: msgspec.Raw
     origins: str
-    # How long it may run.
+    # The time limit of the call itself.
     timeout_ms: int
-    # Of a call that waits for its node: the moment until which it may start.
+    # For a call that waits for its node: the latest time to start.
     before: int | None = None
-    # Of a call that waits to be approved: which rule wants that.
+    # For a call that waits for approval: the rule that requires it.
     rule: str = ""
 
 
@@ -44,22 +43,22 @@ class ApprovalState(StrEnum):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to the owner: exactly what would run, under one hash."""
+    """A request for approval of exactly one call, identified by a hash."""
 
     id: str
     call_id: str
     hash: str
     rule: str
-    # Of the rule.
+    # The reason given by the rule.
     reason: str = ""
-    # What is asked, as it is shown, and what it was made from.
+    # What is shown to the approver, and what it was made from.
     request: msgspec.Raw
     asked_at: int
     deadline_at: int
     state: ApprovalState = ApprovalState.PENDING
     decided_by: str | None = None
     decided_at: int | None = None
-    # What whoever decided said to it.
+    # The approver's remark.
     remark: str | None = None
 
 
@@ -82,96 +81,96 @@ LIST_PENDING: Final = (
 ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
-def begin_waiting(connection: Tx, record: CallRecord, row: WaitingRow) -> None:
-    """Write a call down that waits."""
-    calls.begin(connection, record)
-    _insert(connection, row)
+def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
+    """Store a waiting call."""
+    calls.begin(tx, record)
+    _insert(tx, row)
 
 
-def start_waiting(connection: Tx, record: CallRecord, now: int) -> bool:
-    """The call waits no longer, and may be sent; False when it waits no longer for another reason. Once only."""
-    if not calls.start(connection, record, now):
+def start_waiting(tx: Tx, record: CallRecord, now: int) -> bool:
+    """Mark a waiting call as running, so that it may be sent; return False if it no longer waits."""
+    if not calls.start(tx, record, now):
         return False
-    connection.execute(REMOVE, (record.id,))
+    tx.execute(REMOVE, (record.id,))
     return True
 
 
-def hold_waiting(connection: Tx, record: CallRecord, row: WaitingRow, now: int) -> None:
-    """The call waits for something else now."""
-    calls.hold(connection, record)
-    _insert(connection, row)
-    append_event(connection, now, "call.waiting", record.id, {"tool": record.tool, "why": row.why})
+def hold_waiting(tx: Tx, record: CallRecord, row: WaitingRow, now: int) -> None:
+    """Store that a call waits for something else now."""
+    calls.hold(tx, record)
+    _insert(tx, row)
+    append_event(tx, now, "call.waiting", record.id, {"tool": record.tool, "why": row.why})
 
 
-def finish_waiting(connection: Tx, record: CallRecord) -> bool:
-    """As `calls.finish`, of a call that waited: whoever was asked need not answer any more."""
-    if not calls.finish_unbegun(connection, record):
+def finish_waiting(tx: Tx, record: CallRecord) -> bool:
+    """Store the end of a waiting call, as `calls.finish` does, and withdraw its request for approval."""
+    if not calls.finish_unbegun(tx, record):
         return False
-    connection.execute(REMOVE, (record.id,))
-    approval = find_approval(connection, record.id)
+    tx.execute(REMOVE, (record.id,))
+    approval = find_approval(tx, record.id)
     if approval is not None and approval.state is ApprovalState.PENDING:
         state = ApprovalState.EXPIRED if record.state is CallState.DENIED else ApprovalState.CANCELLED
-        decide(connection, approval, state, by="gateway", now=record.ended_at or 0, remark=record.error_message)
+        decide(tx, approval, state, by="gateway", now=record.ended_at or 0, remark=record.error_message)
     return True
 
 
-def all_waiting(connection: Tx) -> dict[str, WaitingRow]:
-    rows = [dict(zip(_WAITING, row, strict=True)) for row in connection.execute(ALL_WAITING)]
+def all_waiting(tx: Tx) -> dict[str, WaitingRow]:
+    rows = [dict(zip(_WAITING, row, strict=True)) for row in tx.execute(ALL_WAITING)]
     return {row["call_id"]: WaitingRow(**{**row, "credential": msgspec.Raw(row["credential"])}) for row in rows}
 
 
-def ask(connection: Tx, approval: Approval, who: dict[str, Any]) -> bool:
-    """Keep a question; False when its call has ended, or was asked about before. `who` is for the journal."""
-    record = calls.find(connection, approval.call_id)
-    if record is None or record.state is not CallState.WAITING or find_approval(connection, approval.call_id):
+def ask(tx: Tx, approval: Approval, who: dict[str, Any]) -> bool:
+    """Store a request for approval; return False if its call has ended or has one. `who` goes into the journal."""
+    record = calls.find(tx, approval.call_id)
+    if record is None or record.state is not CallState.WAITING or find_approval(tx, approval.call_id):
         return False
     values = msgspec.structs.asdict(approval)
     values |= {"request": bytes(approval.request), "state": str(approval.state)}
-    connection.execute(ASK, tuple(values[name] for name in _APPROVAL))
+    tx.execute(ASK, tuple(values[name] for name in _APPROVAL))
     data = {"call_id": approval.call_id, "hash": approval.hash, "rule": approval.rule, **who}
-    append_event(connection, approval.asked_at, "approval.asked", approval.id, data)
+    append_event(tx, approval.asked_at, "approval.asked", approval.id, data)
     return True
 
 
-def decide(connection: Tx, approval: Approval, state: ApprovalState, *, by: str, now: int, remark: str | None) -> bool:
-    """Write an answer down; False, and nothing done, when there is one already: the first counts."""
-    connection.execute(DECIDE, (str(state), by, now, remark, approval.id))
-    if not connection.changes():
+def decide(tx: Tx, approval: Approval, state: ApprovalState, *, by: str, now: int, remark: str | None) -> bool:
+    """Store a decision; return False, without a change, if there is one already."""
+    tx.execute(DECIDE, (str(state), by, now, remark, approval.id))
+    if not tx.changes():
         return False
     data: dict[str, Any] = {"call_id": approval.call_id, "hash": approval.hash, "rule": approval.rule, "by": by}
     if remark:
         data["remark"] = remark
-    append_event(connection, now, f"approval.{state}", approval.id, data)
+    append_event(tx, now, f"approval.{state}", approval.id, data)
     return True
 
 
-def find_approval(connection: Tx, name: str) -> Approval | None:
-    """By its own id, or that of its call."""
-    rows = connection.execute(ONE, (name, name)).fetchall()
+def find_approval(tx: Tx, name: str) -> Approval | None:
+    """Return an approval by its id or that of its call."""
+    rows = tx.execute(ONE, (name, name)).fetchall()
     return _approval(rows[0]) if rows else None
 
 
-def list_approvals(connection: Tx, state: ApprovalState | None, limit: int) -> list[Approval]:
-    """Newest first. A question whose call is over, as in a store that was restored, does not wait any more."""
+def list_approvals(tx: Tx, state: ApprovalState | None, limit: int) -> list[Approval]:
+    """Return approvals, newest first. One whose call has ended, as in a restored store, is not pending."""
     if state is None:
-        return [_approval(row) for row in connection.execute(LIST, (limit,))]
+        return [_approval(row) for row in tx.execute(LIST, (limit,))]
     if state is ApprovalState.PENDING:
-        return [_approval(row) for row in connection.execute(LIST_PENDING, (limit,))]
-    return [_approval(row) for row in connection.execute(LIST_IN, (str(state), limit))]
+        return [_approval(row) for row in tx.execute(LIST_PENDING, (limit,))]
+    return [_approval(row) for row in tx.execute(LIST_IN, (str(state), limit))]
 
 
-def origin_of(connection: Tx, record: CallRecord) -> str | None:
-    """Where the run came from that made a call; None for one that no run made."""
+def origin_of(tx: Tx, record: CallRecord) -> str | None:
+    """Return the origin of the run that made a call; None if no run made it."""
     key = record.idempotency_key or ""
     if not record.credential.startswith("agent:") or not key.startswith("run:"):
         return None
-    rows: list[Any] = connection.execute(ORIGIN_OF_RUN, (key.split(":")[1],)).fetchall()
+    rows: list[Any] = tx.execute(ORIGIN_OF_RUN, (key.split(":")[1],)).fetchall()
     return str(rows[0][0]) if rows else None
 
 
-def _insert(connection: Tx, row: WaitingRow) -> None:
+def _insert(tx: Tx, row: WaitingRow) -> None:
     values = {**msgspec.structs.asdict(row), "credential": bytes(row.credential)}
-    connection.execute(INSERT, tuple(values[name] for name in _WAITING))
+    tx.execute(INSERT, tuple(values[name] for name in _WAITING))
 
 
 def _approval(row: tuple[Any, ...]) -> Approval:
