@@ -14,8 +14,6 @@ DEFAULT_CONTEXT_TOKENS: Final = 128_000
 class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where models are: an OpenAI-compatible server, unless `api` names another interface."""
 
-    # An entry point of the group `farhand.models`.
-    api: str = "openai"
     # Up to and including `/v1`.
     base_url: str = ""
     api_key: str = ""
@@ -25,6 +23,8 @@ class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     # How often a request that was turned away for the moment is made again.
     retries: int = 5
+    # The interface it has: an entry point of the group `farhand.models`.
+    api: str = "openai"
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
