@@ -1,4 +1,4 @@
-"""The gateway's own page: whoever looks at its messages has them. Nothing has to be carried anywhere."""
+"""Implement the `console` channel, whose messages are read from the gateway itself and never sent to a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farhand.store.tables.outbox import Place
 
 
 class ConsoleChannel:
-    """Its messages are in the outbox and said in the journal; `farhand message list --channel console` shows them."""
+    """Leave messages in the outbox and the journal; `farhand message list --channel console` shows them."""
 
     longest_text = 1_000_000
     files_apart = False
@@ -20,7 +20,7 @@ class ConsoleChannel:
         self.settings = ChannelSettings(kind="console", account="default", policy="allowlist")
 
     async def run(self, take: Take) -> None:  # noqa: ARG002
-        """People at the console talk to sessions directly."""
+        """Do nothing: console users talk to sessions directly."""
         await asyncio.Event().wait()
 
     async def send(self, message: Outgoing) -> str | None:  # noqa: ARG002

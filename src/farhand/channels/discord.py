@@ -1,7 +1,7 @@
-"""Discord: the gateway socket in, the HTTP interface out, with hikari (the extra `discord`).
+"""Connect to Discord with hikari (the extra `discord`): receive from the gateway socket, send over HTTP.
 
-A lost socket is resumed by the library where it broke off, so that what was said meanwhile is heard. Messages are taken
-one by one in the order in which they came, each again until it is on disk.
+The library resumes a lost socket where it broke off, so no message is missed in between. Messages are handled one at a
+time, in order of arrival, and each is retried until it is on disk.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from farhand.store.tables.outbox import Place
 
 log = logging.getLogger(__name__)
 
-# Messages in servers, direct messages, what they say.
+# Server messages, direct messages, message content.
 INTENTS: Final = 1 << 9 | 1 << 12 | 1 << 15
 LONGEST_WAIT: Final = 60.0
 MOST_WAITING: Final = 1000
-# A limit of Discord's that is over sooner is waited out by the library; what it limits was not taken.
+# The library waits out rate limits shorter than this. A rate-limited request was not executed.
 LONGEST_LIMIT: Final = 20.0
 LARGEST_FILE: Final = 25 * 1024 * 1024
 
@@ -59,12 +59,15 @@ class DiscordChannel:
         self._rest: Any = None
         self._opening = asyncio.Lock()
         self._files = Service("")
-        # The direct channel of each person.
+        # The direct message channel of each user.
         self._direct: dict[str, str] = {}
         self._me = ""
 
     async def _open(self) -> Any:
-        """The library's client of the HTTP interface; it repeats nothing by itself, for nobody could tell it twice."""
+        """Return the library's HTTP client.
+
+        Its own retries are off, because Discord would post a repeated message twice.
+        """
         async with self._opening:
             if self._rest is None:
                 self._hikari = await load("hikari")
@@ -96,7 +99,7 @@ class DiscordChannel:
                     await bot.join()
                 except (self._hikari.HikariError, OSError, TimeoutError, KeyError, ValueError) as error:
                     self.trouble = str(error)
-                    log.warning("Discord is not connected (again in %g s): %s", wait, error)
+                    log.warning("failed to connect to Discord; retrying in %g s: %s", wait, error)
                 finally:
                     with contextlib.suppress(self._hikari.HikariError, OSError):
                         await bot.close()
@@ -107,7 +110,7 @@ class DiscordChannel:
             await asyncio.gather(taking, return_exceptions=True)
 
     def _listener(self, said: asyncio.Queue[dict[str, Any]]) -> Any:
-        """The library's client of the gateway socket, which puts into `said` what people write."""
+        """Return the library's gateway socket client, which puts received messages into `said`."""
         hikari = self._hikari
         bot = hikari.GatewayBot(
             self.settings.token,
@@ -139,10 +142,10 @@ class DiscordChannel:
                         await self._take(data, take)
                     break
                 except (AttributeError, KeyError, TypeError) as error:
-                    log.warning("a message of Discord was left out: %r", error)
+                    log.warning("skipped a malformed Discord message: %r", error)
                     break
                 except ToolError as error:
-                    log.warning("a message of Discord cannot be kept (again in %g s): %s", wait, error)
+                    log.warning("failed to store a Discord message; retrying in %g s: %s", wait, error)
                 await asyncio.sleep(wait)
                 wait = min(LONGEST_WAIT, wait * 2)
 
@@ -170,14 +173,14 @@ class DiscordChannel:
         )
 
     async def _fetch(self, file: dict[str, Any]) -> Attachment | None:
-        """A file, tried a few times; None when it is too large, or gone."""
+        """Download a file, with a few attempts; return None if it is too large or no longer exists."""
         for pause in (1.0, 3.0, None):
             try:
                 content = await self._files.fetch(file["url"], largest=LARGEST_FILE)
                 return Attachment(file["filename"], file.get("content_type") or "application/octet-stream", content)
             except DeliveryError as error:
                 if isinstance(error, Refused) or pause is None:
-                    log.warning("a file was left with Discord: %s", error)
+                    log.warning("skipped a Discord attachment: %s", error)
                     break
                 await asyncio.sleep(pause)
         return None
@@ -221,7 +224,7 @@ class DiscordChannel:
         return int(self._direct[place.peer])
 
     async def _asked(self, request: Any) -> Any:
-        """What Discord answers. Raises DeliveryError."""
+        """Return Discord's response to a request. Raises DeliveryError."""
         errors = self._hikari.errors
         try:
             return await request

@@ -1,10 +1,9 @@
-"""E-mail: IMAP in, with imap-tools (the extra `email`), and SMTP out, with Python's own library; both in a thread.
+"""Connect to e-mail: receive over IMAP with imap-tools (the extra `email`), send over SMTP with the standard library.
 
-A server that can say that mail has come (IDLE) is listened to; another is asked now and then.
+Both run in a thread. Servers that support IDLE push new mail; others are polled.
 
-Anybody can write any name into From. So whoever writes has no tools, whatever the settings say, unless `authserv` names
-the mail server whose verdict on the sender (`Authentication-Results`) is to be believed; then mail without `dmarc=pass`
-is not taken at all.
+From can be forged. Senders therefore get no tools, whatever the settings say, unless `authserv` names the mail server
+whose `Authentication-Results` are trusted; mail without `dmarc=pass` is then rejected.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 SECONDS: Final = 30.0
 LONGEST_WAIT: Final = 60.0
-# How long a server is listened to before it is asked anyway: what stands between may forget a quiet connection.
+# How long to wait in IDLE before checking anyway: middleboxes may drop an idle connection.
 IDLE_SECONDS: Final = 240.0
 LARGEST_MAIL: Final = 30 * 1024 * 1024
 MAX_SUBJECTS: Final = 1000
@@ -58,22 +57,22 @@ Security = Literal["tls", "starttls", "none"]
 class EmailSettings(ChannelSettings, kw_only=True):
     # The agent's own address.
     address: str
-    # By default the address.
+    # Defaults to the address.
     user: str = ""
     password: str = ""
     imap_host: str
     imap_port: int = 993
     imap_security: Security = "tls"
-    # By default the IMAP host.
+    # Defaults to the IMAP host.
     smtp_host: str = ""
     smtp_port: int = 465
     smtp_security: Security = "tls"
     mailbox: str = "INBOX"
-    # How often a server is asked that cannot say by itself that mail has come.
+    # How often to poll a server without IDLE.
     poll_seconds: float = 15.0
     # The name in `Authentication-Results` of the server that checks senders.
     authserv: str = ""
-    # Certificates to trust instead of the system's.
+    # CA certificates to trust instead of the system's.
     ca_file: str = ""
 
 
@@ -104,7 +103,7 @@ class EmailChannel:
                         await mailbox.news()
             except (OSError, imaplib.IMAP4.error, _Unusable, ToolError) as error:
                 self.trouble = str(error)
-                log.warning("mail of %s cannot be read (again in %g s): %s", self.settings.address, wait, error)
+                log.warning("failed to read the mail of %s; retrying in %g s: %s", self.settings.address, wait, error)
             await asyncio.sleep(wait)
             wait = min(LONGEST_WAIT, wait * 2)
 
@@ -162,7 +161,7 @@ class EmailChannel:
                 server.ehlo_or_helo_if_needed()
                 _accepted(server.mail(settings.address), "sender")
                 _accepted(server.rcpt(recipient), "recipient")
-            except (OSError, smtplib.SMTPException) as error:  # nothing was handed over yet
+            except (OSError, smtplib.SMTPException) as error:  # the server has not accepted anything yet
                 raise TryLater(f"the mail server did not take the message: {error}") from None
             try:
                 answer = server.data(mail.as_bytes())
@@ -189,11 +188,11 @@ class EmailChannel:
 
 
 class _Unusable(Exception):
-    """The mailbox cannot be opened or read, as the library tells."""
+    """Report that the library failed to open or read the mailbox."""
 
 
 class _Mailbox:
-    """A mailbox that is open in a thread; every method may raise OSError, imaplib's errors, and _Unusable."""
+    """Hold an open mailbox in a thread. Every method may raise OSError, imaplib's errors and _Unusable."""
 
     def __init__(self, settings: EmailSettings, user: str) -> None:
         self._settings = settings
@@ -210,7 +209,7 @@ class _Mailbox:
         box, self._box = self._box, None
         if box is not None:
             with contextlib.suppress(OSError, imaplib.IMAP4.error):
-                box.client.shutdown()  # which also wakes a thread that listens
+                box.client.shutdown()  # this also wakes a thread that waits in IDLE
 
     async def _do(self, work: Callable[[], T]) -> T:
         try:
@@ -231,7 +230,7 @@ class _Mailbox:
         return box.login(self._user, settings.password, initial_folder=settings.mailbox)
 
     async def news(self) -> None:
-        """Returns when something may have come."""
+        """Return when new mail may have arrived."""
         if "IDLE" in self._box.client.capabilities:
             await self._do(self._listen)
         else:
@@ -240,32 +239,34 @@ class _Mailbox:
     def _listen(self) -> None:
         _, told = self._box.client.response("EXISTS")
         if told != [None]:
-            return  # the server has said so beside its last answer, and will not repeat it
+            return  # the notice came with the server's last response and will not be repeated
         with self._box.idle as idle:
             if not self._said_more():
                 idle.poll(IDLE_SECONDS)
 
     def _said_more(self) -> bool:
-        """Whether the server said something together with its last line: the library looks for it at the socket only,
-        where it is not any more."""
+        """Return whether the server sent data together with its last line.
+
+        The library checks only the socket, but that data has already been read from it.
+        """
         client = self._box.client
         lines = getattr(client, "_file", None) or client.file
         patience = client.sock.gettimeout()
         client.sock.settimeout(0)
         try:
             return bool(lines.peek(1))
-        except OSError:  # nothing there
+        except OSError:  # no data
             return False
         finally:
             client.sock.settimeout(patience)
 
     async def unseen(self) -> list[tuple[str, bytes]]:
-        """Numbers and texts of the mails nobody has read, oldest first."""
+        """Return the numbers and contents of unread mails, oldest first."""
         return await self._do(lambda: list(self._unseen()))
 
     def _unseen(self) -> Iterator[tuple[str, bytes]]:
         client = self._box.client
-        client.response("EXISTS")  # what is said from here on is news
+        client.response("EXISTS")  # later notices announce new mail
         for number in self._box.uids("UNSEEN"):
             _, sizes = client.uid("FETCH", number, "(RFC822.SIZE)")
             size = re.search(rb"RFC822.SIZE (\d+)", sizes[0] if isinstance(sizes[0], bytes) else b"")
@@ -279,14 +280,17 @@ class _Mailbox:
 
 
 def read_mail(raw: bytes, *, own: str, authserv: str = "") -> tuple[Incoming, str] | None:
-    """A mail as a message, and its subject; None for one that no person sent, or that is not from whom it says."""
+    """Convert a mail to a message and its subject.
+
+    Returns None for automatic mail and for mail whose sender is not authenticated.
+    """
     mail = email.message_from_bytes(raw, policy=email.policy.default)
     name, sender = email.utils.parseaddr(str(mail.get("From", "")))
     sender = sender.lower()
     if "@" not in sender or sender == own.lower() or len(mail.get_all("From", [])) != 1 or _is_automatic(mail, sender):
         return None
     if authserv and not _vouched(mail, authserv):
-        log.warning("a mail that says it is from %s was not taken: %s does not vouch for it", sender, authserv)
+        log.warning("rejected a mail that claims to be from %s: %s did not authenticate the sender", sender, authserv)
         return None
     subject = " ".join(str(mail.get("Subject", "")).split())
     text = _text(mail)
@@ -305,21 +309,24 @@ def read_mail(raw: bytes, *, own: str, authserv: str = "") -> tuple[Incoming, st
 
 
 def _is_automatic(mail: email.message.EmailMessage, sender: str) -> bool:
-    """Answering a machine that answers would never end."""
+    """Return whether a program sent the mail; replying to it could cause an endless mail loop."""
     automatic = str(mail.get("Auto-Submitted", "no")).split(";")[0].strip().lower()
     bulk = str(mail.get("Precedence", "")).lower() in ("bulk", "junk", "list")
     daemon = sender.partition("@")[0] in ("mailer-daemon", "postmaster", "no-reply", "noreply")
     return automatic != "no" or bulk or daemon or "List-Id" in mail or str(mail.get("Return-Path", "")).strip() == "<>"
 
 
-# Characters of a header that are looked at: every open parenthesis takes a look at all that follows.
+# Limits how much of a header is parsed: each open parenthesis rescans the rest.
 MOST_RESULTS = 4096
-# Characters of HTML that are read: the parser takes quadratic time for some.
+# Limits how many characters of HTML are parsed: the parser takes quadratic time for some input.
 MOST_MARKUP = 256 * 1024
 
 
 def _vouched(mail: email.message.EmailMessage, authserv: str) -> bool:
-    """Only the topmost verdict counts: what stands below it, the sender may have written."""
+    """Return whether `authserv` authenticated the sender.
+
+    Only the topmost header counts: the sender may have added the ones below it.
+    """
     verdicts = mail.get_all("Authentication-Results", [])
     first = str(verdicts[0]) if verdicts else ""
     server, _, results = first[:MOST_RESULTS].partition(";")
@@ -350,13 +357,13 @@ def _attachments(mail: email.message.EmailMessage) -> Iterator[Attachment]:
 
 def _plain(markup: str) -> str:
     reader = _Reader()
-    with contextlib.suppress(AssertionError):  # the parser's way of giving up on some declarations
+    with contextlib.suppress(AssertionError):  # the parser raises this for some malformed declarations
         reader.feed(markup[:MOST_MARKUP])
     return re.sub(r"\n{3,}", "\n\n", "".join(reader.parts))
 
 
 class _Reader(html.parser.HTMLParser):
-    """The words of a page."""
+    """Extract the text of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""HTTP with a chat service: one client, loaded when first needed, and every way it can fail as a DeliveryError."""
+"""Call a chat service over HTTP with one client, loaded on first use, and report every failure as a DeliveryError."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LARGEST_FILE: Final = 25 * 1024 * 1024
 
 
 class Service:
-    """Speaks to one address. Whoever made it calls `close`."""
+    """Send requests to one base address. The owner calls `close`."""
 
     def __init__(self, base: str, headers: Mapping[str, str] | None = None, *, secret: str = "") -> None:
-        """`secret`: what must never be seen in an error, where it is part of the address."""
+        """Create a client; `secret` is a part of the address that must never appear in an error."""
         self._base = base.rstrip("/")
         self._headers = {"User-Agent": "farhand", **(headers or {})}
         self._secret = secret
@@ -42,7 +42,7 @@ class Service:
         headers: Mapping[str, str] | None = None,
         seconds: float = SECONDS,
     ) -> Any:
-        """The answer's JSON, or None when it has none. Raises DeliveryError."""
+        """Return the response's JSON, or None if it has none. Raises DeliveryError."""
         client = await self._open()
         httpx = self._httpx
         if json is not None:
@@ -76,7 +76,7 @@ class Service:
         raise read_failure(status, said, _wait_asked(response.headers, _json(body)))
 
     async def fetch(self, path: str, *, headers: Mapping[str, str] | None = None, largest: int = LARGEST_FILE) -> bytes:
-        """A file. Raises DeliveryError, also for one that is too large."""
+        """Download a file. Raises DeliveryError, also if the file is too large."""
         client = await self._open()
         parts: list[bytes] = []
         size = 0
@@ -97,13 +97,13 @@ class Service:
         return b"".join(parts)
 
     async def stream(self, path: str) -> Any:
-        """An open response whose lines are read as they come: `async with await service.stream(path) as response`."""
+        """Open a response to read line by line: `async with await service.stream(path) as response`."""
         client = await self._open()
         return client.stream("GET", self._base + path, timeout=self._httpx.Timeout(None, connect=10.0))
 
     @property
     def broken(self) -> type[Exception]:
-        """What reading a stream raises when the connection is lost."""
+        """Return the exception type that reading a stream raises when the connection is lost."""
         kind: type[Exception] = self._httpx.HTTPError
         return kind
 
@@ -115,9 +115,9 @@ class Service:
     async def _open(self) -> Any:
         async with self._opening:
             if self._client is None:
-                # Loading it and the certificates takes a tenth of a second that the loop is needed elsewhere.
+                # Importing it and loading the certificates takes about 0.1 s, which would block the event loop.
                 self._httpx = await asyncio.to_thread(importlib.import_module, "httpx2")
-                logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log each address, tokens included
+                logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log each URL, tokens included
                 self._client = self._httpx.AsyncClient(headers=self._headers, follow_redirects=False)
         return self._client
 
@@ -126,12 +126,12 @@ class Service:
 
 
 def read_failure(status: int, said: str, after: float | None = None) -> DeliveryError:
-    """What an answer that is none means for the message. `after`: how long the service wants us to wait."""
+    """Convert an error response to a DeliveryError; `after` is how long the service asked us to wait."""
     if status == 504:
         return Unsure(said)
     if status == 429:
         return TryLater(said, after)
-    if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: whoever owns this can mend it
+    if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: the owner can correct the token
         return TryLater(said)
     return Refused(said)
 
@@ -144,7 +144,7 @@ def _json(body: bytes) -> Any:
 
 
 def _wait_asked(headers: Mapping[str, str], body: Any) -> float | None:
-    """How long the service wants us to wait: a header, or where Telegram and Discord say it."""
+    """Return how long the service asked us to wait, from a header or from the body (Telegram, Discord)."""
     told: Any = headers.get("retry-after")
     if isinstance(body, dict):
         parameters = body.get("parameters")

@@ -1,4 +1,4 @@
-"""The client libraries of chat services: extras of the package, loaded when a channel first needs them."""
+"""Load the client libraries of chat services, which are extras of the package, on first use."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import importlib.util
 import logging
 from typing import Any, Final
 
-# Loggers that would tell each request, tokens included.
+# Loggers that would log each request, tokens included.
 QUIET: Final = ("httpx", "httpcore", "pywa", "hikari", "aiohttp", "telegram")
 
 
 def missing(module: str) -> bool:
-    """Whether a library is not installed; it is not loaded for that."""
+    """Return whether a library is not installed, without importing it."""
     return importlib.util.find_spec(module) is None
 
 
 async def load(*modules: str) -> Any:
-    """Load modules, in a thread: that takes up to a second in which the loop is needed elsewhere. The first of them."""
+    """Import modules in a thread and return the first; importing can take a second and would block the event loop."""
     loaded = [await asyncio.to_thread(importlib.import_module, module) for module in modules]
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Makes the channels that the tables of `[channels]` describe."""
+"""Create the channels described by the `[channels]` tables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class ChannelError(FarhandError):
-    """A table of `[channels]` that cannot be used."""
+    """Report an invalid `[channels]` table."""
 
 
-# The library a kind of channel needs; the extra of the package has the kind's name.
+# The library that each kind of channel needs; the extra is named after the kind.
 LIBRARIES: Final = {"telegram": "telegram", "discord": "hikari", "whatsapp": "pywa_async", "email": "imap_tools"}
-# The chat services that Farhand brings along, as entry points. Only those that the settings name are loaded.
+# The chat services included in Farhand, as entry points. Only those named in the settings are loaded.
 KINDS: Final = {
     name: f"farhand.channels.{name}:CHANNEL"
     for name in ("telegram", "discord", "signal", "whatsapp", "email", "webhook")
@@ -43,10 +43,10 @@ def make_channels(
     environ: Mapping[str, str],
     kinds: Mapping[str, Callable[[], ChannelKind]] | None = None,
 ) -> dict[str, Channel]:
-    """Return the channels of the settings, by the names of their tables, and the console. Raises ChannelError.
+    """Return the configured channels by table name, and the console. Raises ChannelError.
 
-    Each key can come from the environment: `FARHAND_CHANNELS_TELEGRAM_TOKEN`. `kinds` load the known kinds; one that
-    raises FarhandError is logged, and its channels are left out.
+    Each key can be set in the environment, as in `FARHAND_CHANNELS_TELEGRAM_TOKEN`. `kinds` load the known kinds; if
+    one raises FarhandError, the error is logged and its channels are skipped.
     """
     kinds = kinds or {name: partial(_built_in, name) for name in KINDS}
     channels: dict[str, Channel] = {CONSOLE: ConsoleChannel()}

@@ -1,4 +1,4 @@
-"""Signal, by the daemon of signal-cli (`signal-cli -a NUMBER daemon --http`): events in, JSON-RPC out."""
+"""Connect to Signal through the signal-cli daemon (`signal-cli -a NUMBER daemon --http`): events in, JSON-RPC out."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT: Final = 10.0
 LARGEST_FILE: Final = 8 * 1024 * 1024
 PLACEHOLDER: Final = "\ufffc"
-# Errors of signal-cli that no repetition mends: nobody has that number, the request is wrong.
+# Permanent signal-cli errors: the number does not exist, or the request is invalid.
 _REFUSED: Final = (-1, -32600, -32601, -32602, -32700)
 
 
 class SignalSettings(ChannelSettings, kw_only=True):
-    # The agent's own number, as signal-cli knows it.
+    # The agent's own number, as registered with signal-cli.
     number: str
     url: str = "http://127.0.0.1:8080"
 
@@ -68,7 +68,7 @@ class SignalChannel:
                 log.info("signal-cli closed the stream of events")
             except (DeliveryError, ToolError, self._service.broken) as error:
                 self.trouble = str(error)
-                log.warning("signal-cli cannot be read (again in %g s): %s", wait, error)
+                log.warning("failed to read from signal-cli; retrying in %g s: %s", wait, error)
             await asyncio.sleep(wait)
             wait = min(LONGEST_WAIT, wait * 2)
 
@@ -76,7 +76,7 @@ class SignalChannel:
         try:
             await self._read(take, msgspec.json.decode(data))
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
-            log.warning("an event of signal-cli was left out: %r", error)
+            log.warning("skipped a malformed signal-cli event: %r", error)
 
     async def _read(self, take: Take, event: dict[str, Any]) -> None:
         event = event.get("params", event)
@@ -113,7 +113,7 @@ class SignalChannel:
         files = []
         for file in said.get("attachments") or []:
             if (file.get("size") or 0) > LARGEST_FILE:
-                log.warning("a file of %s bytes was left with Signal: too large", file["size"])
+                log.warning("skipped a Signal attachment of %s bytes: too large", file["size"])
                 continue
             where = {"groupId": group} if group else {"recipient": source}
             try:
@@ -121,7 +121,7 @@ class SignalChannel:
                 content = answer.get("data") if isinstance(answer, dict) else answer
                 data = base64.b64decode(content or "", validate=True)
             except (Refused, binascii.Error) as error:
-                log.warning("a file was left with Signal: %s", error)
+                log.warning("skipped a Signal attachment: %s", error)
                 continue
             files.append(Attachment(file.get("filename") or file["id"], file.get("contentType") or "", data))
         return files

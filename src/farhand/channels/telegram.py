@@ -1,7 +1,7 @@
-"""Telegram: the Bot API by long polling, with python-telegram-bot (the extra `telegram`).
+"""Connect to Telegram's Bot API by long polling, with python-telegram-bot (the extra `telegram`).
 
-An update is confirmed only when its message is on disk; so updates are asked for one request at a time, and the
-library's own loop, which confirms first, is left aside.
+An update is confirmed only after its message is on disk. The library's own polling loop confirms first, so updates are
+requested here, one request at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 25
 SECONDS: Final = 30.0
-# What the Bot API lets a bot fetch.
+# The Bot API's download limit.
 LARGEST_FILE: Final = 20 * 1024 * 1024
 LONGEST_WAIT: Final = 30.0
 _FILES: Final = ("document", "audio", "voice", "video", "video_note", "animation", "sticker")
@@ -58,7 +58,7 @@ class TelegramChannel:
         self._opening = asyncio.Lock()
 
     async def _open(self) -> Any:
-        """The library's bot; nothing is asked of Telegram yet."""
+        """Return the library's bot, without calling Telegram."""
         async with self._opening:
             if self._bot is None:
                 self._telegram = await load("telegram", "telegram.request", "telegram.error")
@@ -96,12 +96,12 @@ class TelegramChannel:
                     try:
                         await self._take(take, self._telegram.Update.de_json(update, bot))
                     except (AttributeError, KeyError, TypeError, ValueError) as error:
-                        log.warning("an update of Telegram was left out: %r", error)
+                        log.warning("skipped a malformed Telegram update: %r", error)
                     offset = update["update_id"] + 1
                 wait, self.trouble = 1.0, ""
             except (DeliveryError, ToolError) as error:
                 self.trouble = str(error)
-                log.warning("Telegram cannot be read (again in %g s): %s", wait, error)
+                log.warning("failed to read from Telegram; retrying in %g s: %s", wait, error)
                 await asyncio.sleep(wait)
                 wait = min(LONGEST_WAIT, wait * 2)
 
@@ -138,13 +138,13 @@ class TelegramChannel:
         files = []
         for file, kind in found:
             if (file.file_size or 0) > LARGEST_FILE:
-                log.warning("a file of %s bytes was left with Telegram: too large", file.file_size)
+                log.warning("skipped a Telegram attachment of %s bytes: too large", file.file_size)
                 continue
             try:
                 place = await self._asked(file.get_file())
                 data = bytes(await self._asked(place.download_as_bytearray(), gone=True))
             except Refused as error:
-                log.warning("a file was left with Telegram: %s", error)
+                log.warning("skipped a Telegram attachment: %s", error)
                 continue
             name = getattr(file, "file_name", None) or (kind if "." in kind else place.file_path.rpartition("/")[2])
             mime = getattr(file, "mime_type", None) or ("image/jpeg" if kind == "photo.jpg" else None)
@@ -183,7 +183,10 @@ class TelegramChannel:
         return fields
 
     async def _asked(self, request: Any, *, gone: bool = False) -> Any:
-        """What Telegram answers. Raises DeliveryError. `gone`: 404 says nothing about the token here."""
+        """Return Telegram's response to a request. Raises DeliveryError.
+
+        `gone`: a 404 means that the requested object is missing, not that the token is invalid.
+        """
         try:
             return await request
         except self._telegram.error.TelegramError as error:
@@ -192,7 +195,10 @@ class TelegramChannel:
             raise self._worded(error) from None
 
     def _worded(self, error: Any) -> DeliveryError:
-        """The library never repeats a request, so what it says of one is the whole story of it."""
+        """Convert a library error to a DeliveryError.
+
+        The library does not retry, so the error describes the only attempt.
+        """
         errors = self._telegram.error
         text = f"{error}".replace(self.settings.token, "***")
         if isinstance(error, errors.RetryAfter):
@@ -206,7 +212,7 @@ class TelegramChannel:
         lost = error.__cause__ is not None and not isinstance(error.__cause__, errors.TelegramError)
         if lost or isinstance(error, errors.TimedOut) or "Gateway Time" in text:
             return Unsure(f"the connection broke: {text}")
-        return TryLater(text)  # an error of Telegram's own, or a token whose owner can mend it
+        return TryLater(text)  # a Telegram failure, or a token that the owner can correct
 
     async def close(self) -> None:
         bot, self._bot = self._bot, None

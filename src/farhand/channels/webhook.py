@@ -1,7 +1,7 @@
-"""A program of your own as a channel: it posts what people say to `/hooks/NAME`, and is posted what the agent says.
+"""Connect a custom program as a channel: it posts messages to `/hooks/NAME` and receives the agent's messages by POST.
 
-Both ways carry `X-Webhook-Signature: sha256=<hex>`, the HMAC of the body with the shared secret. What the agent says is
-posted until it is answered with 2xx, with the same `id` each time: the receiver drops what it has.
+Both directions carry `X-Webhook-Signature: sha256=<hex>`, the HMAC of the body with the shared secret. Each message of
+the agent is posted until the receiver answers 2xx, always with the same `id`, by which the receiver drops repetitions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from farhand.store.tables.outbox import Place
 
 
 class WebhookSettings(ChannelSettings, kw_only=True):
-    # Signs both ways.
+    # Signs messages in both directions.
     secret: str
-    # Where the agent's messages are posted.
+    # The address to which the agent's messages are posted.
     url: str = ""
 
 
@@ -45,12 +45,12 @@ class PostedFile(msgspec.Struct):
 
 
 class Posted(msgspec.Struct):
-    """What your program posts."""
+    """Define what the program posts."""
 
     id: str
     sender: str
     text: str
-    # Where the answer goes; by default the sender.
+    # Where to send the answer; defaults to the sender.
     peer: str = ""
     peer_kind: PeerKind = msgspec.field(default="dm", name="peerKind")
     sender_name: str = msgspec.field(default="", name="senderName")
@@ -81,7 +81,7 @@ class WebhookChannel:
         return Door(self.receive)
 
     async def receive(self, headers: Mapping[bytes, bytes], body: bytes) -> None:
-        """Take a post; posts are taken in the order in which they came. Raises Unsigned, InvalidArgs, Failed."""
+        """Handle a post; posts are handled in order of arrival. Raises Unsigned, InvalidArgs, Failed."""
         check_signature(self.settings.secret, headers.get(SIGNATURE), body)
         try:
             posted = msgspec.json.decode(body, type=Posted)
@@ -138,7 +138,7 @@ class WebhookChannel:
         }
         try:
             answer: Any = await self._service.call("POST", self.settings.url, content=body, headers=headers)
-        except Refused as error:  # the receiver may be set right; only time ends this
+        except Refused as error:  # the receiver may be corrected, so retry until the message expires
             raise TryLater(str(error)) from None
         remote = answer.get("id") if isinstance(answer, dict) else None
         return remote if isinstance(remote, str) else None

@@ -1,7 +1,7 @@
-"""WhatsApp by Meta's Cloud API: it posts to `/hooks/NAME`, signed with the app's secret; answers go out with pywa (the
-extra `whatsapp`).
+"""Connect to WhatsApp through Meta's Cloud API; messages are sent with pywa (the extra `whatsapp`).
 
-What Meta posts is read here: it is answered only when each of its messages is on disk, and a post may carry several.
+Meta posts to `/hooks/NAME`, signed with the app's secret. Posts are parsed here rather than by the library: one post
+may carry several messages, and it is answered only after all of them are on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WhatsAppSettings(ChannelSettings, kw_only=True):
     token: str
     app_secret: str
     verify_token: str
-    # By default Meta's, in the version that the library speaks.
+    # Defaults to Meta's address, in the API version of the library.
     url: str = ""
 
 
@@ -60,7 +60,7 @@ class WhatsAppChannel:
         self._opening = asyncio.Lock()
         self._take: Take | None = None
         self._order = asyncio.Lock()
-        # What each peer wrote last: Meta shows typing as part of having read a message.
+        # The last message of each peer: Meta shows typing as part of a read receipt.
         self._last: OrderedDict[str, str] = OrderedDict()
 
     async def _open(self) -> Any:
@@ -93,7 +93,7 @@ class WhatsAppChannel:
         return query["hub.challenge"] if query["hub.mode"] == "subscribe" and fits else None
 
     async def receive(self, headers: Mapping[bytes, bytes], body: bytes) -> None:
-        """Raises Unsigned, InvalidArgs, Failed when Meta has to bring it again."""
+        """Handle a post of Meta. Raises Unsigned, InvalidArgs, or Failed if Meta has to post it again."""
         given = headers.get(b"x-hub-signature-256", b"").strip().lower()
         wanted = "sha256=" + hmac.new(self.settings.app_secret.encode(), body, hashlib.sha256).hexdigest()
         if not hmac.compare_digest(given, wanted.encode()):
@@ -152,7 +152,7 @@ class WhatsAppChannel:
         (file,) = message.attachments
         try:
             media = await self._asked(client.upload_media(file.data, mime_type=file.content_type, filename=file.name))
-        except Unsure as error:  # nobody has seen it yet
+        except Unsure as error:  # nothing was sent to the recipient yet, so a retry is safe
             raise TryLater(str(error)) from None
         match file.content_type.partition("/")[0]:
             case "image":
@@ -172,7 +172,7 @@ class WhatsAppChannel:
             await self._asked(client.indicate_typing(last))
 
     async def _asked(self, request: Any) -> Any:
-        """What Meta answers. Raises DeliveryError. The library never repeats a request."""
+        """Return Meta's response to a request; the library does not retry. Raises DeliveryError."""
         httpx = await load("httpx")
         try:
             return await request
@@ -194,7 +194,7 @@ class WhatsAppChannel:
 
 
 def _messages(posted: Any, phone_id: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The messages of a notification and their senders' names; it may be about many, or about something else."""
+    """Yield the messages of a notification with their senders' names; a notification may hold any number, or none."""
     for entry in posted.get("entry", []):
         for change in entry.get("changes", []):
             value = change.get("value", {})

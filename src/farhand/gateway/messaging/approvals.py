@@ -1,7 +1,7 @@
-"""Approvals on channels: those whom the settings name are told what waits, and may answer `approve ID` or `deny ID`.
+"""Send approval requests to the approvers on channels, and accept `approve ID` or `deny ID` as answers.
 
-An id stands for one question whose words never change, so an answer to it is an answer to exactly what was told. What
-is too long to be told whole can be denied there, but not approved.
+The text of a request never changes, so an answer to its id applies to exactly what was shown. A request that is too
+long to be shown in full can be denied on a channel, but not approved.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from farhand.store.tables.waiting_calls import Approval
 
 log = logging.getLogger(__name__)
 
-# Characters of a question that people read in a chat.
+# The longest request shown in a chat, in characters.
 MOST_TOLD: Final = 8000
 _ANSWER: Final = re.compile(r"/?(approve|deny)\s+([A-Za-z2-9]{6})(?:\s+(.{1,1000}))?", re.DOTALL | re.IGNORECASE)
 
 
 class ChannelApprovals:
-    """`approvers`: addresses as `telegram:4711`, by the name of a channel; asked for each time."""
+    """Ask approvers on channels; `approvers` returns their addresses, such as `telegram:4711`, by channel name."""
 
     def __init__(self, approvals: Approvals, messages: Messages, approvers: Callable[[], Sequence[str]]) -> None:
         self._approvals = approvals
@@ -36,7 +36,7 @@ class ChannelApprovals:
         self._approvers = approvers
 
     async def tell(self, approval: Approval) -> None:
-        """Ask everybody who may answer; each once, whatever happens meanwhile."""
+        """Send a request to each approver, at most once each."""
         text, _ = question(approval)
         for approver in self._approvers():
             channel, _, peer = approver.partition(":")
@@ -46,10 +46,10 @@ class ChannelApprovals:
                     place, text, message_id=f"approval:{approval.id}", origin=f"approval:{approval.id}"
                 )
             except ToolError as error:
-                log.error("approval %s cannot be told to %s: %s", approval.id, approver, error.message)
+                log.error("failed to send approval %s to %s: %s", approval.id, approver, error.message)
 
     async def hear(self, channel: Channel, incoming: Incoming, place: Place) -> bool:
-        """Whether a message was an answer, by somebody who may give it; it is no message to the agent then."""
+        """Return whether a message was an answer by an approver; it is then not passed to the agent."""
         found = _ANSWER.fullmatch(incoming.text.strip())
         who = self._approver(channel, incoming)
         if found is None or who is None:
@@ -75,7 +75,7 @@ class ChannelApprovals:
         return True
 
     def _approver(self, channel: Channel, incoming: Incoming) -> str | None:
-        """Who writes, if they may answer: the service vouches for them, and nobody else reads along."""
+        """Return the sender if they may answer: the service authenticates them, and the chat is private."""
         if not incoming.trusted or incoming.peer_kind != "dm":
             return None
         here = (channel.settings.kind, channel.settings.account)
@@ -91,7 +91,7 @@ class ChannelApprovals:
 
 
 def question(approval: Approval) -> tuple[str, bool]:
-    """What people are told, and whether that is all of it."""
+    """Return the text of a request, and whether it is complete."""
     request = request_of(approval)
     preview = request.bound.preview
     where = f" on {request.bound.node_id}" if request.bound.node_id else ""
@@ -121,7 +121,7 @@ def question(approval: Approval) -> tuple[str, bool]:
 
 
 def fenced(text: str) -> str:
-    """As a block of code that what is in it cannot end."""
+    """Return the text as a code block that its content cannot close."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text.rstrip(chr(10))}\n{fence}"

@@ -1,9 +1,9 @@
-"""What a channel is to the gateway: the contract of `channels/`, and what crosses it.
+"""Define the contract between the gateway and `channels/`, and the messages that cross it.
 
-DeliveryError               a message was not taken by the service
-├── TryLater                surely not delivered; it may work later
-├── Unsure                  nobody can tell whether it was delivered
-└── Refused                 the service will never take it
+DeliveryError               the service did not accept a message
+├── TryLater                definitely not delivered; a retry may succeed
+├── Unsure                  possibly delivered
+└── Refused                 permanently rejected
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Tools = Literal["none", "read", "write", "all"]
 
 
 class ChannelSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A table `[channels.NAME]`: what all channels have. An adapter adds its own."""
+    """Define the keys that every `[channels.NAME]` table has. An adapter adds its own."""
 
-    # Which service; by default the table's name.
+    # The kind of service; defaults to the table's name.
     kind: str
-    # Which account of it; by default `default`, or the table's name where that is not the kind.
+    # The account of the service; defaults to `default`, or to the table's name if that is not the kind.
     account: str = ""
-    # Who may talk to the agent: anybody, those in `allow`, or also those whom the owner approved.
+    # Who may talk to the agent: everyone, those in `allow`, or those and the senders whom the owner approved.
     policy: Policy = "pairing"
-    # Senders, or groups; `*` is anybody.
+    # Senders or groups; `*` matches all.
     allow: list[str] = []
-    # Which messages in groups are taken: those that mention the agent, all, none.
+    # Which group messages to accept: those that mention the agent, all, or none.
     groups: Groups = "mention"
-    # What the agent may do for those who write here. By default nothing with `open`, else everything.
+    # What the agent may do for senders on this channel. Defaults to nothing with `open`, otherwise to everything.
     tools: Tools | None = None
 
 
@@ -46,11 +46,11 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that somebody wrote on a channel."""
+    """Represent a message received on a channel."""
 
-    # What the service calls it; the same again is the same message.
+    # The service's id; a message with the same id is a repetition.
     id: str
-    # Where it is answered: a person, a group, a thread.
+    # Where the answer goes: a person, a group or a thread.
     peer: str
     peer_kind: PeerKind = "dm"
     sender: str
@@ -58,16 +58,16 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     attachments: tuple[Attachment, ...] = ()
     mentioned: bool = False
-    # What an answer refers to where that is more than the place; in groups it is the message itself anyway.
+    # What an answer refers to, if not just the peer. In groups, answers always refer to the message.
     answers: str | None = None
-    # The service vouches for the sender. Without that nobody's rights are had, whatever the settings.
+    # Whether the service authenticates the sender. If False, the sender is treated as a guest.
     trusted: bool = True
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a message, as a service takes it."""
+    """Represent one part of a message, small enough for the service."""
 
-    # The same for each attempt, so that a service that looks can tell a repetition.
+    # The same for each attempt, so that a service can detect repetitions.
     id: str
     place: Place
     text: str
@@ -76,73 +76,73 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeliveryError(FarhandError):
-    """A message was not taken."""
+    """Report that a message was not delivered."""
 
 
 class TryLater(DeliveryError):
     def __init__(self, reason: str, after: float | None = None) -> None:
-        """`after`: how many seconds the service asked us to wait."""
+        """Create the error; `after` is how many seconds the service asked us to wait."""
         super().__init__(reason)
         self.after = after
 
 
 class Unsure(DeliveryError):
-    """The service may have it or not."""
+    """Report that the message may or may not have been delivered."""
 
 
 class Refused(DeliveryError):
-    """It cannot be delivered, now or later."""
+    """Report that the message can never be delivered."""
 
 
-# Takes a message in; returns once it is on disk, or is not wanted. Raises ToolError when it must come again.
+# Accepts a message; returns once it is on disk or rejected. Raises ToolError if the service must repeat it.
 Take = Callable[[Incoming], Awaitable[None]]
 
 
 class Channel(Protocol):
-    """One account of a chat service."""
+    """Represent one account of a chat service."""
 
     @property
     def settings(self) -> ChannelSettings: ...
 
     @property
     def longest_text(self) -> int:
-        """What fits into one message, in UTF-16 units."""
+        """Return the maximum length of one message, in UTF-16 code units."""
 
     @property
     def repeatable(self) -> bool:
-        """The service, or whoever is behind it, can tell by its id that it has a message already."""
+        """Return whether the receiver can detect a repeated message by its id."""
 
     @property
     def files_apart(self) -> bool:
-        """A file is a message of its own, sent after the text; otherwise files go with its last part."""
+        """Return whether each file is sent as a separate message after the text, not with its last part."""
 
     @property
     def trouble(self) -> str:
-        """Why it does not listen at the moment; empty when it does, or has yet to try."""
+        """Return why the channel is not receiving; empty if it is, or has not tried yet."""
 
     async def run(self, take: Take) -> None:
-        """Listen until cancelled; come back by itself from whatever the service or the network does."""
+        """Receive messages until cancelled; recover from any failure of the service or network."""
 
     async def send(self, message: Outgoing) -> str | None:
-        """Deliver one message; what the service calls it. Raises DeliveryError."""
+        """Deliver one message and return the service's id for it. Raises DeliveryError."""
 
     async def typing(self, place: Place) -> None:
-        """Show that an answer is being written, as far as the service can."""
+        """Show a typing indicator, if the service has one."""
 
     async def close(self) -> None: ...
 
 
 class ChannelKind(msgspec.Struct, frozen=True):
-    """What an entry point of the group `farhand.channels` names: how to make the channels of one chat service."""
+    """Describe how to create the channels of one service; entry points of the group `farhand.channels` name these."""
 
-    # The keys of its tables in the settings.
+    # The keys of its settings tables.
     settings: type[ChannelSettings]
     make: Callable[[Any], Channel]
 
 
 @runtime_checkable
 class PostedChannel(Protocol):
-    """A channel whose service posts to `/hooks/{name}`."""
+    """Represent a channel whose service posts to `/hooks/{name}`."""
 
     def door(self) -> Any:
         """Return the `gateway.messaging.hooks.Door` that receives the posts."""

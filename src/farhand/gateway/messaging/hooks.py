@@ -1,6 +1,6 @@
-"""Hooks: addresses other programs post to. A post is on disk before its 202; posts reach the hook's session in order.
+"""Receive posts of other programs at hook addresses, and pass them to sessions in order.
 
-Which session that is stands in the hook's settings and nowhere else: a payload can never choose it.
+A post is on disk before it is answered with 202. Only the hook's settings determine the session; the payload cannot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 SIGNATURE: Final = b"x-webhook-signature"
 MAX_POST_BYTES: Final = 1024 * 1024
-# Posts of one hook that wait for its session: anybody may post to a hook without a secret.
+# Limits how many posts of one hook may wait for its session: a hook without a secret accepts posts from anyone.
 MAX_WAITING: Final = 1000
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 BUSY_SECONDS: Final = 0.5
@@ -44,41 +44,41 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class HookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table `[hooks.ID]`, or what `farhand channels hook add` made."""
+    """Define a table `[hooks.ID]`, or a hook made by `farhand channels hook add`."""
 
     # Posts must be signed with it: `X-Webhook-Signature: sha256=<hex>` of the body.
     secret: str = ""
     agent: str = MAIN
-    # The session its posts go to; by default one of its own.
+    # The session that receives the posts; defaults to a session of the hook's own.
     session: str = ""
     # `json`: the body must be JSON, and is shown to the agent indented.
     format: Literal["text", "json"] = "text"
-    # What the agent may do because of a post. By default `read` with a secret, `none` without.
+    # What the agent may do in response to a post. Defaults to `read` with a secret, `none` without.
     tools: Tools | None = None
-    # Where the agent's answers go: `telegram:123`. By default nowhere but into the transcript.
+    # Where the agent's answers go, such as `telegram:123`. By default they stay in the transcript.
     deliver: str = ""
 
 
 class Unsigned(NotAllowed):
-    """A post that is not signed as its hook demands."""
+    """Report that a post lacks the signature its hook requires."""
 
 
-# A channel's own door: it checks the post by its service's rules, and keeps it. Raises Unsigned, InvalidArgs.
+# A channel's own handler: verifies a post by its service's rules and stores it. Raises Unsigned, InvalidArgs.
 Receive = Callable[[Mapping[bytes, bytes], bytes], Awaitable[None]]
 
 
 class Door(msgspec.Struct, frozen=True):
-    """A channel that is posted to at `/hooks/{name}`."""
+    """Describe how a channel handles posts to `/hooks/{name}`."""
 
     receive: Receive
-    # What the service wants to be answered.
+    # The response status that the service expects.
     status: int = 202
-    # Answers the service's question whether this address is the right one; None when it is not.
+    # Answers the service's verification request for this address; returns None if verification fails.
     challenge: Callable[[Mapping[str, str]], str | None] | None = None
 
 
 class Hooks:
-    """`start` after the sessions have started; whoever made it calls `close`."""
+    """Manage hooks and their posts. Call `start` after the sessions have started; the owner calls `close`."""
 
     def __init__(
         self,
@@ -94,8 +94,10 @@ class Hooks:
         frozen: Callable[[], str | None] = lambda: None,
         removed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`learn` is called with the secret of each hook. `invalid` returns why one of some credentials is not valid,
-        `frozen` why nothing may start now. `removed` is called with the credential of each hook that is removed.
+        """Create the hooks.
+
+        `learn` is called with the secret of each hook. `invalid` returns why one of the given credentials is not valid,
+        `frozen` why nothing may start now. `removed` is called with the credential of each removed hook.
         """
         self._frozen = frozen
         self._removed = removed
@@ -116,10 +118,10 @@ class Hooks:
         self._waiting: dict[str, deque[HookPost]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- which there are --------------------------------------------------------------------------------
+    # -- definitions ------------------------------------------------------------------------------------
 
     def open_door(self, name: str, door: Door) -> None:
-        """Let a channel be posted to."""
+        """Register a channel that receives posts."""
         self._doors[name] = door
 
     def door(self, hook_id: str) -> Door | None:
@@ -130,36 +132,40 @@ class Hooks:
         return {**self._made, **self._configured}
 
     def find(self, hook_id: str) -> HookSettings:
-        """Raises NotFound."""
+        """Return a hook's settings. Raises NotFound."""
         found = self.known.get(hook_id)
         if found is None:
             raise NotFound(f"there is no hook {hook_id[:64]!r}")
         return found
 
     def credential_of(self, hook_id: str, settings: HookSettings) -> Credential:
-        """The credential on whose behalf the agent works on a hook's posts. It ends with the token that made it."""
+        """Return the credential with which the agent handles a hook's posts.
+
+        It expires with the token that made the hook.
+        """
         tools: Tools = settings.tools or ("read" if settings.secret else "none")
         maker = self.maker(hook_id)
         return Credential(f"hook:{hook_id}", tool_scopes(tools), issuer="" if maker == OWNER.id else maker)
 
     def scopes_of(self, credential_id: str) -> frozenset[str] | None:
-        """Return the scopes that a hook's credential has now; None where there is no such hook."""
+        """Return the current scopes of a hook's credential; None if the hook does not exist."""
         hook_id = credential_id.partition(":")[2]
         settings = self.known.get(hook_id)
         return None if settings is None else self.credential_of(hook_id, settings).scopes
 
     def maker(self, hook_id: str) -> str:
-        """The credential that made a hook; those of the settings file are the owner's."""
+        """Return the credential that made a hook; hooks in the settings file belong to the owner."""
         return OWNER.id if hook_id in self._configured else self._makers.get(hook_id, OWNER.id)
 
     def ended(self, hook_id: str) -> str | None:
-        """Why a hook accepts nothing any more: the token that made it is not valid."""
+        """Return why a hook no longer accepts posts: the token that made it is not valid."""
         return self._invalid([self.maker(hook_id)])
 
     async def make(self, hook_id: str, settings: HookSettings, maker: str) -> None:
         """Make a hook on behalf of the credential `maker`.
 
-        Raises InvalidArgs for an id that is none, or that the settings file or a channel has."""
+        Raises InvalidArgs if the id is malformed, or used by the settings file or a channel.
+        """
         if not _ID.fullmatch(hook_id):
             raise InvalidArgs(f"{hook_id[:80]!r} is no id for a hook: letters, digits, _ and -, at most 64")
         if hook_id in self._configured or hook_id in self._doors:
@@ -172,7 +178,7 @@ class Hooks:
         self._learn(settings.secret)
 
     async def remove(self, hook_id: str) -> None:
-        """Raises NotFound, InvalidArgs for one of the settings file."""
+        """Remove a hook. Raises NotFound, or InvalidArgs for a hook in the settings file."""
         if hook_id in self._configured:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; remove it there")
         self.find(hook_id)
@@ -190,9 +196,10 @@ class Hooks:
     # -- posts ------------------------------------------------------------------------------------------
 
     async def post(self, hook_id: str, headers: Mapping[bytes, bytes], body: bytes, delivery: str | None) -> None:
-        """Accept a post; returns once it is on disk. Raises NotFound, Unsigned, InvalidArgs, Failed when too many wait.
+        """Accept a post; return once it is on disk.
 
-        A post that arrives while the gateway is frozen is recorded as refused, and is not worked on after the thaw.
+        A post that arrives while the gateway is frozen is recorded as refused and is not processed after the thaw.
+        Raises NotFound, Unsigned, InvalidArgs, or Failed if too many posts are waiting.
         """
         settings = self.find(hook_id)
         if settings.secret:
@@ -224,7 +231,7 @@ class Hooks:
             self._enqueue(kept)
 
     async def start(self) -> None:
-        """Go on with the posts that were not given to their sessions yet."""
+        """Resume posts that have not reached their sessions yet."""
         for post in await self._database.read(hooks.open_posts):
             self._enqueue(post)
 
@@ -253,18 +260,18 @@ class Hooks:
             del self._waiting[hook_id]
 
     async def _give(self, post: HookPost) -> None:
-        """Give a post to its session, however long that has to be waited for."""
+        """Pass a post to its session, waiting as long as necessary."""
         while True:
             try:
                 settings = self.find(post.hook)
                 run = await self._send(post, settings)
-            except (NotFound, InvalidArgs) as error:  # the hook is gone, or the session takes no such text
+            except (NotFound, InvalidArgs) as error:  # the hook was removed, or the session rejects the text
                 await self._end(post, None, error.message)
                 return
-            except ToolError as error:  # too many wait in the session
+            except ToolError as error:  # the session's queue is full
                 if self._sessions.paused:
                     raise asyncio.CancelledError from None
-                log.debug("hook %s waits: %s", post.hook, error.message)
+                log.debug("hook %s is waiting: %s", post.hook, error.message)
                 await asyncio.sleep(BUSY_SECONDS)
                 continue
             await self._end(post, run.id, None)
@@ -280,7 +287,7 @@ class Hooks:
             text = msgspec.json.format(post.body, indent=2).decode()
         run_id = f"hook-{post.hook}-{post.seq}"
         with contextlib.suppress(NotFound):
-            return await self._sessions.run(run_id)  # given before the gateway stopped, and not noted any more
+            return await self._sessions.run(run_id)  # passed on before the gateway stopped, but not recorded as such
         answer = None
         if settings.deliver:
             channel, _, peer = settings.deliver.partition(":")
@@ -301,7 +308,7 @@ class Hooks:
 
 
 def check_signature(secret: str, given: bytes | None, body: bytes) -> None:
-    """Raises Unsigned unless the body was signed by somebody who knows the secret."""
+    """Verify that the body was signed with the secret. Raises Unsigned."""
     if given is None:
         raise Unsigned("X-Webhook-Signature is missing")
     wanted = signature(secret, body).encode()

@@ -1,7 +1,7 @@
-"""Messages that people write on channels: who may, which session they reach, and how their answer gets back.
+"""Handle messages received on channels: check the sender, choose the session, and deliver the answer.
 
-A message is taken in once, whatever the service repeats. Its answer is owed from the moment it is taken: the debt is on
-disk before the run is, and is paid into the outbox after any number of restarts.
+Each message is accepted once, even if the service repeats it. A record of the awaited answer is on disk before the run
+starts, so the answer reaches the outbox after any number of restarts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from farhand.store.tables.sessions import RunState
 
 log = logging.getLogger(__name__)
 
-# Strangers that wait for the owner's word, per account: a crowd must not fill the store.
+# Limits pending pairing requests per account, so that strangers cannot fill the store.
 MAX_PENDING: Final = 20
-# Characters of what people and services call someone or something.
+# Limits the names of people and groups, in characters.
 LONGEST_NAME: Final = 80
 TYPING_SECONDS: Final = 4.0
 RESTART_SECONDS: Final = 5.0
@@ -52,7 +52,7 @@ _SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
     "write": frozenset({Scope.TOOLS_WRITE.value}),
     "all": frozenset({Scope.TOOLS_EXEC.value}),
 }
-# `all` is what owners give themselves on a channel: it includes other sessions and the files that steer the agent.
+# `all` is what owners grant themselves on a channel: it includes other sessions and the agent's steering files.
 _PEER_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
     **_SCOPES,
     "all": frozenset({Scope.TOOLS_EXEC.value, Scope.CHAT.value, Scope.READ.value}),
@@ -60,7 +60,7 @@ _PEER_SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
 
 
 class Binding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table `[[bindings]]`: which agent answers whom. What is left out fits anything; the first that fits counts."""
+    """Define a `[[bindings]]` table: which agent answers whom. Omitted keys match anything; the first match applies."""
 
     agent: str
     channel: str = ""
@@ -78,7 +78,7 @@ class Binding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reception:
-    """`start` after the sessions have started; whoever made it calls `close`."""
+    """Receive messages and answer them. Call `start` after the sessions have started; the owner calls `close`."""
 
     def __init__(
         self,
@@ -94,11 +94,14 @@ class Reception:
         removed: Callable[[str], None] = lambda _: None,
         overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None,
     ) -> None:
-        """`removed` is called with the credential of a person whose pairing was taken back. `overhear` gets each
-        message first; True means that it was for the gateway itself, not for the agent."""
+        """Create the handler.
+
+        `removed` is called with the credential of a person whose pairing was removed. `overhear` receives each message
+        first and returns True if it was for the gateway itself, not for the agent.
+        """
         self._removed = removed
         known = database.query(pairings.list_pairings)
-        # Those whom the owner let in: channel, account, sender.
+        # Approved senders: channel, account, sender.
         self._approved = {_identity(one) for one in known if one.state is PairingState.APPROVED}
         self._database = database
         self._messages = messages
@@ -110,17 +113,17 @@ class Reception:
         self._links = identity_links or {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._overhear = overhear
-        # Why a channel does not listen at the moment, by the name of its table.
+        # Why a channel is not receiving, by table name.
         self.troubles: dict[str, str] = {}
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen on all channels, and go on with the answers that were owed when the gateway stopped."""
+        """Listen on all channels, and resume the answers that were outstanding when the gateway stopped."""
         for awaited in await self._database.read(outbox.open_awaited):
             try:
                 run = await self._sessions.run(awaited.run_id)
-            except NotFound:  # the message was never taken: its sender is told nothing, and the service asks again
+            except NotFound:  # the message was never accepted: the sender gets no answer, and the service repeats it
                 await self._forget_awaited(awaited.run_id)
                 continue
             self.keep(run, awaited)
@@ -151,15 +154,15 @@ class Reception:
                 return
             except Exception as error:
                 self.troubles[name] = f"{type(error).__name__}: {error}"
-                log.exception("channel %s stopped listening; it begins again in %g s", name, RESTART_SECONDS)
+                log.exception("channel %s stopped listening; restarting in %g s", name, RESTART_SECONDS)
                 await asyncio.sleep(RESTART_SECONDS)
 
-    # -- taking in --------------------------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------------------
 
     async def take(self, channel: Channel, incoming: Incoming) -> Run | None:
-        """Give a message to the session it belongs to; None when its sender may not talk here, or need not be heard.
+        """Pass a message to its session; return None if the sender may not talk here or the message is ignored.
 
-        Raises ToolError when the message cannot be kept now: the service has to bring it again.
+        Raises ToolError if the message cannot be stored now: the service has to repeat it.
         """
         settings = channel.settings
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
@@ -214,20 +217,20 @@ class Reception:
                 idempotency_key=_message_key(place, incoming),
             )
             sent = run.id == run_id
-        except IdempotencyConflict:  # the service brought it again, in other words
+        except IdempotencyConflict:  # the service repeated it with different text
             return None
         finally:
             if not sent:
                 await self._forget_awaited(run_id)
         if not sent:
-            return run  # the service brought it twice
-        if not guest:  # what goes to the place that was used last is for those whom the owner named
+            return run  # the service repeated it
+        if not guest:  # the last active place is only for senders the owner named
             await self._database.write(lambda store: outbox.note_active(store, agent, place, now))
         self.keep(run, awaited)
         return run
 
     async def promise(self, run_id: str, place: Place, agent: str, reply_to: str | None = None) -> AwaitedReply:
-        """Write down who is to hear what comes of a run that is about to begin; `keep` follows."""
+        """Record where to send the result of a run that is about to start; call `keep` next."""
         awaited = AwaitedReply(
             run_id=run_id,
             channel=place.channel,
@@ -245,15 +248,15 @@ class Reception:
         await self._database.write(lambda store: outbox.forget_awaited(store, run_id))
 
     def keep(self, run: Run, awaited: AwaitedReply) -> None:
-        """Answer when the run is over, now or after a restart."""
+        """Send the answer when the run ends, even after a restart."""
         self._begin(self._answer(run, awaited))
 
     def agent_of(self, place: Place) -> str:
-        """The agent that answers at a place."""
+        """Return the agent that answers at a place."""
         return next((binding.agent for binding in self._bindings if binding.fits(place)), MAIN)
 
     async def _envelope(self, agent: str, channel: Channel, incoming: Incoming) -> str:
-        """What the model is shown: where from, who, the text, and where the files are."""
+        """Return the text for the model: origin, sender, message, and the paths of the files."""
         who = one_line(re.sub(r"[\[\]·]", " ", incoming.sender_name or incoming.sender), LONGEST_NAME)
         lines = [f"[{channel.settings.kind} · {who}] {incoming.text}".rstrip()]
         for attachment in incoming.attachments:
@@ -263,7 +266,7 @@ class Reception:
         return "\n".join(lines)
 
     async def _keep(self, agent: str, incoming: Incoming, attachment: Attachment) -> str:
-        """Put a file into the agent's workspace; the path it has there. The same message has the same paths."""
+        """Store a file in the agent's workspace and return its path. The same message always yields the same paths."""
         day = datetime.fromtimestamp(self._clock() / 1000, UTC).strftime("%Y-%m-%d")
         name = _UNSAFE.sub("_", attachment.name.rpartition("/")[2]).lstrip(".")[-80:] or "file"
         mark = hashlib.sha256(f"{incoming.peer}\0{incoming.id}\0{attachment.name}".encode()).hexdigest()[:10]
@@ -280,7 +283,7 @@ class Reception:
         try:
             outcome = await run.reply()
         except ToolError:
-            return  # the gateway stops; the debt stands
+            return  # the gateway is stopping; the record stays
         finally:
             typing.cancel()
         joined = run.joined.id if run.joined is not None else run.record.joined_to
@@ -296,12 +299,12 @@ class Reception:
                     reply_to=awaited.reply_to,
                 )
             except ToolError as error:
-                log.error("the reply of run %s has no way to %s: %s", run.id, awaited.place, error.message)
+                log.error("failed to send the reply of run %s to %s: %s", run.id, awaited.place, error.message)
         run_id, now = run.id, self._clock()
         await self._database.write(lambda store: outbox.end_awaited(store, run_id, now))
 
     async def _told_already(self, awaited: AwaitedReply, joined: str | None) -> bool:
-        """A message that joined another's run has the same answer; the same person hears it once."""
+        """Return whether this person already gets the answer, because the message joined another run of theirs."""
         if joined is None:
             return False
         other = await self._database.read(lambda store: outbox.find_awaited(store, joined))
@@ -320,16 +323,16 @@ class Reception:
             try:
                 await channel.typing(place)
             except Exception as error:
-                log.debug("typing on %s: %s", place, error)
+                log.debug("typing indicator on %s failed: %s", place, error)
                 return
             await asyncio.sleep(TYPING_SECONDS)
 
-    # -- who may talk -----------------------------------------------------------------------------------
+    # -- access -----------------------------------------------------------------------------------------
 
     async def _standing(self, channel: Channel, incoming: Incoming, place: Place) -> Standing | None:
-        """Whether a sender may talk: as one whom the owner named, or as a guest; None: not at all.
+        """Return whether a sender is named by the owner or a guest; None if they may not talk here.
 
-        A sender for whom the service does not vouch is never taken for somebody who was named.
+        A sender whom the service does not authenticate is never treated as named.
         """
         settings = channel.settings
         sender = address(incoming.sender)
@@ -339,22 +342,22 @@ class Reception:
         approved = known is not None and known.state is PairingState.APPROVED
         if settings.policy != "open" and not approved and not allowed(settings.allow, incoming):
             if settings.policy == "allowlist":
-                log.info("a message on %s from %s was not taken: not in the allow list", place.channel, incoming.sender)
+                log.info("rejected a message on %s from %s: not in the allow list", place.channel, incoming.sender)
             elif known is None and incoming.peer_kind == "dm":
                 await self._ask(incoming, place, sender)
             return None
         if settings.policy == "allowlist" and not allowed(settings.allow, incoming):
-            return None  # an approval of earlier settings
+            return None  # approved under earlier settings
         listed = [one for one in settings.allow if one.strip() != "*"]
         linked = session_keys.is_linked(place.channel, incoming.sender, self._links)
         if incoming.peer_kind != "dm" and settings.policy == "open":
-            named = address(incoming.peer) in {address(one) for one in listed}  # all in the group hear the answers
+            named = address(incoming.peer) in {address(one) for one in listed}  # everyone in the group sees the answers
         else:
             named = allowed(listed, incoming) or linked or (approved and settings.policy != "allowlist")
         return "named" if named and incoming.trusted else "guest"
 
     async def _ask(self, incoming: Incoming, place: Place, sender: str) -> None:
-        """Tell a stranger, once, how to be let in."""
+        """Send a stranger, once, the instructions for pairing."""
         everybody = await self._database.read(pairings.list_pairings)
         pending = [
             one
@@ -362,7 +365,9 @@ class Reception:
             if one.state is PairingState.PENDING and (one.channel, one.account) == (place.channel, place.account)
         ]
         if len(pending) >= MAX_PENDING:
-            log.warning("%d people wait to be paired on %s; %s was not noted", len(pending), place.channel, sender)
+            log.warning(
+                "%d pairing requests are pending on %s; ignored the request of %s", len(pending), place.channel, sender
+            )
             return
         pairing = Pairing(
             channel=place.channel,
@@ -385,7 +390,7 @@ class Reception:
         return await self._database.read(pairings.list_pairings)
 
     async def decide(self, code_or_sender: str, approve: bool, channel: str | None = None) -> Pairing:
-        """Let somebody in, or not. Raises NotFound, InvalidArgs when several have that address."""
+        """Approve or deny a pairing request. Raises NotFound, or InvalidArgs if several senders have that address."""
         wanted = code_or_sender.strip()
         found = [
             one
@@ -394,7 +399,8 @@ class Reception:
         ]
         if not found:
             raise NotFound(
-                f"nobody with the code or address {wanted!r} asked to be let in; `farhand channels pair` lists"
+                f"nobody with the code or address {wanted!r} asked to be let in; "
+                "`farhand channels pair` lists the requests"
             )
         if len(found) > 1:
             raise InvalidArgs(f"{wanted!r} wrote on {', '.join(one.channel for one in found)}; name the channel")
@@ -417,13 +423,13 @@ class Reception:
         return decided
 
     def scopes_of_channel(self, credential_id: str) -> frozenset[str] | None:
-        """Return the scopes that people on the accounts of a channel have now; None where no account is left."""
+        """Return the current scopes of people on the accounts of a channel; None if it has no account."""
         kind = credential_id.partition(":")[2]
         found = [one.settings for one in self._messages.channels.values() if one.settings.kind == kind]
         return frozenset[str]().union(*map(_channel_scopes, found)) if found else None
 
     def scopes_of_peer(self, credential_id: str) -> frozenset[str] | None:
-        """Return the scopes that a person on a channel has now; None for one who may no longer talk there."""
+        """Return the current scopes of a person on a channel; None if they may not talk there."""
         _, kind, account, sender = credential_id.split(":", 3)
         for channel in self._messages.channels.values():
             settings = channel.settings
@@ -436,16 +442,16 @@ class Reception:
         return None
 
     async def forget(self, code_or_sender: str, channel: str | None = None) -> Pairing:
-        """Take back what was decided: whoever it is has to ask again. Raises NotFound, InvalidArgs."""
+        """Delete a pairing decision, so that the person has to ask again. Raises NotFound, InvalidArgs."""
         decided = await self.decide(code_or_sender, False, channel)
         await self._database.write(lambda store: pairings.forget_pairing(store, decided))
         return decided
 
 
 def credential_of(channel: Channel, incoming: Incoming) -> Credential:
-    """What the agent may do for whoever wrote: rights of the channel's settings, never those of the owner by chance.
+    """Return the credential with which the agent handles a message: the rights in the channel's settings.
 
-    In a direct conversation it names the person too, so that it ends when the owner takes their pairing back.
+    In a direct conversation it names the person too, so that it ends when the owner removes their pairing.
     """
     settings = channel.settings
     scopes = _channel_scopes(settings) if incoming.trusted else frozenset()
@@ -472,7 +478,7 @@ def tool_scopes(tools: Tools) -> frozenset[str]:
 
 
 def allowed(allow: Sequence[str], incoming: Incoming) -> bool:
-    """By the sender's address, or the group's."""
+    """Return whether the sender's or the group's address is in the list."""
     known = {address(one) for one in allow}
     return (
         "*" in known
@@ -482,7 +488,7 @@ def allowed(allow: Sequence[str], incoming: Incoming) -> bool:
 
 
 def address(text: str) -> str:
-    """One form of an address that is written in several: `+49 170 …`, `0049…` and case do not matter."""
+    """Normalize an address: `+49 170 …` and `0049…` are equal, and case is ignored."""
     plain = text.strip().lower()
     if re.fullmatch(r"\+?[\d\s()./-]{10,}", plain) and not plain.startswith("-"):
         digits = re.sub(r"\D", "", plain)
@@ -491,6 +497,6 @@ def address(text: str) -> str:
 
 
 def _message_key(place: Place, incoming: Incoming) -> str:
-    """Names a message of a service within the bounds of an idempotency key."""
+    """Return a key for a service's message that fits the limits of idempotency keys."""
     whole = "\0".join((place.channel, place.account, place.peer, incoming.id))
     return f"in:{hashlib.sha256(whole.encode()).hexdigest()}"

@@ -1,9 +1,9 @@
-"""The outbox: what was accepted is on disk, and is delivered once the service takes it, in order, and never twice.
+"""Deliver messages from disk: in order per peer, at most once, whenever the service accepts them.
 
-A message is written down before its sender hears of it. Each peer has a lane of its own: a message waits for those
-before it, and for its service as long as that takes. Of any number of gateways on one store, the one that claims a
-message sends it, and shows meanwhile that it lives. What was being handed over when its gateway died is handed over
-again only where the service can tell a repetition; elsewhere it ends as `unknown`, which is what it is.
+A message is stored before its sender gets a response. Each peer has its own queue, in which a message waits for the
+earlier ones and, as long as necessary, for its service. If several gateways share a store, the one that claims a
+message sends it and renews its lease meanwhile. If a gateway dies during delivery, the message is sent again only if
+the service can detect repetitions; otherwise it ends as `unknown`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ FIRST_WAIT: Final = 0.5
 LONGEST_WAIT: Final = 30.0
 GIVE_UP_MS: Final = 3 * 24 * 3600 * 1000
 SEND_SECONDS: Final = 120.0
-# A gateway that showed no life for so long is taken for dead.
+# A gateway that has not renewed its lease for this long is considered dead.
 LEASE_SECONDS: Final = 20.0
-# How often what other gateways accepted and sent is looked at.
+# How often to check for messages that other gateways accepted and sent.
 POLL_SECONDS: Final = 5.0
 CLOSING_SECONDS: Final = 3.0
 WRITE_AGAIN_SECONDS: Final = 2.0
@@ -51,7 +51,7 @@ LaneKey = tuple[str, str, str]
 
 
 class _Lane:
-    """One peer's messages being sent."""
+    """Hold the sending state of one peer."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
@@ -59,7 +59,7 @@ class _Lane:
 
 
 class Messages:
-    """`start` comes before the first delivery; whoever made it calls `close`."""
+    """Accept and deliver messages. Call `start` before the first delivery; the owner calls `close`."""
 
     def __init__(
         self,
@@ -72,8 +72,11 @@ class Messages:
         poll_seconds: float = POLL_SECONDS,
         hide: Callable[[str], str] = str,
     ) -> None:
-        """`alone`: no other gateway works on this store, so what was being sent before `start` has lost its sender.
-        `hide` takes the gateway's secrets out of what is sent."""
+        """Create the outbox.
+
+        `alone`: no other gateway uses this store, so messages in delivery before `start` have lost their sender. `hide`
+        removes the gateway's secrets from what is sent.
+        """
         self._hide = hide
         self._database = database
         self._workspace = workspace
@@ -86,7 +89,7 @@ class Messages:
         self._names: dict[str, Key] = {}
         self._lanes: dict[LaneKey, _Lane] = {}
         self._watched: dict[int, asyncio.Future[OutboxRecord]] = {}
-        # Of messages that others send: their last sign of life, and when it was seen.
+        # For messages that other gateways send: their last heartbeat, and when it was seen.
         self._beats: dict[int, tuple[int, float]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -94,7 +97,7 @@ class Messages:
     # -- channels ---------------------------------------------------------------------------------------
 
     def connect(self, name: str, channel: Channel) -> None:
-        """Make a channel known, by its service and account, and by the name of its table. Before `start`."""
+        """Register a channel by service and account, and by table name. Call before `start`."""
         key = (channel.settings.kind, channel.settings.account)
         assert key not in self._channels, f"the channel {key} is connected twice"
         self._channels[key] = channel
@@ -102,11 +105,11 @@ class Messages:
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """By the names of their tables."""
+        """Return the channels by table name."""
         return {name: self._channels[key] for name, key in self._names.items()}
 
     def resolve(self, channel: str, account: str | None = None) -> Key:
-        """Service and account that a name means. Raises NotFound for one that is not set up."""
+        """Return the service and account that a name refers to. Raises NotFound if it is not set up."""
         wanted = channel.strip().lower()
         if account is None:
             if wanted in self._names:
@@ -136,10 +139,10 @@ class Messages:
         reply_to: str | None = None,
         media: Sequence[str] = (),
     ) -> OutboxRecord:
-        """Take a message for delivery; once for each id and peer. Returns when it is on disk.
+        """Accept a message for delivery, once for each id and peer; return when it is on disk.
 
-        `media` are paths of the agent's workspace. Raises InvalidArgs, NotFound for a channel or file that is not
-        there, StoreError.
+        `media` are paths in the agent's workspace. Raises InvalidArgs, NotFound if a channel or file does not exist,
+        StoreError.
         """
         channel = self._channels.get((place.channel, place.account))
         if channel is None:
@@ -181,9 +184,10 @@ class Messages:
         return found.info.key
 
     async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
-        """Accept a message for sending, once for each `key`; the place it goes to.
+        """Accept a message for sending, once for each `key`; return its destination.
 
-        Without `channel` and `to`: to whoever last talked to the agent; None when nobody has. Raises ToolError.
+        Without `channel` and `to`, it goes to the person who last talked to the agent; returns None if there is none.
+        Raises ToolError.
         """
         last = await self.last_active(agent_id)
         kind, account = self.resolve(channel) if channel else (None, None)
@@ -203,16 +207,16 @@ class Messages:
         return str(kept.place)
 
     async def last_active(self, agent_id: str) -> Place | None:
-        """Who talked to an agent last."""
+        """Return the place from which an agent was last addressed."""
         return await self._database.read(lambda store: outbox.last_active(store, agent_id))
 
     async def outcome(self, record: OutboxRecord, seconds: float) -> OutboxRecord:
-        """The message once it has ended, or as it was when that takes longer."""
+        """Wait for a message to reach its final state; after `seconds`, return it as it is."""
         found = await self.find(record.seq, record.id)
         if found.ended_at is not None or seconds <= 0:
             return found
         future = self._watched.setdefault(record.seq, asyncio.get_running_loop().create_future())
-        found = await self.find(record.seq, record.id)  # it may have ended between the two
+        found = await self.find(record.seq, record.id)  # it may have ended in between
         if found.ended_at is not None:
             self._watched.pop(record.seq, None)
             return found
@@ -222,7 +226,7 @@ class Messages:
             return await self.find(record.seq, record.id)
 
     async def find(self, seq: int, message_id: str) -> OutboxRecord:
-        """Raises NotFound."""
+        """Return a message. Raises NotFound."""
         for record in await self._database.read(lambda store: outbox.find_messages(store, message_id)):
             if seq in (0, record.seq):
                 return record
@@ -232,11 +236,11 @@ class Messages:
         return await self._database.read(lambda store: outbox.list_messages(store, limit=limit, **filters))
 
     async def waiting(self) -> dict[Key, int]:
-        """How many messages wait, by channel and account."""
+        """Return how many messages are waiting, by channel and account."""
         return await self._database.read(outbox.count_open)
 
     async def retry(self, message_id: str) -> OutboxRecord:
-        """Send a message again that failed, or of which nobody knows. Raises NotFound, InvalidArgs."""
+        """Send a message again that failed or whose outcome is unknown. Raises NotFound, InvalidArgs."""
         record = await self.find(0, message_id)
         now = self._clock()
         if not await self._database.write(lambda store: outbox.reopen_message(store, record.seq, now)):
@@ -249,11 +253,11 @@ class Messages:
     # -- delivering -------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Take up what was open when the gateway stopped; how many messages that is."""
+        """Resume the messages that were open when the gateway stopped; return how many."""
         found = await self._database.read(outbox.open_messages)
         for record in found:
             if (record.channel, record.account) not in self._channels:
-                log.warning("a message to %s waits for a channel that is not set up", record.place)
+                log.warning("a message to %s is waiting for a channel that is not set up", record.place)
                 continue
             if record.state is MessageState.SENDING and self._alone:
                 await self._take_from(record, "the gateway stopped while the service was taking it")
@@ -263,7 +267,7 @@ class Messages:
         return len(found)
 
     async def close(self) -> None:
-        """Let deliveries that are under way finish for a moment; the rest is taken up after the next start."""
+        """Give current deliveries a moment to finish; the rest resume at the next start."""
         self._closing.set()
         for lane in self._lanes.values():
             lane.changed.set()
@@ -276,7 +280,7 @@ class Messages:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _serve_lane(self, key: LaneKey) -> None:
-        """There is something to send to a peer."""
+        """Start or wake the sender of a peer's queue."""
         if self._closing.is_set() or key[:2] not in self._channels:
             return
         lane = self._lanes.get(key)
@@ -296,8 +300,8 @@ class Messages:
                 if ours and record is not None:
                     await self._attempt(channel, record)
                     continue
-            except Exception:  # the store does not answer: the message is on disk as it was
-                log.exception("messages to %s wait for the store", key[2])
+            except Exception:  # the store is unavailable: the message on disk is unchanged
+                log.exception("messages to %s are waiting for the store", key[2])
                 await self._rest(lane, LONGEST_WAIT)
                 continue
             if record is not None:
@@ -308,12 +312,12 @@ class Messages:
                 return
 
     async def _rest(self, lane: _Lane, seconds: float) -> None:
-        """Until there is news of the lane, or some time has passed."""
+        """Wait until the queue changes or `seconds` have passed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(lane.changed.wait(), max(seconds, 0.0))
 
     async def _attempt(self, channel: Channel, record: OutboxRecord) -> None:
-        """Try a message that is ours once, part by part."""
+        """Try once to send a message claimed by this gateway, part by part."""
         try:
             steps = _steps(channel, record)
             while record.parts_sent < steps:
@@ -322,11 +326,11 @@ class Messages:
                     remote_id = await channel.send(part)
                 record = msgspec.structs.replace(record, parts_sent=record.parts_sent + 1, remote_id=remote_id)
                 if record.parts_sent < steps and not await self._save(record):
-                    return  # others took us for dead: what is left is not ours to send
+                    return  # our lease expired: another gateway sends the rest
             await self._end(record, MessageState.SENT, None)
         except Refused as error:
             await self._end(record, MessageState.FAILED, str(error))
-        except ToolError as error:  # a file to be sent is gone
+        except ToolError as error:  # an attached file no longer exists
             await self._end(record, MessageState.FAILED, error.message)
         except TryLater as error:
             await self._later(record, str(error), error.after)
@@ -335,7 +339,7 @@ class Messages:
         except (Unsure, DeliveryError) as error:
             await self._doubtful(channel, record, str(error))
         except Exception as error:
-            log.exception("channel %s failed with message %s", channel.settings.kind, record.id)
+            log.exception("channel %s failed to send message %s", channel.settings.kind, record.id)
             await self._doubtful(channel, record, f"{type(error).__name__}: {error}")
 
     async def _part(self, channel: Channel, record: OutboxRecord) -> Outgoing:
@@ -388,15 +392,17 @@ class Messages:
             self._tell_watchers(ended)
 
     async def _save(self, record: OutboxRecord) -> bool:
-        """Write down how far a message has come, however long the store takes: what was sent is not sent again for
-        want of a note. False when the message is not ours any more."""
+        """Store the progress of a message, retrying as long as the store fails, so that nothing is sent twice.
+
+        Returns False if another gateway has claimed the message.
+        """
         while True:
             try:
                 return await self._database.write(partial(outbox.save_message, record=record, now=self._clock()))
             except StoreError as error:
                 if self._closing.is_set():
                     raise
-                log.error("message %s is %s, which cannot be written down: %s", record.id, record.state.value, error)
+                log.error("message %s is %s, but storing that failed: %s", record.id, record.state.value, error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), WRITE_AGAIN_SECONDS)
 
@@ -408,18 +414,18 @@ class Messages:
     # -- other gateways ---------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Show that this gateway lives, and look after what others accepted, sent, or left when they died."""
+        """Renew this gateway's lease, and check messages that others accepted, sent, or left when they died."""
         while True:
             try:
                 await self._look_around()
             except StoreError as error:
-                log.error("the outbox cannot be looked at: %s", error)
+                log.error("failed to check the outbox: %s", error)
             await asyncio.sleep(min(self._poll, self._lease / 4))
 
     async def _look_around(self) -> None:
         if self._lanes:
             await self._database.write(partial(outbox.beat, holder=self._holder), durable=False)
-        steady = time.monotonic()  # not the wall's: a clock that jumps kills nobody
+        steady = time.monotonic()  # monotonic: a jump of the wall clock must not expire leases
         beats: dict[int, tuple[int, float]] = {}
         for record in await self._database.read(outbox.open_messages):
             if record.state is MessageState.SENDING and record.holder != self._holder:
@@ -435,7 +441,7 @@ class Messages:
                 self._tell_watchers(known)
 
     async def _take_from(self, record: OutboxRecord, reason: str) -> None:
-        """Decide on a message whose sender is gone."""
+        """Decide what to do with a message whose sender is dead."""
         channel = self._channels.get((record.channel, record.account))
         if channel is None:
             return
@@ -445,12 +451,12 @@ class Messages:
 
 
 def _steps(channel: Channel, record: OutboxRecord) -> int:
-    """How many messages of the service one of ours is."""
+    """Return how many service messages one outbox message needs."""
     return len(record.parts) + (len(record.media) if channel.files_apart else 0)
 
 
 def sent(record: OutboxRecord) -> dict[str, Any]:
-    """What a caller is told of a message. Raises Failed when the service refused it or nobody can tell."""
+    """Return what a caller sees of a message. Raises Failed if the service refused it or its outcome is unknown."""
     if record.state is MessageState.FAILED:
         raise Failed(f"Channel send failed: {record.error}")
     if record.state is MessageState.UNKNOWN:

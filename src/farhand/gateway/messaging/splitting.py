@@ -1,4 +1,4 @@
-"""Cutting a long text into messages, at the best place there is, with code blocks kept whole on each side."""
+"""Split a long text into messages at natural boundaries, keeping code blocks well-formed in each part."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 
 _FENCE: Final = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 _BREAKS: Final = ("\n\n", "\n", " ")
-# A break before this much of a message is filled is not worth it.
+# Do not break a message before it is filled to this fraction.
 _EARLIEST: Final = 0.5
 
 
 def units(text: str) -> int:
-    """Length as services count it: characters beyond the first 65,536 are two."""
+    """Return the length in UTF-16 code units, as services count it."""
     return len(text) + sum(character > "\uffff" for character in text)
 
 
 def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tuple[str, ...]:
-    """The text in pieces of at most `longest`. Put together, they say the same; nothing but blanks is left out."""
+    """Split the text into pieces of at most `longest`. Only whitespace at the boundaries is dropped."""
     text = text.strip("\n")
     pieces: list[str] = []
     opening = ""
     while measure(opening + text) > longest:
-        head = _cut(text, longest - measure(opening) - 8, measure)  # room for the end of a code block
+        head = _cut(text, longest - measure(opening) - 8, measure)  # room for the closing fence
         piece = opening + head
         text = text[len(head) :]
         opening = _open_fence(piece)
@@ -33,7 +33,7 @@ def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tup
             piece = piece.rstrip("\n") + "\n" + (closing.group() if closing else "```")
             text = text.removeprefix("\n")
             opening = f"{fence}\n"
-            if measure(opening) > longest // 4:  # whoever opens a block with a novel gets plain text
+            if measure(opening) > longest // 4:  # a very long opening line is not repeated
                 opening = ""
         else:
             text = text.lstrip("\n ")
@@ -44,7 +44,7 @@ def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tup
 
 
 def _cut(text: str, room: int, measure: Callable[[str], int]) -> str:
-    """As much of the beginning as fits, up to a good place to stop."""
+    """Return the longest beginning that fits and ends at a good boundary."""
     end = max(1, min(len(text), room))
     while end > 1 and measure(text[:end]) > room:
         end -= max(1, (measure(text[:end]) - room) // 2)
@@ -56,7 +56,7 @@ def _cut(text: str, room: int, measure: Callable[[str], int]) -> str:
 
 
 def _open_fence(piece: str) -> str:
-    """The line that opened a code block which the piece does not close."""
+    """Return the line that opened a code block which the piece does not close."""
     opened = ""
     for match in _FENCE.finditer(piece):
         mark = match.group(1)

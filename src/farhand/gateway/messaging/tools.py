@@ -1,4 +1,7 @@
-"""`gsv__Message` and `message`: two faces of the outbox. Both default to where the session was last written to from."""
+"""Implement `gsv__Message` and `message`, two interfaces to the outbox.
+
+Both default to the place from which the session was last addressed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from farhand.store.tables.outbox import OutboxRecord, Place
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
 
-# How long a caller waits for the service; what takes longer is delivered all the same.
+# How long a caller waits for the outcome; delivery continues after that.
 WAIT_SECONDS: Final = 5.0
 KINDS: Final[tuple[str, ...]] = get_args(PeerKind)
 
@@ -82,7 +85,7 @@ class MessageTools:
         told = sent(await self._accept(context, place, content, None, []))
         return f"message sent to {to}" if told["sent"] else f"message to {to} {told['note']}"
 
-    # previews: the same arguments, read by the same code
+    # previews: the same arguments, parsed by the same code
 
     async def preview_send(
         self,
@@ -132,7 +135,7 @@ class MessageTools:
         return await self._messages.outcome(record, WAIT_SECONDS)
 
     async def _check_guest(self, context: CallContext, place: Place) -> None:
-        """Raise NotAllowed where the agent would write to someone else on behalf of a guest, in the owner's name."""
+        """Raise NotAllowed if a guest's request would make the agent write to someone else."""
         run = self._sessions.current(self._sessions.canonical(context.session_key)) if context.session_key else None
         if run is None or not run.options.guest or principal_of(context).on_behalf_of is None:
             return
@@ -142,7 +145,7 @@ class MessageTools:
                 "the agent may answer them where they wrote"
             )
 
-    # -- where to ---------------------------------------------------------------------------------------
+    # -- destinations -----------------------------------------------------------------------------------
 
     async def place(
         self,
@@ -154,7 +157,7 @@ class MessageTools:
         peer_kind: str | None = None,
         account: str | None = None,
     ) -> Place:
-        """Where a message goes whose sender left some of that to the present conversation. Raises ToolError."""
+        """Return the destination of a message; missing parts come from the current conversation. Raises ToolError."""
         if peer_kind and peer_kind not in KINDS:
             raise InvalidArgs(f"Invalid peerKind: {peer_kind}. Must be dm, group, channel, or thread.")
         current = await self.current(session_key, agent_id)
@@ -180,7 +183,7 @@ class MessageTools:
         return Place(kind, chosen, peer, peer_kind or (same.peer_kind if same else "dm"))
 
     async def target(self, session_key: str | None, agent_id: str | None, to: str) -> Place:
-        """The place that `channel:peer`, `channel:kind:peer` or a bare peer of the current channel is."""
+        """Parse `channel:peer`, `channel:kind:peer`, or a bare peer of the current channel."""
         head, colon, rest = to.strip().partition(":")
         if not colon:
             if await self.current(session_key, agent_id) is None:
@@ -194,7 +197,7 @@ class MessageTools:
         return await self.place(session_key, agent_id, channel=head, to=rest, peer_kind=None if known else "dm")
 
     async def current(self, session_key: str | None, agent_id: str | None) -> Place | None:
-        """Where the session was last written to from, else the agent."""
+        """Return the place from which the session, or else the agent, was last addressed."""
         if session_key:
             try:
                 record = await self._sessions.find(session_key)
