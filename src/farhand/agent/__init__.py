@@ -1,1 +1,1 @@
-"""The agent: functions over messages that yield events. Nothing here saves, listens or knows a node."""
+"""The agent: functions over messages that yield events. This package has no storage, no sockets and no nodes."""

@@ -1,6 +1,6 @@
-"""Making a long conversation shorter: older messages are told in a summary, the newest stay as they are.
+"""Shorten a long conversation: summarise older messages and keep the newest unchanged.
 
-The originals are not touched: a `Compaction` says how many messages its summary stands for, and whoever keeps the
+The originals are not modified: a `Compaction` has the number of messages its summary replaces, and the owner of the
 transcript keeps them beside it.
 """
 
@@ -36,7 +36,7 @@ original. Write only the summary, in the language of the conversation, with thes
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """A summary, and what it replaces: `count` messages after the system prompt at the beginning."""
+    """A summary that replaces the first `count` messages after the system prompt."""
 
     summary: Message
     count: int
@@ -48,26 +48,26 @@ class Compaction(msgspec.Struct, frozen=True):
 
 
 class Compactor(msgspec.Struct, frozen=True):
-    """When to compact and how much to keep, in parts of the context."""
+    """When to compact and how much to keep, as fractions of the context."""
 
-    # Of the conversation; 0: what the model takes.
+    # Size of the conversation's context; 0: that of the model.
     context_tokens: int = 0
     threshold: float = 0.8
     keep: float = 0.25
 
     def due(self, messages: Sequence[Message], counted: int, context_tokens: int) -> bool:
-        """Whether the next request would fill the context: by the provider's count of the last one, else estimated."""
+        """Return whether the next request would fill the context, by the provider's last count or else an estimate."""
         size = counted or messages_tokens(messages)
         return size > self._context(context_tokens) * self.threshold and self.cut(messages, context_tokens) > 0
 
     def cut(self, messages: Sequence[Message], context_tokens: int) -> int:
-        """How many messages after the system prompt to summarise; 0 when there are none to spare.
+        """Return the number of messages after the system prompt to summarise; 0 if none can be dropped.
 
-        The newest that fit are kept. What is kept never begins with a tool's result, so no call is apart from its
-        result; the last round is always kept whole.
+        Keeps the newest messages that fit. The kept part never starts with a tool result, so no call is separated from
+        its result; the last round is always kept whole.
         """
         start = _start(messages)
-        # A provider that found it too long counts more than the estimate does, so that a part of that is kept.
+        # A provider that rejects the conversation as too long counts more than the estimate, so keep only a part of it.
         room = int(min(self._context(context_tokens), messages_tokens(messages[start:])) * self.keep)
         cut = len(messages)
         for index in range(len(messages) - 1, start - 1, -1):
@@ -79,8 +79,11 @@ class Compactor(msgspec.Struct, frozen=True):
         return cut - start if cut < len(messages) else 0
 
     async def compact(self, model: Model, messages: Sequence[Message]) -> Compaction | None:
-        """The compaction of a conversation, None when nothing can be spared. Never raises ModelError: when no summary
-        can be had, the summary says so, for going on with less is better than not going on."""
+        """Return the compaction of a conversation, or None if no message can be dropped.
+
+        Never raises ModelError: if no summary can be made, the summary says so, since continuing with less context is
+        better than failing.
+        """
         count = self.cut(messages, model.context_tokens)
         if count <= 0:
             return None
@@ -94,7 +97,7 @@ class Compactor(msgspec.Struct, frozen=True):
         return Compaction(Message("user", _worded(text, old, messages[start + count :])), count, usage)
 
     async def _summary(self, model: Model, old: Sequence[Message]) -> tuple[str, Usage]:
-        """A rolling summary: as much at a time as half of the model's context takes."""
+        """Return a rolling summary, made of chunks of half the model's context each."""
         room = self._context(model.context_tokens) // 2
         summary, usage = "", Usage()
         for part in _parts(old, room):
@@ -114,7 +117,7 @@ class Compactor(msgspec.Struct, frozen=True):
 
 
 def told(message: Message) -> str:
-    """A message as the one who summarises reads it."""
+    """Format a message for the summarising model."""
     lines = []
     if message.text:
         text = message.text
@@ -128,7 +131,7 @@ def told(message: Message) -> str:
 
 
 def _start(messages: Sequence[Message]) -> int:
-    """Where the conversation begins, after the system prompt."""
+    """Return the index of the first message after the system prompt."""
     return next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
@@ -152,7 +155,7 @@ def _worded(text: str, old: Sequence[Message], kept: Sequence[Message]) -> str:
     if any(message.role == "user" for message in kept):
         return worded
     last = next((message.text for message in reversed(old) if message.role == "user" and message.text), "")
-    # The request being worked on must survive a summary of a summary, too.
+    # The current request must also survive a summary of a summary.
     last = last.rpartition("Last request from user was: ")[2] if last.startswith(MARK) else last
     return f"{worded}\n\nLast request from user was: {last[:LONGEST_REQUEST]}" if last else worded
 

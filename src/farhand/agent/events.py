@@ -1,22 +1,21 @@
-"""What happens in a run, in order. Server-sent events, OpenAI chunks, the transcript and the terminal all read these.
+"""The events of a run, in order, for server-sent events, OpenAI chunks, the transcript and the terminal.
 
 A run is a sequence of steps, one for each reply of the model:
 
     StepStarted (Compacted | TextDelta | ThinkingDelta | Retrying)* Appended(assistant)
-        (ToolCalled)* (ToolEnded Appended(tool))*          when it asked for tools, each call exactly once
-        (Injected Appended(user))*                         messages that came meanwhile
+        (ToolCalled)* (ToolEnded Appended(tool))*          if it called tools, each call exactly once
+        (Injected Appended(user))*                         messages that arrived meanwhile
     ...
     Completed | Stopped | Failed                           exactly one, always the last
 
-Promises a reader can build on:
+Guarantees:
 
-- `Appended` is everything that belongs into the transcript, and nothing else does. The loop goes on only when its
-  reader asks for the next event, so a reader that saves `Appended` before asking has every tool call on disk before
-  the tool starts.
-- Results are appended as they come in. `transcript.mend` puts them into the order of their calls and answers those
+- `Appended` events are exactly the entries of the transcript. The loop continues only when its reader asks for the
+  next event, so a reader that saves `Appended` before asking has every tool call on disk before the tool starts.
+- Results are appended as they arrive. `transcript.mend` puts them into the order of their calls and answers those
   that a crash left open.
-- A run that is stopped answers every call it had asked for before it yields `Stopped`. One that is completed has
-  answered every call but those it hands over.
+- A stopped run answers all of its calls before it yields `Stopped`. A completed run has answered every call except
+  those in `handed`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from farhand.llm.messages import FinishReason, Message, ToolUse, Usage
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """The model is asked; steps count from 1."""
+    """The model is being asked; steps count from 1."""
 
     step: int
     model: str
@@ -52,7 +51,7 @@ class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta"):
 
 
 class Retrying(msgspec.Struct, frozen=True, tag="retrying"):
-    """The model is asked again after `delay` seconds; with `void`, this step's deltas so far are to be forgotten."""
+    """The model is asked again after `delay` seconds; with `void`, discard the deltas of this step."""
 
     step: int
     reason: str
@@ -69,7 +68,7 @@ class ToolCalled(msgspec.Struct, frozen=True, tag="tool_called"):
 
 
 class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended"):
-    """A tool call is over, well or badly. `seconds` is 0 for one that never ran."""
+    """A tool call has ended. `seconds` is 0 if it never ran."""
 
     step: int
     use: ToolUse
@@ -78,20 +77,20 @@ class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended"):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="appended"):
-    """The next entry of the transcript: save it."""
+    """A new entry of the transcript, to be saved."""
 
     step: int
     message: Message
-    # Of an assistant's message: what it cost.
+    # Usage of an assistant message.
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
     model: str | None = None
-    # Of an injected message: the id it had in the inbox, to be taken out there in the same transaction.
+    # The inbox id of an injected message, to be removed there in the same transaction.
     incoming: str | None = None
 
 
 class Injected(msgspec.Struct, frozen=True, tag="injected"):
-    """A message that arrived during the run joins it now."""
+    """A message that arrived during the run is added to it."""
 
     step: int
     incoming: str
@@ -99,26 +98,26 @@ class Injected(msgspec.Struct, frozen=True, tag="injected"):
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted"):
-    """From here on a summary stands for the oldest messages of the conversation. Keep the originals."""
+    """A summary now replaces the oldest messages of the conversation. Keep the originals."""
 
     step: int
     compaction: Compaction
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed"):
-    """The agent has answered. `steps` counts model replies, `usage` adds them up."""
+    """The agent has answered. `steps` is the number of model replies, `usage` their sum."""
 
     reply: str
     usage: Usage
     steps: int
     # `rounds`: the limit on tool rounds ended the run, and the reply says so. `tool_calls`: see `handed`.
     finish_reason: FinishReason | Literal["rounds"] = "stop"
-    # Calls that whoever asked carries out; their results are the next thing to be said in the conversation.
+    # Calls for the client to run; their results come with its next message.
     handed: tuple[ToolUse, ...] = ()
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """Somebody stopped the run; every tool call it made has a result."""
+    """The run was stopped; each of its tool calls has a result."""
 
     reason: str
     usage: Usage
@@ -127,7 +126,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The model gave no reply. `kind` is `not_configured`, `refused`, `context_overflow`, `unavailable`,
-    `empty`, or `failed` for a fault of our own."""
+    `empty`, or `failed` for an internal error.
+    """
 
     kind: str
     message: str

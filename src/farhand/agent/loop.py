@@ -1,7 +1,7 @@
-"""The loop: ask the model, run the tools it wants, tell it what came out, until it answers.
+"""The agent loop: ask the model, run the tools it calls, send it the results, until it answers.
 
-One function over plain data that yields events (`events.py` says which, and what a reader can rely on). It neither
-saves nor prints, knows no session and no machine.
+One function over plain data that yields events (see `events.py` for their order and guarantees). It does no I/O of its
+own and has no knowledge of sessions or machines.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from farhand.protocol.errors import ToolError
 log = logging.getLogger(__name__)
 
 EMPTY_RETRIES: Final = 2
-# Events of a model that may wait to be told.
+# Maximum number of buffered model events.
 AHEAD: Final = 1000
 TOOL_CHOICE: Final = "tool_choice"
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """A message that arrived while the run was under way."""
+    """A message that arrived during the run."""
 
     id: str
     message: Message
 
 
 class Limits(msgspec.Struct, frozen=True):
-    # Rounds of tool calls in one run.
+    # Maximum rounds of tool calls in one run.
     max_rounds: int = 100
-    # Tool calls at the same time.
+    # Maximum tool calls at the same time.
     parallel: int = 16
-    # How long a stopped run waits for its tools to say how they ended.
+    # How long a stopped run waits for its tools to end.
     stop_seconds: float = 0.8
-    # From how many same results of the same call in a row on the model is told that it repeats itself.
+    # Number of identical results of the same call in a row after which the model is warned.
     repeats: int = 4
 
 
@@ -84,13 +84,13 @@ async def run(
     parameters: Mapping[str, Any] | None = None,
     handed: Collection[str] = (),
 ) -> AsyncGenerator[Event, None]:
-    """Everything that happens until the model has answered `messages`, which begin with the system prompt.
+    """Yield the events of a run until the model has answered `messages`, which start with the system prompt.
 
-    `inbox` is asked between tool rounds for messages to join the run; one that was injected is not injected again.
-    Setting `stop` ends the run within a second. A reader that leaves early calls `aclose()`, which ends the tools too,
-    but then nobody is told how they ended. `parameters` are more for each request to the model; a `tool_choice` among
-    them is for the first. Calls of the tools named in `handed` are not made here: they end the run, once the others of
-    the same reply have their results.
+    `inbox` is polled between tool rounds for messages to add to the run; each is injected once. Setting `stop` ends the
+    run within a second. A reader that leaves early calls `aclose()`, which also ends the tools, without reporting their
+    results. `parameters` are added to each request to the model; a `tool_choice` among them applies to the first only.
+    Calls of the tools in `handed` are not run here: they end the run once the other calls of the same reply have
+    results.
     """
     stop = stop or asyncio.Event()
     state = _Run(model, messages, tools, inbox, stop, limits or Limits(), compactor, thinking, max_tokens)
@@ -126,12 +126,12 @@ class _Run:
         self.step = 0
         self.usage = Usage()
         self.injected: set[str] = set()
-        # Tokens of the last request and its reply, as the provider counted them, and of what was added since.
+        # Tokens of the last request and its reply, as counted by the provider, plus what was added since.
         self.context = 0
         self.reply: Finished | None = None
         self.parameters: dict[str, Any] = {}
         self.handed: frozenset[str] = frozenset()
-        # What calls came to, by their name and arguments.
+        # Results of earlier calls, by name and arguments.
         self.before: dict[tuple[str, str], _Result] = {}
 
     async def steps(self) -> AsyncGenerator[Event, None]:
@@ -148,7 +148,7 @@ class _Run:
                 yield Failed(_kind(error), error.message, self.usage, self.step)
                 return
             except Exception as error:
-                log.exception("the model %s failed in a way it should not", self.model.name)
+                log.exception("model %s raised an unexpected exception", self.model.name)
                 yield Failed("failed", f"{type(error).__name__}: {error}", self.usage, self.step)
                 return
             if self.reply is None:
@@ -176,7 +176,7 @@ class _Run:
         yield Stopped("stopped", self.usage, self.step)
 
     async def _ask(self) -> AsyncGenerator[Event, None]:
-        """One reply of the model. Leaves it in `reply`, or None there when the run was stopped. Raises ModelError."""
+        """Ask the model once and set `reply`, or leave it None if the run was stopped. Raises ModelError."""
         overflowed = False
         empty = 0
         while True:
@@ -221,7 +221,7 @@ class _Run:
         return {name: value for name, value in self.parameters.items() if name != TOOL_CHOICE}
 
     async def _until_stopped(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        """The model's events; ends early, without `Finished`, when the run is stopped."""
+        """Yield the model's events; end early, without `Finished`, if the run is stopped."""
         queue: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue(AHEAD)
 
         async def read() -> None:
@@ -236,7 +236,7 @@ class _Run:
 
         async def watch() -> None:
             await self.stop.wait()
-            with contextlib.suppress(asyncio.QueueFull):  # then there is something else to wake the reader
+            with contextlib.suppress(asyncio.QueueFull):  # a full queue wakes the reader anyway
                 queue.put_nowait(None)
 
         tasks = [asyncio.ensure_future(read()), asyncio.ensure_future(watch())]
@@ -272,7 +272,7 @@ class _Run:
         )
 
     def _broken_off(self, said: _Said, tools: Sequence[ToolSpec]) -> list[Event]:
-        """What a stopped model had said so far belongs to the conversation; calls it had not finished do not."""
+        """Return the events of an interrupted reply: its text is kept, its unfinished calls are not."""
         message = Message("assistant", "".join(said.text), thinking="".join(said.thinking))
         if not message.text:
             return []
@@ -282,7 +282,7 @@ class _Run:
         return [Appended(self.step, message, usage, None, self.model.name)]
 
     def _counted(self, finished: Finished, tools: Sequence[ToolSpec]) -> Finished:
-        """With an estimate where the provider did not count."""
+        """Return the reply with estimated usage if the provider sent none."""
         if finished.usage.total_tokens:
             return finished
         counted = self._estimate(finished.message, tools)
@@ -312,9 +312,9 @@ class _Run:
         yield Compacted(self.step, compaction)
 
     async def _use_tools(self, finished: Finished, handed: Sequence[ToolUse]) -> AsyncGenerator[Event, None]:
-        """Runs the calls of a reply, all at once, but for those it hands over.
+        """Run the calls of a reply concurrently, except those handed to the client.
 
-        Each has exactly one result when this ends, stopped or not; when it is stopped, those it would hand over too.
+        Afterwards each has exactly one result, even if stopped; a stopped run also answers those for the client.
         """
         uses = [use for use in finished.message.tool_calls if use not in handed]
         for use in uses:
@@ -366,7 +366,7 @@ class _Run:
             yield Appended(self.step, outcome.message(use))
 
     def _handed_over(self, finished: Finished) -> tuple[ToolUse, ...]:
-        """The calls of a reply that somebody else carries out. What is no call goes back to the model, as any."""
+        """Return the calls of a reply that the client runs. Invalid calls go back to the model as usual."""
         reason = finished.finish_reason
         uses = finished.message.tool_calls
         return tuple(use for use in uses if use.name in self.handed and argument_fault(use, reason) is None)
@@ -379,11 +379,11 @@ class _Run:
         except ToolError as error:
             return Outcome.of_error(error)
         except Exception as error:
-            log.exception("the tool %s failed in a way it should not", use.name)
+            log.exception("tool %s raised an unexpected exception", use.name)
             return Outcome.failed("failed", f"{type(error).__name__}: {error}")
 
     def _cut(self, outcome: Outcome) -> Outcome:
-        """A single result must leave room for an answer: at most about half of the context."""
+        """Limit a single result to about half of the context, to leave room for an answer."""
         longest = max(2_000, self.model.context_tokens * 2)
         if isinstance(outcome.content, str):
             return msgspec.structs.replace(outcome, content=shortened(outcome.content, longest))
@@ -393,7 +393,7 @@ class _Run:
         return msgspec.structs.replace(outcome, content=blocks)
 
     def _noted(self, use: ToolUse, outcome: Outcome) -> Outcome:
-        """The outcome, with a word about it where the same call has come to the same several times in a row."""
+        """Return the outcome, with a warning if the same call gave the same result several times in a row."""
         key = (use.name, use.arguments)
         before = self.before.get(key)
         same = before is not None and before.content == outcome.content and before.step >= self.step - 1
@@ -422,7 +422,7 @@ class _Run:
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """What a call came to in a step, and in how many steps up to there without a break."""
+    """The result of a call, and the number of consecutive steps that gave it."""
 
     content: Content
     step: int
@@ -430,7 +430,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class _Said:
-    """What a reply has said so far."""
+    """The reply received so far."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -479,7 +479,7 @@ def _empty_text(model: str, finish_reason: FinishReason) -> str:
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any]], seconds: float) -> None:
-    """Cancel what still runs and wait for it, but not for ever: a tool that will not end must not hold the run."""
+    """Cancel running tasks and wait at most `seconds`: a tool that does not end must not block the run."""
     open_tasks = [task for task in tasks if not task.done()]
     for task in open_tasks:
         task.cancel()
@@ -487,4 +487,4 @@ async def _end(tasks: Sequence[asyncio.Task[Any]], seconds: float) -> None:
         await asyncio.wait(open_tasks, timeout=seconds)
     for task in open_tasks:
         if not task.done():
-            log.warning("a task of a stopped run goes on after %g s", seconds)
+            log.warning("a task of a stopped run is still running after %g s", seconds)

@@ -1,8 +1,7 @@
-"""The system prompt: a pure function of what it is given.
+"""Build the system prompt as a pure function of its inputs.
 
-Its bytes are the same from turn to turn as long as nothing it tells has changed, so that providers can keep it in
-their cache. What changes oftener comes later: first the rules, then the workspace's files, then machines, and the date
-(never the time of day) last.
+Its bytes stay the same from turn to turn while its inputs do, so that providers can cache it. What changes more often
+comes later: rules first, then the workspace's files, then machines, and the date (never the time of day) last.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ FILES: Final = (
     "BOOTSTRAP.md",
     "BOOT.md",
 )
-# Told in the owner's own session only.
+# Included in the owner's own session only.
 PRIVATE: Final = frozenset({"MEMORY.md", "BOOTSTRAP.md", "BOOT.md"})
 SUB_AGENT_FILES: Final = ("AGENTS.md", "TOOLS.md")
 LONGEST_FILE: Final = 20_000
 LONGEST_FILES: Final = 150_000
-# Characters of the list of machines, and of those that are offline.
+# Maximum characters of the machine list and of the list of offline machines.
 LONGEST_MACHINES: Final = 600
 LONGEST_ABSENT: Final = 250
-# Names of tools that need no quotes; the name of a plug-in's tool has a dot and is called as it is.
+# Tool names that need no quotes; the name of a plug-in's tool has a dot and is called unchanged.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}(\.\*)?")
 _PLAIN_TOOL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEARTBEAT_OK: Final = "HEARTBEAT_OK"
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A node, as the agent should know it.
+    """A node as described to the agent.
 
     `description`: such as its system and tags. `tools`: names without the node's prefix, or the full names of a
     plug-in's tools. `offline`: when it was last seen, if it is not connected.
@@ -56,28 +55,28 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class PromptParts(msgspec.Struct, frozen=True):
-    """What a prompt is made of."""
+    """The inputs of a prompt."""
 
     agent_id: str = "main"
-    # `minimal` is a sub-agent's: who it is, where it works, and AGENTS.md.
+    # `minimal` is for a sub-agent: identity, working folder and AGENTS.md.
     mode: Literal["full", "minimal"] = "full"
     workspace: str = ""
-    # Texts of `FILES`, as far as they exist.
+    # Texts of those `FILES` that exist.
     files: Mapping[str, str] = {}
-    # Whether this is the owner's own session: only there the files in `PRIVATE` are told.
+    # Whether this is the owner's own session, the only one that includes the files in `PRIVATE`.
     private: bool = True
-    # Whether the agent works for a person whom the owner has not named.
+    # Whether the agent works for a person that the owner has not named.
     guest: bool = False
     skills: tuple[Skill, ...] = ()
     machines: tuple[Machine, ...] = ()
-    # What `tool_search` can find, from `tool_search.overview`.
+    # Summary of what `tool_search` can find, from `tool_search.overview`.
     further_tools: str = ""
-    # The day with its time zone, such as `2026-11-16 (Europe/Berlin)`.
+    # The date with its time zone, such as `2026-11-16 (Europe/Berlin)`.
     date: str = ""
 
 
 def system_prompt(parts: PromptParts) -> str:
-    """The prompt; sections that would be empty are left out."""
+    """Return the prompt without its empty sections."""
     full = parts.mode == "full"
     heartbeat = bool(parts.files.get("HEARTBEAT.md", "").strip())
     bootstrap = bool(parts.files.get("BOOTSTRAP.md", "").strip())
@@ -99,10 +98,10 @@ def system_prompt(parts: PromptParts) -> str:
 
 
 class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a system prompt is made of, all of it."""
+    """The complete inputs of a system prompt."""
 
     parts: PromptParts
-    # Instructions behind it: the agent's, and those of a message.
+    # Instructions appended to it: those of the agent and of a message.
     more: str = ""
 
     @property
@@ -115,8 +114,9 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def truncated(text: str, longest: int) -> str:
-    """The text, or exactly `longest` characters of it: seven tenths from its head, the rest from its tail, and between
-    them how many are missing."""
+    """Return the text, or exactly `longest` characters of it: 70% from its head, the rest from its tail, and between
+    them the number of omitted characters.
+    """
     if len(text) <= longest:
         return text
     head = longest * 7 // 10
@@ -132,7 +132,7 @@ def truncated(text: str, longest: int) -> str:
 
 
 def fitted(files: Mapping[str, str]) -> dict[str, str]:
-    """The files within the limits: each cut to 20,000 characters, then the largest by a tenth until all fit."""
+    """Return the files within the limits: each cut to 20,000 characters, then the largest by a tenth until all fit."""
     fitting = {name: truncated(text, LONGEST_FILE) for name, text in files.items()}
     limits = {name: len(text) for name, text in fitting.items()}
     while sum(limits.values()) > LONGEST_FILES:
@@ -162,7 +162,7 @@ def _workspace(workspace: str) -> str:
 
 
 def _machines(machines: Sequence[Machine]) -> str:
-    """What the prompt says of machines. It has a bound: with many of them, tools and then ids are left to a search."""
+    """Return the section about machines. It is bounded: with many machines, tools and then ids are left to a search."""
     known = sorted(machines, key=lambda machine: machine.id)
     online = [machine for machine in known if not machine.offline]
     parts = []
@@ -183,12 +183,12 @@ def _machines(machines: Sequence[Machine]) -> str:
 
 
 def _tool_names(names: Sequence[str]) -> str:
-    """A node may call its tools what it likes; names that could be read as something else are quoted."""
+    """Join tool names. Nodes choose them freely, so names that could be misread are quoted."""
     return ", ".join(name if _TOOL_NAME.fullmatch(name) else quoted(name) for name in names)
 
 
 def _listed(machines: Sequence[Machine]) -> list[str]:
-    """A line for each machine; where that takes too much room, one for each set of tools; else the ids alone."""
+    """Return a line per machine; if that is too long, one per set of tools; otherwise only the ids."""
     lines = [
         f"- {machine.id}"
         + (f" ({machine.description})" if machine.description else "")
@@ -210,7 +210,7 @@ def _listed(machines: Sequence[Machine]) -> list[str]:
 
 
 def _bounded(items: Sequence[str], longest: int) -> str:
-    """The first items that fit, with commas, and how many more there are."""
+    """Join the first items that fit with commas, followed by the number of the others."""
     shown: list[str] = []
     for item in items:
         if shown and sum(len(one) + 2 for one in shown) + len(item) > longest:

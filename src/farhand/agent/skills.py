@@ -1,4 +1,4 @@
-"""Skills: folders with a `SKILL.md`, of which the prompt lists only name, description and path."""
+"""Skills: folders with a `SKILL.md`; the prompt lists only their name, description and path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHORTEST_DESCRIPTION: Final = 40
 class Skill(msgspec.Struct, frozen=True):
     name: str
     description: str
-    # Where the agent reads it when it applies.
+    # Path from which the agent reads it.
     path: str
 
 
 def listed(skills: Iterable[Skill]) -> str:
-    """One line for each, by name, within the budget: descriptions are cut first, then skills are left out."""
+    """Return a line per skill, sorted by name, within the budget: cut descriptions first, then drop skills."""
     chosen = sorted(skills, key=lambda skill: (skill.name, skill.path))
     left_out = max(0, len(chosen) - MOST_SKILLS)
     chosen = chosen[:MOST_SKILLS]

@@ -1,8 +1,8 @@
-"""How many tokens a text has, near enough to plan with.
+"""Estimate the number of tokens of a text.
 
-The estimate needs no tokenizer: it counts pieces much as byte-pair tokenizers cut them. Measured against OpenAI's
+The estimate needs no tokenizer: it counts pieces much as byte-pair tokenizers split them. Measured against OpenAI's
 `o200k_base` on whole files: Markdown 11 % below to 16 % above, code and JSON 4 % below to 23 % above, listings 13 %
-below, base64 21 % below, other scripts up to 2.3 times as many. What a provider counted is preferred where it counts.
+below, base64 21 % below, other scripts up to 2.3 times as many. A provider's own count is preferred where available.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from farhand.llm.messages import Message
 from farhand.llm.openai_wire import names_of, tool_to_wire
 from farhand.protocol.calls import ToolSpec
 
-# An image costs by its size in pixels, which is not known here; this is a common middle.
+# The cost of an image depends on its size in pixels, which is unknown here; this is a typical value.
 IMAGE_TOKENS = 1_000
-# Around each message: its role and marks.
+# Overhead of each message: its role and delimiters.
 MESSAGE_TOKENS = 4
 
 _LONG = 30_000
@@ -27,7 +27,7 @@ _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+|[ \t]+|[\r\n]+|[!-/:-@\[-`{-~]+|."
 
 
 def text_tokens(text: str) -> int:
-    """Estimated tokens of a text. Very long texts are estimated from a sample."""
+    """Return the estimated tokens of a text. Very long texts are sampled."""
     if len(text) > _LONG:
         third = _LONG // 3
         middle = len(text) // 2
@@ -46,12 +46,12 @@ def _count(text: str) -> int:
             elif first.isdigit():
                 tokens += (len(piece) + 2) // 3
             elif first in " \t":
-                # One space belongs to the word behind it; a run of them is a token of its own.
+                # A single space belongs to the next word; a run of spaces is a token of its own.
                 tokens += 0 if len(piece) == 1 else 1
             elif first in "\r\n":
                 tokens += 0.5
             else:
-                # Signs in a row share tokens: `":`, `","`, `()`.
+                # Consecutive punctuation shares tokens: `":`, `","`, `()`.
                 tokens += 0.8 if len(piece) == 1 else 0.4 + 0.4 * len(piece)
         elif first < "\u0900":
             tokens += 0.45
@@ -72,7 +72,7 @@ def messages_tokens(messages: Iterable[Message]) -> int:
 
 
 def tool_tokens(tool: ToolSpec) -> int:
-    """Of a tool as a request carries it."""
+    """Return the estimated tokens of a tool definition in a request."""
     return text_tokens(msgspec.json.encode(tool_to_wire(tool, names_of((), (tool,)))["function"]).decode())
 
 

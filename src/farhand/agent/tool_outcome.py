@@ -1,4 +1,4 @@
-"""How a tool call ended, as the model is told it."""
+"""The outcome of a tool call as shown to the model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from farhand.protocol.json_limits import decode_bounded
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the model reads, and beside it the whole result for readers that want more than text."""
+    """The content for the model, and the whole result for other readers."""
 
     content: Content
     is_error: bool = False
-    # Of a failure: one of the six kinds of `protocol/errors.py`.
+    # Kind of a failure: one of the six in `protocol/errors.py`.
     kind: str | None = None
-    # The result itself, in JSON; `null` where the tool gave none.
+    # The result as JSON; `null` if the tool returned none.
     result: msgspec.Raw = NULL
 
     @classmethod
@@ -32,9 +32,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_result(cls, result: ToolResult) -> Outcome:
-        """The outcome of a call through the gate.
+        """Return the outcome of a call through the gate.
 
-        Text (`{"content": "…"}` and nothing else) is shown as it is, content blocks become text and images, anything
+        Text (`{"content": "…"}` and nothing else) is shown unchanged, content blocks become text and images, anything
         else is compact JSON.
         """
         if not result.ok:
@@ -43,12 +43,12 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(_shown(result.result), result=result.result)
 
     def message(self, use: ToolUse) -> Message:
-        """The transcript's entry for this outcome of `use`."""
+        """Return the transcript entry for this outcome of `use`."""
         return Message("tool", self.content, tool_call_id=use.id, name=use.name, is_error=self.is_error)
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, or its head and tail with a line between them that says what is missing."""
+    """Return the text, or its head and tail with a line between them about the omitted part."""
     if len(text) <= longest:
         return text
     head = longest * 7 // 9
@@ -58,7 +58,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def argument_fault(use: ToolUse, finish_reason: FinishReason) -> str | None:
-    """What is wrong with the arguments of a call, where they are no JSON object."""
+    """Return what is wrong with the arguments of a call if they are not a JSON object."""
     try:
         arguments: Any = msgspec.json.decode(use.arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -70,7 +70,7 @@ def argument_fault(use: ToolUse, finish_reason: FinishReason) -> str | None:
 
 
 def cancelled(*, began: bool, ended: bool) -> Outcome:
-    """The outcome of a call that a stop of the run ended."""
+    """Return the outcome of a call that ended because its run was stopped."""
     if not began:
         return Outcome.failed("cancelled", "Cancelled: the run was stopped before this call began; it did not run.")
     if ended:

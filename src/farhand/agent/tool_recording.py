@@ -1,4 +1,4 @@
-"""Tool calls written down beside the model's replies, and answered from the file when a run is repeated."""
+"""Record tool calls beside the model's replies, and answer them from the recording when a run is repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DECODER = msgspec.json.Decoder(Outcome)
 
 
 def recording(call: Call, write: Write) -> Call:
-    """The same tools, each outcome written down. Give `write` to `llm.replay.RecordingModel` too."""
+    """Wrap `call` to record each outcome. Pass the same `write` to `llm.recording.RecordingModel`."""
 
     async def recorded(use: ToolUse) -> Outcome:
         outcome = await call(use)
@@ -25,7 +25,7 @@ def recording(call: Call, write: Write) -> Call:
 
 
 def replaying(source: Recording) -> Call:
-    """Tools that run nothing and answer what they answered when the recording was made."""
+    """Return a `Call` that runs nothing and returns the recorded outcomes."""
 
     async def replayed(use: ToolUse) -> Outcome:
         found = source.call(use.id, use.name, use.arguments)

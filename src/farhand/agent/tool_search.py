@@ -1,8 +1,8 @@
-"""Few tools in the prompt, all of them in reach.
+"""Offer a few tools in the prompt and find all others by search.
 
-A request carries the core tools and `tool_search`. Any other tool can be called by its name at any time; once a search
+A request carries the core tools and `tool_search`. Any other tool can be called by name at any time; once a search
 has found it, or it was called, its schema is offered too. `macos.notes.*` stands for tools that their node does not
-list. What is offered follows from the conversation alone, in the order things were found, so the beginning of the
+list. The offered tools depend on the conversation alone, in the order they were found, so the beginning of the
 prompt stays the same from turn to turn.
 """
 
@@ -30,17 +30,17 @@ from farhand.tools.schema import canonical_names
 NAME: Final = "tool_search"
 MOST_FOUND: Final = 8
 MOST_MACHINES: Final = 200
-# What of a query is looked at for the names of machines, and how many parts of a word make one name.
+# How much of a query is searched for machine names, and how many parts of a word can form one name.
 LONGEST_QUERY: Final = 2000
 MOST_PARTS: Final = 8
 ABSENT: Final = (
     "The tools of an offline machine cannot be called until it is back. Tell your user; do not use another machine in "
     "its place unless your user agrees."
 )
-# Found tools that are offered at once; the oldest make room.
+# Maximum found tools offered at once; the oldest are dropped.
 MOST_OFFERED: Final = 24
 
-# The agent's own twenty are in every request; native tools, nodes and plug-ins are found.
+# The main agent's own tools are in every request; native tools, nodes and plug-ins are found by search.
 CORE: Final = MAIN_AGENT
 
 SPEC: Final = ToolSpec(
@@ -70,18 +70,18 @@ _COMMON = frozenset({"and", "are", "can", "for", "from", "get", "how", "the", "t
 
 
 class ToolCost(msgspec.Struct, frozen=True):
-    """What a tool costs in each request that carries it."""
+    """The cost of a tool in each request that carries it."""
 
     name: str
     tokens: int
-    # False: it is found by `tool_search` and costs nothing before.
+    # False: it is found by `tool_search` and costs nothing until then.
     offered: bool
 
 
 class ToolShelf:
-    """The tools of the main agent. `specs` gives all that may be called right now; `call` runs one of them.
+    """The tools of the main agent. `specs` returns all tools that can be called now; `call` runs one of them.
 
-    `judges`: `call` itself says what is wrong with a name that is not among them.
+    `judges`: `call` itself reports names that are not among them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ToolShelf:
         core = [spec for spec in specs if spec.name in self._core]
         mentioned = [name for name in _found_in(messages) if name not in self._core]
         found = [spec for name in mentioned if (spec := _named(name, further)) is not None]
-        # Without anything to find there is nothing to search.
+        # If there is nothing to find, `tool_search` is not offered.
         search = [SPEC] if further or len(specs) < len(self._specs()) else []
         return [*core, *search, *found[-MOST_OFFERED:]]
 
@@ -118,14 +118,14 @@ class ToolShelf:
 
     @staticmethod
     def _of_other_machine(name: str, specs: Sequence[ToolSpec]) -> bool:
-        """Whether `call` has to say what is wrong with a name: its machine is offline or unknown."""
+        """Return whether `call` must report a name, because its machine is offline or unknown."""
         if _named(name, [spec for spec in specs if _offline(spec)]) is not None:
             return True
         machine = machine_part(name)
         return bool(machine) and all(machine_part(spec.name) != machine for spec in specs if not _offline(spec))
 
     def costs(self) -> list[ToolCost]:
-        """Each tool with its cost, those in every request first: what `farhand tools --cost` shows."""
+        """Return each tool with its cost, those in every request first, for `farhand tools --cost`."""
         offered = {spec.name for spec in self.offered(())}
         further = (spec for spec in self._specs() if spec.name not in offered and not _offline(spec))
         specs = [*self.offered(()), *further]
@@ -133,7 +133,7 @@ class ToolShelf:
 
 
 def _named(name: str, specs: Sequence[ToolSpec]) -> ToolSpec | None:
-    """The tool of this name: one that is listed, or one of a family, of which nothing more is known."""
+    """Return the tool of this name: a listed one, or one of an unlisted family."""
     if name.endswith(ANY_BELOW):
         return None
     family: ToolSpec | None = None
@@ -146,7 +146,7 @@ def _named(name: str, specs: Sequence[ToolSpec]) -> ToolSpec | None:
 
 
 def search(query: str, specs: Sequence[ToolSpec], limit: int = MOST_FOUND) -> list[ToolSpec]:
-    """The tools that fit a query best. An exact name comes first; words count more the fewer tools have them."""
+    """Return the best matches of a query. An exact name comes first; rarer words weigh more."""
     words = [word for word in _BETWEEN.split(query) if word]
     exact = {word.casefold() for word in words}
     specs = [*specs, *(spec for word in words if (spec := _named(word, specs)) is not None and spec not in specs)]
@@ -170,9 +170,9 @@ def search(query: str, specs: Sequence[ToolSpec], limit: int = MOST_FOUND) -> li
 
 
 def overview(specs: Sequence[ToolSpec], core: Collection[str] = CORE) -> str:
-    """One line for each group of tools that must be searched: what the prompt says about them.
+    """Return a line for each group of tools that is found by search, for the prompt.
 
-    Tools that belong to a machine are left out: the prompt lists them with their machine.
+    Tools of machines are left out: the prompt lists them with their machine.
     """
     groups: dict[str, list[str]] = {}
     for spec in specs:
@@ -205,8 +205,7 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
     meant = _meant(query, machines)
     named = {machine_part(word) for word in words} - {"", NATIVE}
     unknown = sorted(one for one in named if not any(same_letters(one, machine) for machine in machines))
-    # A query that names a machine is about that machine: another one's tools are not what was asked for, unless they
-    # are named themselves.
+    # A query that names a machine excludes the tools of other machines, unless the query names these tools.
     exact = {spec.name for word in words if (spec := _named(word, specs)) is not None}
     among = [
         spec
@@ -233,7 +232,7 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
 
 
 def _told(spec: ToolSpec) -> str:
-    """The first line of a description."""
+    """Return the first line of a description."""
     return spec.description.partition("\n")[0]
 
 
@@ -249,7 +248,7 @@ def _offline(spec: ToolSpec) -> str:
 
 
 def _machines(specs: Sequence[ToolSpec]) -> dict[str, str]:
-    """Every machine that has a tool, and why it cannot be reached, if so."""
+    """Return each machine that has a tool, with the reason why it is unreachable, if so."""
     machines: dict[str, str] = {}
     for spec in specs:
         if machine := _machine(spec):
@@ -262,7 +261,7 @@ def _named_by(spec: ToolSpec, names: Collection[str]) -> bool:
 
 
 def _named_machine(word: str) -> str:
-    """The machine that a word of a query may name: `laptop` in `laptop__Bash` and in `laptop`."""
+    """Return the machine that a word of a query may name: `laptop` in `laptop__Bash` and in `laptop`."""
     return word.partition(SEPARATOR)[0]
 
 
@@ -300,7 +299,7 @@ def _all_machines(machines: dict[str, str]) -> str:
 
 
 def _found_in(messages: Sequence[Message]) -> list[str]:
-    """Names of tools that were found or called, the latest mention last."""
+    """Return the names of tools that were found or called, in order of their last mention."""
     names: dict[str, None] = {}
     for message in messages:
         mentioned: list[str] = [use.name for use in message.tool_calls]

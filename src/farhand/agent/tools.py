@@ -1,4 +1,4 @@
-"""The tools of a run: what the model is offered, and the one function that calls them."""
+"""The tools of a run: what the model is offered, and the function that calls them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call = Callable[[ToolUse], Awaitable[Outcome]]
 
 
 class AgentTool(ToolSpec, frozen=True, omit_defaults=True):
-    """A tool under the name that calls it, with what the gateway knows of its machine.
+    """A tool under its callable name, with the state of its machine.
 
     `machine`: the id of the node it runs on; empty for the gateway's own. `offline`: why it cannot be called now,
     such as "last seen 2026-11-17T09:41:12Z"; empty while its machine is connected.
@@ -35,14 +35,14 @@ class AgentTool(ToolSpec, frozen=True, omit_defaults=True):
 
 class Tools(Protocol):
     def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
-        """What the model is told of, asked anew before each step: machines come and go during a run."""
+        """Return the tools to offer; called before each step, since machines come and go during a run."""
         ...
 
     async def call(self, use: ToolUse) -> Outcome: ...
 
 
 class ToolList:
-    """A fixed list of tools, all of them offered: a sub-agent's."""
+    """A fixed list of tools, all offered, as for a sub-agent."""
 
     def __init__(self, specs: Sequence[ToolSpec], call: Call) -> None:
         self._specs = tuple(specs)
@@ -59,7 +59,7 @@ class ToolList:
 
 
 class WithClients:
-    """Tools that the client of a run carries out, beside those of the agent; under a name of both, the client's."""
+    """The agent's tools and those that the client of a run carries out; on equal names the client's wins."""
 
     def __init__(self, own: Tools, clients: Sequence[ToolSpec]) -> None:
         self._own = own
@@ -74,8 +74,8 @@ class WithClients:
 
 
 def not_found(name: str, known: Iterable[str]) -> Outcome:
-    """Tell the model that a tool does not exist. A similar name is suggested only if it belongs to the same machine."""
-    # Names come from nodes and from the model; comparing many long ones takes long.
+    """Report that a tool does not exist. A similar name is suggested only if it belongs to the same machine."""
+    # Names come from nodes and from the model; comparing many long ones is slow.
     same = [one for one in known if len(one) <= MAX_COMPARED_LENGTH and machine_part(one) == machine_part(name)]
     near = difflib.get_close_matches(name[:MAX_COMPARED_LENGTH], same[:MAX_COMPARED_NAMES], 3)
     hint = f" (did you mean {', '.join(near)}?)" if near else ""
@@ -83,6 +83,6 @@ def not_found(name: str, known: Iterable[str]) -> Outcome:
 
 
 def machine_part(name: str) -> str:
-    """`laptop` of `laptop__Bash`; empty for a name that does not name a machine."""
+    """Return the machine of a tool name, such as `laptop` of `laptop__Bash`; empty if it names none."""
     machine, separator, _ = name.partition(SEPARATOR)
     return machine if separator else ""

@@ -1,4 +1,4 @@
-"""Transcripts that any model takes: each tool call has exactly one result, right behind it, in the calls' order."""
+"""Make transcripts valid for any model: each tool call has exactly one result, directly after it, in call order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERRUPTED = (
 
 
 def unanswered(messages: Sequence[Message]) -> list[ToolUse]:
-    """The calls a transcript leaves open, in order."""
+    """Return the calls without a result, in order."""
     open_uses: list[ToolUse] = []
     for message in messages:
         if message.role == "tool":
@@ -26,13 +26,17 @@ def unanswered(messages: Sequence[Message]) -> list[ToolUse]:
 
 
 def interrupted(use: ToolUse) -> Message:
-    """The result of a call of which nobody knows how it ended."""
+    """Return the result of a call whose outcome is unknown."""
     return Outcome.failed("failed", INTERRUPTED).message(use)
 
 
 def mend(messages: Sequence[Message]) -> list[Message]:
-    """The same conversation, valid: results stand behind their call in its order, a call without one gets the result
-    `outcome unknown: …`, and results without a call are left out. A valid conversation stays as it is."""
+    """Return the conversation in valid form. A valid conversation is returned unchanged.
+
+    Results follow their call in call order, a call without one gets the result `outcome unknown: …`, and results
+    without
+    a call are dropped.
+    """
     mended: list[Message] = []
     waiting: dict[str, Message | None] = {}
     uses: tuple[ToolUse, ...] = ()
@@ -57,7 +61,7 @@ def mend(messages: Sequence[Message]) -> list[Message]:
             uses = message.tool_calls
             waiting.update(dict.fromkeys(use.id for use in uses))
         elif uses:
-            # A message that was saved between a call and its result comes after the result.
+            # A message that was saved between a call and its result is moved after the result.
             later.append(message)
         else:
             mended.append(message)

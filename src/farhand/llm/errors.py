@@ -1,10 +1,10 @@
 """Failures of models.
 
-ModelError                   the model gave no reply; the text says what was wrong and what to do
+ModelError                   the model gave no reply; the text says why and what to do
 ├── NotConfigured            no model is named, or the named one is unknown
-├── Refused                  the provider understood and said no (a key, a name, a parameter): asking again is no use
+├── Refused                  the provider rejected the request (key, name, parameter): do not retry
 │   └── ContextOverflow      the conversation is longer than the model's context
-└── Unavailable              overloaded, unreachable or cut off: asking again may help
+└── Unavailable              overloaded, unreachable or disconnected: a retry may help
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class ModelError(FarhandError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.message = message
-        # The HTTP status of the provider's answer, where there was one.
+        # The HTTP status of the provider's answer, if there was one.
         self.status = status
 
 
 class NotConfigured(ModelError):
-    """There is no such model; the text is one sentence saying what to set."""
+    """The model does not exist; the text is one sentence that says what to set."""
 
 
 class Refused(ModelError):
-    """The provider will give the same answer again."""
+    """The provider rejected the request, and would again."""
 
 
 class ContextOverflow(Refused):
-    """The conversation does not fit; compaction helps."""
+    """The conversation does not fit into the context; compaction helps."""
 
 
 class Unavailable(ModelError):
-    """The provider may answer when asked again."""
+    """The provider may answer a retry."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Unavailable(ModelError):
         unreachable: bool = False,
     ) -> None:
         super().__init__(message, status=status)
-        # True: nobody listens there, so asking many times is no use.
+        # True: nothing listens at the address, so many retries are pointless.
         self.unreachable = unreachable
-        # Seconds the provider asked to wait.
+        # Seconds to wait, as requested by the provider.
         self.retry_after = retry_after

@@ -1,4 +1,4 @@
-"""Several models as one: the next is asked when the one before does not answer."""
+"""Several models as one: if a model does not answer, ask the next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from farhand.llm.model import Model, ModelRequest
 
 
 class FallbackModel:
-    """A chain of models, the preferred one first. Raises what the last one said, with what the others said before.
+    """A chain of models, the preferred one first. Raises the error of the last, with the errors of the others.
 
-    A conversation that is too long for a model is not passed on: making it shorter is the better answer.
+    A conversation that is too long for a model is not passed on, since compaction is the better answer.
     """
 
     def __init__(self, models: Sequence[Model]) -> None:
-        """`models` has at least one member."""
+        """Take a non-empty sequence of models."""
         self._models = tuple(models)
 
     @property
@@ -26,7 +26,7 @@ class FallbackModel:
 
     @property
     def context_tokens(self) -> int:
-        """What every member can take."""
+        """Return the smallest context of all members."""
         return min(model.context_tokens for model in self._models)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:

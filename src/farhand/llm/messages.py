@@ -1,7 +1,7 @@
-"""The nouns of a conversation with a model: messages, the tools it used, and what a reply cost.
+"""The data types of a conversation with a model: messages, tool calls and usage.
 
-A `Message` has the fields of the OpenAI chat API; `wire.py` knows the two places where that API nests them deeper
-(tool calls and images) and translates at the border, so that the transcript, the loop and the doors share one type.
+A `Message` has the fields of the OpenAI chat API; `openai_wire.py` translates the two parts which that API nests deeper
+(tool calls and images), so that the transcript, the loop and the API routes share one type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Image(msgspec.Struct, frozen=True, omit_defaults=True, tag="image"):
-    """A picture: `url` is `data:<type>;base64,…` or an address the model's provider can fetch."""
+    """An image: `url` is `data:<type>;base64,…` or an address that the model's provider can fetch."""
 
     url: str
     detail: str | None = None
@@ -29,7 +29,7 @@ Content = str | tuple[Block, ...]
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """A tool call the model asked for. The arguments are its own text, which need not be valid JSON."""
+    """A tool call by the model. `arguments` is the model's own text, which may be invalid JSON."""
 
     id: str
     name: str
@@ -41,20 +41,20 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Role
     content: Content = ""
-    # Of an assistant: what it wants called. Each is answered by exactly one message of role `tool`.
+    # Tool calls of an assistant message. Each is answered by exactly one message of role `tool`.
     tool_calls: tuple[ToolUse, ...] = ()
-    # Of a tool: the call this answers.
+    # The call that a tool message answers.
     tool_call_id: str | None = None
-    # Of a tool: the call failed, and the content says why.
+    # The call of a tool message failed; the content says why.
     is_error: bool = False
-    # Of a tool: its name. Of a user: who spoke, where several can.
+    # The name of the tool, or of the user where there are several.
     name: str | None = None
-    # Of an assistant: reasoning the provider showed. Sent back only to providers that ask for it.
+    # Reasoning of an assistant message, if the provider shows it. Sent back only to providers that ask for it.
     thinking: str = ""
 
     @property
     def text(self) -> str:
-        """The words of the content, without its images."""
+        """Return the text of the content, without its images."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(block.text for block in self.content if isinstance(block, Text))
@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What replies cost. `prompt_tokens` includes `cached_tokens`; `cost` is in US dollars, 0 without a known price."""
+    """The cost of replies. `prompt_tokens` includes `cached_tokens`; `cost` is in US dollars, 0 without a known price."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -103,11 +103,11 @@ class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta"):
 
 
 class Retrying(msgspec.Struct, frozen=True, tag="retrying"):
-    """The model is asked again after `delay` seconds; `void` says that deltas so far are to be forgotten."""
+    """The model is asked again after `delay` seconds; with `void`, discard the deltas so far."""
 
     reason: str
     delay: float
-    # Who is asked next: the same model, or the next of the fallback chain.
+    # The model asked next: the same one, or the next of the fallback chain.
     model: str
     void: bool = False
 

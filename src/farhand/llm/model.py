@@ -14,33 +14,33 @@ Thinking = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model is asked: the conversation, the tools it may use, and how to answer."""
+    """A request to a model: the conversation, the tools it may use, and options."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
-    # The longest reply; None leaves it to the model's settings.
+    # Maximum tokens of the reply; None leaves it to the model's settings.
     max_tokens: int | None = None
     thinking: Thinking | None = None
-    # More of the API's own, by their names there: `temperature`, `stop`, `response_format`, `tool_choice` …
+    # Further parameters of the API, by their names there: `temperature`, `stop`, `response_format`, `tool_choice` …
     parameters: dict[str, Any] = {}
 
 
 class Model(Protocol):
-    """Something that answers. Implementations hold no state of a conversation and may stream many replies at once."""
+    """The contract of models. Implementations keep no conversation state and may stream many replies concurrently."""
 
     @property
     def name(self) -> str:
-        """`provider/model`, as people name it."""
+        """Return the name of the model as `provider/model`."""
         ...
 
     @property
     def context_tokens(self) -> int:
-        """How much a request and its reply may hold together."""
+        """Return the maximum tokens of a request and its reply together."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
-        """Deltas as they come, then one `Finished`. Raises ModelError.
+        """Yield deltas as they arrive, then one `Finished`. Raises ModelError.
 
-        Whoever stops reading early calls `aclose()`, which ends the request at the provider too.
+        A reader that stops early calls `aclose()`, which also ends the request at the provider.
         """
         ...

@@ -1,4 +1,4 @@
-"""Models behind the OpenAI chat API: OpenAI, OpenRouter, LM Studio, vLLM, Ollama and the many like them."""
+"""Models behind the OpenAI chat API: OpenAI, OpenRouter, LM Studio, vLLM, Ollama and compatible servers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ USAGE_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 0.2
 DONE: Final = b"[DONE]"
 
-# Parameters that some servers refuse by name. They are left out, or renamed, once a server has said so.
+# Parameters that some servers reject. They are dropped or renamed once a server has done so.
 _RENAMED: Final = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL: Final = ("stream_options", "temperature", "reasoning_effort", "max_tokens")
 
 
 class Connections:
-    """The HTTP client all models share. It is loaded at the first request: a gateway without a model never pays."""
+    """The HTTP client shared by all models, loaded at the first request to keep the start of the gateway fast."""
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -41,7 +41,7 @@ class Connections:
     async def client(self) -> Any:
         async with self._opening:
             if self._client is None:
-                # Loading it and the certificates takes a tenth of a second that the loop is needed elsewhere.
+                # Loading it and the certificates takes about 100 ms, which would block the event loop.
                 self._client = await asyncio.to_thread(_open_client)
         return self._client
 
@@ -54,12 +54,12 @@ class Connections:
 def _open_client() -> Any:
     httpx = importlib.import_module("httpx2")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=60)
-    # A redirect would carry the key to an address nobody configured.
+    # A redirect would send the key to an address that is not configured.
     return httpx.AsyncClient(timeout=None, limits=limits, follow_redirects=False)
 
 
 class OpenAIModel:
-    """One model of one provider. A request is made once; `retry.py` makes it again."""
+    """One model of one provider. It makes each request once; `retry.py` repeats it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OpenAIModel:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._connections = connections
         self._prices = prices_of(settings, model)
-        # Parameters this server has refused.
+        # Parameters that this server has rejected.
         self._refused: set[str] = set()
 
     @property
@@ -141,7 +141,7 @@ class OpenAIModel:
         return body
 
     async def _ask(self, request: ModelRequest, names: Any, stack: contextlib.AsyncExitStack) -> Any:
-        """The response, its head read. Raises ModelError for anything but success."""
+        """Send the request and return the response with its headers read. Raises ModelError unless it succeeds."""
         while True:
             body = self._body(request, names)
             response = await self._send(msgspec.json.encode(body), stack)
@@ -171,7 +171,7 @@ class OpenAIModel:
         return response
 
     async def _payloads(self, response: Any, builder: ReplyBuilder) -> AsyncGenerator[bytes, None]:
-        """The JSON texts of the answer, one for each chunk; of a server that does not stream, the one."""
+        """Yield the JSON text of each chunk, or the whole body of a server that does not stream."""
         streamed = response.headers.get("content-type", "").startswith("text/event-stream")
         lines = EventLines()
         body = bytearray()
@@ -189,14 +189,14 @@ class OpenAIModel:
                     else:
                         raise Unavailable(f"{self._name} sent more than {LARGEST_REPLY} bytes")
         except Unavailable:
-            # Only the end of the stream was lost, not of the reply.
+            # The reply is complete; only the end of the stream was lost.
             if not builder.finished:
                 raise
         if streamed:
             for payload in lines.end():
                 yield payload
             return
-        # A server may stream without saying so.
+        # Some servers stream without the matching content type.
         found = [] if body.lstrip().startswith(b"{") else lines.feed(bytes(body)) + lines.end()
         for payload in found or [bytes(body)]:
             yield payload
@@ -215,7 +215,7 @@ class OpenAIModel:
             except Exception as error:
                 raise self._broken(error) from None
             yield piece
-            # After the reply only the usage is still to come.
+            # After the reply, only the usage is still to come.
             limit = USAGE_SECONDS if builder is not None and builder.finished else self._settings.idle_seconds
 
     async def _error_text(self, response: Any) -> str:
@@ -230,7 +230,7 @@ class OpenAIModel:
         return body[:LONGEST_ERROR].decode(errors="replace").strip()
 
     def _newly_refused(self, status: int, text: str, body: dict[str, Any]) -> str | None:
-        """The optional parameter that the server will not have, when its error names one."""
+        """Return the optional parameter that the server rejects, if its error names one."""
         if status not in (400, 422):
             return None
         return next((name for name in _OPTIONAL if name in body and name in text), None)
@@ -243,7 +243,7 @@ class OpenAIModel:
         return self._named(error_of(error, response.status_code, who=self._name, retry_after=retry_after))
 
     def _named(self, error: ModelError) -> ModelError:
-        """The same error without the key, should the server have repeated it."""
+        """Return the error with the key removed, in case the server repeated it."""
         message = error.message.replace("the model ", f"{self._name} ", 1)
         if self._api_key:
             message = message.replace(self._api_key, "***")
@@ -261,7 +261,7 @@ class OpenAIModel:
 
 
 async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
-    """Read a stream's end, so that its connection serves the next request too: a new one costs several round trips."""
+    """Read a stream to its end, so that its connection can be reused: a new one costs several round trips."""
     with contextlib.suppress(TimeoutError, Unavailable):
         async with asyncio.timeout(DRAIN_SECONDS):
             async for _ in pieces:
@@ -269,7 +269,7 @@ async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
 
 
 def _seconds_of(value: str | None) -> float | None:
-    """`Retry-After` in either of its forms."""
+    """Parse either form of `Retry-After`."""
     if not value:
         return None
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A reply put together from the chunks of a stream."""
+"""Assemble a reply from the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OVERFLOW = (
 
 
 class _Use:
-    """A tool call while its pieces come in."""
+    """A tool call under assembly."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -42,8 +42,11 @@ class _Use:
 
 
 class ReplyBuilder:
-    """Chunks in, deltas out; at the end the message. Takes what servers really send: calls without index or id, one
-    index for several calls, arguments as objects, usage in any chunk or in none."""
+    """Turn chunks into deltas, and finally into the message.
+
+    Accepts what servers send in practice: calls without index or id, one index for several calls, arguments as objects,
+    usage in any chunk or in none.
+    """
 
     def __init__(self, names: ToolNames) -> None:
         self._names = names
@@ -56,7 +59,7 @@ class ReplyBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether the model said that it is done."""
+        """Return whether the model has finished its reply."""
         return self._finish is not None
 
     @property
@@ -64,7 +67,7 @@ class ReplyBuilder:
         return not (self._text or self._uses)
 
     def add(self, chunk: Any) -> list[StreamEvent]:
-        """Raises a ModelError for an error sent in the stream."""
+        """Process a chunk and return its deltas. Raises ModelError for an error in the stream."""
         if not isinstance(chunk, dict):
             return []
         if chunk.get("error"):
@@ -87,10 +90,10 @@ class ReplyBuilder:
         return events
 
     def finish(self, cost: Callable[[Usage], float]) -> Finished:
-        """The whole reply; `cost` gives the price of a Usage the provider did not price itself."""
+        """Return the whole reply; `cost` computes the price of a Usage if the provider sent none."""
         reason = _FINISH.get(self._finish or "", "stop")
         if reason in ("stop", "tool_calls"):
-            # Some servers say `stop` beside tool calls.
+            # Some servers send `stop` with tool calls.
             reason = "tool_calls" if self._uses else "stop"
         message = Message(
             "assistant",
@@ -128,7 +131,7 @@ class ReplyBuilder:
         identity = part.get("id") or ""
         index = part.get("index")
         use = self._by_index.get(index) if isinstance(index, int) else (self._uses[-1] if self._uses else None)
-        # Some servers give every call the index 0, others none: a new id is then a new call.
+        # Some servers give every call the index 0, others none: a new id means a new call.
         if use is None or (identity and use.id and identity != use.id):
             use = _Use()
             self._uses.append(use)
@@ -157,7 +160,7 @@ class ReplyBuilder:
 
 
 def usage_of(counted: Any) -> Usage:
-    """The counts of a provider, by any of the names in use; what is not a number counts as none."""
+    """Read the token counts of a provider under any of their common names; non-numbers count as 0."""
     counted = counted if isinstance(counted, dict) else {}
     details = counted.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
@@ -170,7 +173,7 @@ def usage_of(counted: Any) -> Usage:
 
 
 def error_of(error: Any, status: int | None, *, who: str = "the model", retry_after: float | None = None) -> ModelError:
-    """What a provider's error object, or text, means."""
+    """Convert a provider's error object or text into a ModelError."""
     message, code = _described(error)
     if status is None and isinstance(code, int) and 400 <= code < 600:
         status = code

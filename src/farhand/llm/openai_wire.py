@@ -1,4 +1,4 @@
-"""Messages and tools in the shapes of the OpenAI chat API, there and back."""
+"""Convert messages and tools to and from the format of the OpenAI chat API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROLES: dict[str, Role] = {
 
 
 def names_of(messages: Iterable[Message], tools: Iterable[ToolSpec]) -> ToolNames:
-    """The names that a request with these parts needs: of its tools, and of those its past calls used."""
+    """Return the tool names that a request needs: those of its tools and of its past calls."""
     used = (use.name for message in messages for use in message.tool_calls)
     return ToolNames([*(tool.name for tool in tools), *used])
 
@@ -38,10 +38,10 @@ def tool_to_wire(tool: ToolSpec, names: ToolNames) -> dict[str, Any]:
 def messages_to_wire(
     messages: Sequence[Message], names: ToolNames, *, images: bool = True, thinking: bool = False
 ) -> list[dict[str, Any]]:
-    """The conversation as the API takes it.
+    """Convert a conversation to the API's format.
 
-    A tool's message holds only text there, so the images of a round's results follow them in a user's message. With
-    `images` false, a line of text stands for each.
+    A tool message holds only text there, so the images of a round's results follow in a user message. With `images`
+    false, each image is replaced by a line of text.
     """
     sent: list[dict[str, Any]] = []
     pictures: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ def messages_to_wire(
 
 
 def message_from_wire(entry: Any) -> Message:
-    """A message a client of the API sent, or a whole reply. Raises ValueError saying what is wrong with it."""
+    """Convert a message from a client of the API, or a whole reply. Raises ValueError with the reason."""
     if not isinstance(entry, dict):
         raise ValueError(f"a message must be an object, not {type(entry).__name__}")
     role = _ROLES.get(str(entry.get("role")))
@@ -91,7 +91,7 @@ def message_from_wire(entry: Any) -> Message:
 
 
 def content_from_wire(content: Any) -> Content:
-    """Raises ValueError for a content that is neither text nor parts of text and images."""
+    """Convert message content. Raises ValueError if it is neither text nor parts of text and images."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -115,7 +115,7 @@ def content_from_wire(content: Any) -> Content:
 
 
 def _object_text(arguments: str) -> str:
-    """Arguments that a provider takes back: several refuse a whole conversation over one call that was no JSON."""
+    """Return arguments as valid JSON: several providers reject a whole conversation over one call without it."""
     try:
         if isinstance(msgspec.json.decode(arguments), dict):
             return arguments

@@ -1,7 +1,7 @@
-"""Replies written down, and given again without a network.
+"""Record replies and replay them without a network.
 
-A recording is a file of JSON lines. A line of type `model` holds the events of one reply and a digest of what was
-asked; a line of type `tool` (written and read by `agent/tool_recording.py`) holds a tool call and its outcome.
+A recording is a file of JSON lines. A line of type `model` holds the events of one reply and a digest of the request;
+a line of type `tool` (see `agent/tool_recording.py`) holds a tool call and its outcome.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from farhand.llm.errors import ModelError, NotConfigured
 from farhand.llm.messages import Finished, Message, Retrying, StreamEvent
 from farhand.llm.model import Model, ModelRequest
 
-# A recording fits by definition: it was short enough when it was made.
+# A recorded conversation always fits: it did when it was recorded.
 REPLAY_CONTEXT_TOKENS = 1_000_000
 
 MAX_RECORDING_BYTES = 64 * 1024 * 1024
 
-# Takes one line, its end included.
+# Takes one line, including its newline.
 Write = Callable[[bytes], None]
 
 
 class RecordedReply(msgspec.Struct, frozen=True, tag="model"):
-    # Digest of the conversation the reply answers.
+    # Digest of the conversation that the reply answers.
     asked: str
     events: tuple[StreamEvent, ...]
 
@@ -49,14 +49,16 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 def digest(messages: Sequence[Message]) -> str:
-    """Of a conversation without its system prompt, which may say things that change, such as the machines online."""
+    """Return the digest of a conversation without its system prompt, which may change with the machines online."""
     said = [message for message in messages if message.role != "system"]
     return hashlib.blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
 
 
 class Recording:
-    """What a file holds. An entry that fits is given for the same question as often as it is asked; where none fits,
-    those nobody asked for yet are given in their order."""
+    """The contents of a recording.
+
+    A matching entry is returned as often as it is requested; if none matches, the unused entries are returned in order.
+    """
 
     def __init__(self, lines: Sequence[Line], name: str) -> None:
         self.name = name
@@ -67,7 +69,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Raises NotConfigured for a file that cannot be read, is no regular file or exceeds MAX_RECORDING_BYTES.
+        """Read a file. Raises NotConfigured if it is unreadable, not a regular file or exceeds MAX_RECORDING_BYTES.
 
         Blocks while it reads; on an event loop, use a thread.
         """
@@ -86,7 +88,7 @@ class Recording:
 
     @classmethod
     def of(cls, text: bytes, name: str) -> Recording:
-        """Raises NotConfigured for a line that is none of a recording."""
+        """Parse a recording. Raises NotConfigured for an invalid line."""
         lines: list[Line] = []
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
@@ -97,7 +99,7 @@ class Recording:
         return cls(lines, name)
 
     def reply(self, messages: Sequence[Message]) -> RecordedReply:
-        """The reply recorded for this conversation, else the next one. Raises ModelError when none is left."""
+        """Return the reply recorded for this conversation, or else the next one. Raises ModelError if none is left."""
         asked = digest(messages)
         left, used = self._replies_left, self._replies
         found = next((reply for reply in [*left, *used] if reply.asked == asked), left[0] if left else None)
@@ -108,7 +110,7 @@ class Recording:
         return found
 
     def call(self, identity: str, name: str, arguments: str) -> msgspec.Raw | None:
-        """The outcome recorded for this call: with its id, else of the same tool with the same arguments."""
+        """Return the outcome recorded for this call, by its id or else by its tool and arguments."""
         ordered = [*self._calls_left, *self._calls]
         same = [call for call in ordered if (call.name, call.arguments) == (name, arguments)]
         found = next((call for call in same if call.id == identity), same[0] if same else None)
@@ -120,7 +122,7 @@ class Recording:
 
 
 class ReplayModel:
-    """A model that repeats recorded replies, event by event. A file is read at the first use, in a thread."""
+    """A model that replays recorded replies, event by event. A file is read in a thread at the first use."""
 
     def __init__(self, name: str, source: Recording | Path) -> None:
         self._name = name
@@ -128,7 +130,7 @@ class ReplayModel:
         self._reading = asyncio.Lock()
 
     async def recording(self) -> Recording:
-        """Raises NotConfigured for a file that cannot be used."""
+        """Return the recording. Raises NotConfigured if the file is invalid."""
         async with self._reading:
             if isinstance(self._source, Path):
                 self._source = await asyncio.to_thread(Recording.read, self._source)
@@ -149,7 +151,7 @@ class ReplayModel:
 
 
 class RecordingModel:
-    """A model whose replies are written down once they are whole. Waits and what they voided are left out."""
+    """A model that records its replies once they are complete, without waits and discarded deltas."""
 
     def __init__(self, model: Model, write: Write) -> None:
         self._model = model

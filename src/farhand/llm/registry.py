@@ -1,4 +1,4 @@
-"""Which model a name means."""
+"""Resolve model names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
 from farhand.protocol.errors import FarhandError
 
 DEFAULT_PROVIDER = OPENAI = "openai"
-# Makes a model: its full name, its name at the provider, settings of both, the key, and connections to share.
+# Makes a model from its full name, its name at the provider, both settings, the key, and shared connections.
 MakeModel = Callable[[str, str, ProviderSettings, ModelSettings, str, Connections], Model]
 REPLAY = "replay:"
 RETRIES_BEFORE_FALLBACK = 2
@@ -29,7 +29,7 @@ UNSET = (
 
 
 class Models:
-    """The models of a gateway, by name. Each is built once, at its first use; `close` ends their connections."""
+    """The models of a gateway, by name. Each is built at its first use; `close` ends their connections."""
 
     def __init__(
         self,
@@ -42,9 +42,12 @@ class Models:
         policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
         apis: Mapping[str, Callable[[], MakeModel]] | None = None,
     ) -> None:
-        """`default` is used where `FARHAND_MODEL` is not in the environment; `others` are further names that the
-        settings use, such as those of agents. `apis` load the interfaces that `[providers.NAME] api` may name; each is
-        a provider of its own name too."""
+        """Configure the models.
+
+        `default` applies if `FARHAND_MODEL` is not in the environment; `others` are further names in the settings, such
+        as
+        those of agents. `apis` load the interfaces for `[providers.NAME] api`; each is also a provider of its own name.
+        """
         self._environ = environ or {}
         self._apis = apis or {OPENAI: lambda: OpenAIModel}
         own = {name: ProviderSettings(api=name) for name in self._apis if name != OPENAI}
@@ -58,20 +61,20 @@ class Models:
 
     @property
     def default(self) -> str:
-        """The name of the model used when none is named; empty when none is set."""
+        """Return the name of the default model; empty if none is set."""
         return self._default
 
     @property
     def listed(self) -> list[str]:
-        """Names that were set up, the default first."""
+        """Return the configured names, the default first."""
         fallbacks = [name for settings in self._settings.values() for name in settings.fallback]
         default = [self._default] if self._default else []
         return list(dict.fromkeys([*default, *self._settings, *self._others, *fallbacks]))
 
     def chosen(self, name: str = "") -> Model:
-        """The model a caller asks for: one that was set up, or the default. Raises NotConfigured.
+        """Return the model that a caller requests: a configured one, or the default. Raises NotConfigured.
 
-        A name is only compared with those in the settings, never looked up: `replay:` names a file of the gateway's
+        The name is only compared with those in the settings, never resolved: `replay:` names a file on the gateway's
         host, and a provider charges for every model it has.
         """
         wanted = name.strip()
@@ -83,7 +86,9 @@ class Models:
         return self.named(wanted)
 
     def named(self, name: str = "") -> Model:
-        """The model of that name, or the default. Raises NotConfigured. For names from the settings: see `chosen`."""
+        """Return the model of that name, or the default. Raises NotConfigured. For names from the settings: see
+        `chosen`.
+        """
         wanted = name.strip() or self._default
         if not wanted:
             raise NotConfigured(UNSET)
@@ -92,7 +97,7 @@ class Models:
         return self._built[wanted]
 
     def server(self) -> tuple[str, str]:
-        """Address and key of the default model's provider, for what else is asked there; both may be empty."""
+        """Return address and key of the default model's provider, for its other services; both may be empty."""
         provider = self._providers.get(self._place_of(self._default)[0], ProviderSettings())
         return provider.base_url, provider.api_key or self._environ.get(provider.api_key_env, "")
 
@@ -146,7 +151,9 @@ class Models:
         return ModelSettings()
 
     def _place_of(self, name: str) -> tuple[str, str]:
-        """Provider and model of a name: by its table under `[models]`, as `provider/model`, or at the default one."""
+        """Return provider and model of a name: by its table in `[models]`, as `provider/model`, or at the default
+        provider.
+        """
         settings = self._settings.get(name)
         if settings is not None and settings.provider:
             return settings.provider, settings.model or name.removeprefix(f"{settings.provider}/")
@@ -170,7 +177,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 def _with_defaults(given: Mapping[str, ProviderSettings], environ: Mapping[str, str]) -> dict[str, ProviderSettings]:
     providers = {**PROVIDERS, **{name: _over(PROVIDERS.get(name), settings) for name, settings in given.items()}}
-    # The standard variable moves the standard provider, unless the file places it.
+    # The standard variable sets the address of the standard provider, unless the file does.
     base_url = environ.get("OPENAI_BASE_URL", "").strip()
     if base_url and not (DEFAULT_PROVIDER in given and given[DEFAULT_PROVIDER].base_url):
         providers[DEFAULT_PROVIDER] = msgspec.structs.replace(providers[DEFAULT_PROVIDER], base_url=base_url)

@@ -1,4 +1,4 @@
-"""A model that is asked again when it was busy, cut off or out of reach."""
+"""Repeat requests to a model that was busy, disconnected or unreachable."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ JITTER = 0.2
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How often, and how long to wait: doubling delays in seconds, or what the provider asks for."""
+    """Number of retries and their delays: doubling seconds, or what the provider asks for."""
 
     retries: int = 5
-    # Where nobody listens.
+    # Retries if nothing listens at the address.
     unreachable_retries: int = 2
     initial_delay: float = 1.0
     max_delay: float = 32.0
-    # A provider that asks for more is not waited for.
+    # Give up if the provider asks for a longer wait.
     max_retry_after: float = 60.0
 
     def delay(self, attempt: int, error: Unavailable) -> float | None:
-        """Seconds before attempt number `attempt` (the first retry is 1); None: give up."""
+        """Return the seconds before retry number `attempt`, counted from 1; None: give up."""
         if attempt > (self.unreachable_retries if error.unreachable else self.retries):
             return None
         if error.retry_after is not None:
@@ -38,7 +38,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class RetryingModel:
-    """The same model, patiently. Each wait is announced with `Retrying`."""
+    """A model with retries. Each wait is announced with `Retrying`."""
 
     def __init__(self, model: Model, policy: RetryPolicy) -> None:
         self._model = model

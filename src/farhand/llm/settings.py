@@ -1,4 +1,4 @@
-"""What a person may say of providers and models: `[providers.NAME]` and `[models.NAME]` in `farhand.toml`."""
+"""Settings of providers and models: `[providers.NAME]` and `[models.NAME]` in `farhand.toml`."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ DEFAULT_CONTEXT_TOKENS: Final = 128_000
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where models are: an OpenAI-compatible server, unless `api` names another interface."""
+    """A provider: an OpenAI-compatible server, unless `api` names another interface."""
 
     # Up to and including `/v1`.
     base_url: str = ""
     api_key: str = ""
-    # The environment variable that holds the key, so that the file need not.
+    # The environment variable that holds the key, to keep it out of the file.
     api_key_env: str = ""
     # Sent with each request.
     headers: dict[str, str] = {}
-    # How often a request that was turned away for the moment is made again.
+    # Number of retries after a temporary error.
     retries: int = 5
     # The interface it has: an entry point of the group `farhand.models`.
     api: str = "openai"
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model: where it is, what it can take, what it costs."""
+    """A model: its provider, limits and prices."""
 
     provider: str = ""
     # Its name at the provider; by default the name of this table.
     model: str = ""
-    # 0: as far as known, else 128,000.
+    # 0: the known value, or 128,000.
     context_tokens: int = 0
-    # The longest reply; 0 leaves it to the provider.
+    # Maximum tokens of a reply; 0 leaves it to the provider.
     max_tokens: int = 0
     temperature: float | None = None
-    # US dollars for a million tokens; None: as far as known.
+    # US dollars per million tokens; None: the known price.
     input_cost: float | None = None
     output_cost: float | None = None
-    # Of a million prompt tokens the provider had in its cache; by default the same as others.
+    # Price per million cached prompt tokens; by default the same as others.
     cached_cost: float | None = None
-    # False: the model takes no images, and is told in words that there was one.
+    # False: the model accepts no images and gets a line of text instead.
     images: bool = True
     stream: bool = True
-    # True: earlier reasoning is sent back, as some models want it during a run of tool calls.
+    # True: send earlier reasoning back, as some models require during a run of tool calls.
     send_thinking: bool = False
     connect_seconds: float = 10.0
-    # How long the first piece of a reply may take; a local model reads a long prompt slowly.
+    # Timeout of the first piece of a reply; a local model reads a long prompt slowly.
     first_token_seconds: float = 300.0
-    # How long the next piece may take.
+    # Timeout of each further piece.
     idle_seconds: float = 120.0
-    # Models to ask, in order, when this one does not answer.
+    # Models to ask, in order, if this one does not answer.
     fallback: list[str] = []
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """US dollars for a million tokens."""
+    """US dollars per million tokens."""
 
     input: float = 0.0
     output: float = 0.0
@@ -71,13 +71,13 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of a model without being told: its list prices and size."""
+    """Built-in list prices and context size of a model."""
 
     context_tokens: int
     prices: Prices
 
 
-# Usable without a line of settings; a table of the same name changes single values.
+# Usable without settings; a table of the same name overrides single values.
 PROVIDERS: Final[dict[str, ProviderSettings]] = {
     "openai": ProviderSettings("https://api.openai.com/v1", api_key_env="OPENAI_API_KEY"),
     "openrouter": ProviderSettings(
@@ -88,7 +88,7 @@ PROVIDERS: Final[dict[str, ProviderSettings]] = {
     "vllm": ProviderSettings("http://127.0.0.1:8000/v1", api_key_env="VLLM_API_KEY"),
 }
 
-# By the beginning of the name, the longest first. Settings win; a provider that prices a reply itself wins over both.
+# By name prefix, the longest first. Settings override these; a provider that prices a reply itself overrides both.
 KNOWN: Final[dict[str, Known]] = {
     "gpt-4o-mini": Known(128_000, Prices(0.15, 0.60, 0.075)),
     "gpt-4o": Known(128_000, Prices(2.50, 10.0, 1.25)),
@@ -104,7 +104,7 @@ KNOWN: Final[dict[str, Known]] = {
 
 
 def known(model: str) -> Known | None:
-    """What is known of a provider's model; `openai/gpt-4o-2024-11-20` counts as `gpt-4o`."""
+    """Return the built-in data of a provider's model; `openai/gpt-4o-2024-11-20` counts as `gpt-4o`."""
     name = model.rpartition("/")[2]
     fitting = [beginning for beginning in KNOWN if name == beginning or name.startswith(beginning + "-")]
     return KNOWN[max(fitting, key=len)] if fitting else None

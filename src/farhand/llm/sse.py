@@ -1,4 +1,4 @@
-"""Server-sent events from bytes, however they were cut on their way."""
+"""Parse server-sent events from arbitrarily split bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventLines:
-    """Takes bytes as they arrive, gives the text after `data:`, line by line.
+    """Takes bytes as they arrive and returns the text after `data:`, line by line.
 
-    Comments, event names and ids are passed over. Lines are decoded whole, so a character cut in two is no matter.
+    Comments, event names and ids are skipped. Lines are decoded whole, so split characters are handled.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises Unavailable for a line without end."""
+        """Add bytes and return complete lines. Raises Unavailable if a line exceeds the limit."""
         self._rest += data
         # A carriage return at the very end may be half of a line end.
         last = max(self._rest.rfind(b"\n"), self._rest.rfind(b"\r", 0, -1))
@@ -33,7 +33,7 @@ class EventLines:
         return _data_of(whole)
 
     def end(self) -> list[bytes]:
-        """What a stream that ended without a line end still holds."""
+        """Return the rest of a stream that ended without a newline."""
         whole, self._rest = self._rest, b""
         return _data_of(whole)
 

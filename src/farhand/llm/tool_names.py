@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 LONGEST_NAME: Final = 64
-# A schema from a stranger may be nested without end; what lies deeper is left open.
+# A schema from a node may be nested arbitrarily; deeper levels become unconstrained.
 DEEPEST_SCHEMA: Final = 32
 
 _ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -20,13 +20,13 @@ _NOT_AT_ROOT = ("anyOf", "oneOf", "allOf", "not", "enum", "$schema", "$id", "tit
 
 
 class ToolNames:
-    """The names of one request, there and back: `macos.notes.search` is sent as `macos_notes_search`.
+    """The two-way mapping of names in one request: `macos.notes.search` is sent as `macos_notes_search`.
 
-    A name that would be sent like another one, or is too long, gets a digest of itself, so both stay callable.
+    A name that is too long, or would be sent like another one, gets a digest of itself, so both stay callable.
     """
 
     def __init__(self, names: Iterable[str], *, dots: bool = False) -> None:
-        """`dots`: whoever is sent the names accepts dots in them."""
+        """Map the names. `dots`: the receiver accepts dots in names."""
         accepted, other = (_ACCEPTED_WITH_DOTS, _OTHER_THAN_DOTS) if dots else (_ACCEPTED, _OTHER)
         wanted = dict.fromkeys(names)
         taken = {name for name in wanted if accepted.fullmatch(name)}
@@ -47,7 +47,7 @@ class ToolNames:
         return self._sent[name]
 
     def meant(self, name: str) -> str:
-        """What the model meant by a name; one that was never sent stands for itself."""
+        """Return the tool for a name from the model; a name that was never sent is returned unchanged."""
         return self._meant.get(name, name)
 
 
@@ -57,9 +57,10 @@ def _with_digest(name: str, candidate: str) -> str:
 
 
 def normal_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """`type: object` at the root, `properties` in every object, nothing the model does not need.
+    """Return a schema with `type: object` at the root, `properties` in every object, and no parts the model does not
+    need.
 
-    An optional value is shown as its own type: leaving it out says the same as null, in fewer tokens.
+    An optional value is shown as its own type: omitting it means the same as null, in fewer tokens.
     """
     merged = _alternatives_merged(schema)
     root: dict[str, Any] = {key: value for key, value in merged.items() if key not in _NOT_AT_ROOT}
@@ -71,7 +72,7 @@ def normal_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alternatives_merged(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The root with the properties of its alternatives: APIs refuse alternatives at the root."""
+    """Return the root with the properties of its alternatives merged, since APIs reject alternatives at the root."""
     merged = dict(schema)
     properties = dict(_mapping(schema.get("properties")))
     required = list(_strings(schema.get("required")))
