@@ -332,7 +332,9 @@ class McpRoutes:
     )
     async def end(self, request: Request) -> Reply:
         if rpc.is_modern(request):
-            raise Problem(405, "method_not_allowed", "there are no sessions", headers=[(b"allow", b"POST")])
+            raise Problem(
+                405, "method_not_allowed", "this protocol version has no sessions", headers=[(b"allow", b"POST")]
+            )
         try:
             session = self._session(request)
         except RpcError as error:

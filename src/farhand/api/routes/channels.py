@@ -95,11 +95,11 @@ class ChannelRoutes:
     async def challenge(self, request: Request) -> Reply:
         door = self._hooks.door(request.params["hook_id"])
         if door is None or door.challenge is None:
-            raise Problem(405, "method_not_allowed", "a hook is posted to", headers=[(b"allow", b"POST")])
+            raise Problem(405, "method_not_allowed", "use POST for a hook", headers=[(b"allow", b"POST")])
         names = ("hub.mode", "hub.verify_token", "hub.challenge")
         answer = door.challenge({name: request.query(name) or "" for name in names})
         if answer is None:
-            raise Problem(403, "forbidden", "this is not the token of the settings")
+            raise Problem(403, "forbidden", "the verify token does not match the settings")
         return Reply(answer.encode(), content_type=b"text/plain")
 
     @route("GET", "/v1/hooks", Scope.ADMIN, "The hooks.")

@@ -34,7 +34,7 @@ class FreezeRoutes:
         "POST",
         "/v1/freeze",
         Scope.FREEZE,
-        "Stop everything and begin nothing, on every node, until it is lifted; the answer is each node's own.",
+        "Freeze every node until thawed; the answer has each node's report.",
         body=FreezeRequest,
         body_optional=True,
         answer=Answer,

@@ -34,7 +34,7 @@ JOURNAL_QUERY = (
 )
 EVENT_QUERY = (
     Query("last_event_id", "After this event; the header Last-Event-ID does the same.", int),
-    Query("follow", "0 ends after what is there."),
+    Query("follow", "0: stop after the existing events."),
 )
 _encode = msgspec.json.Encoder().encode
 

@@ -15,7 +15,7 @@ AGENT = Query("agent", "Of this agent; `main` by default.")
 SEARCH = (
     Query("q", "What to look for.", required=True),
     Query("max_results", f"How many at most: up to {MOST_RESULTS}.", int),
-    Query("min_score", "None that fits less, 0 to 1.", float),
+    Query("min_score", "Minimum score, 0 to 1.", float),
 )
 LINES = (
     Query("path", "MEMORY.md or memory/NAME.md.", required=True),

@@ -226,7 +226,7 @@ class TransferRoutes:
         """The body becomes the file `destination`; `name` is what it is called when that is a folder."""
         size = request.header(b"content-length")
         if size is None or not size.isdecimal():
-            raise Problem(411, "length_required", "an upload says how long it is: Content-Length")
+            raise Problem(411, "length_required", "Content-Length is required")
         entry = ManifestEntry("", EntryKind.FILE, int(size), executable=request.query("executable") == "1")
         private = request.query("private") == "1"
         name = request.query("name") or "upload"
@@ -343,7 +343,7 @@ class TransferRoutes:
             ended.cancel()
             return answer.result()
         transferred(await ended)
-        raise Problem(502, "failed", "the transfer ended before it began")
+        raise Problem(502, "failed", "the transfer failed before the first byte")
 
     async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
         """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""

@@ -92,7 +92,9 @@ class Repeats:
             raise
         finally:
             if not coming.done():
-                coming.set_result(Problem(409, "already_done", "it cannot be known what came of the first").reply())
+                coming.set_result(
+                    Problem(409, "already_done", "the outcome of the first request with this key is unknown").reply()
+                )
             if not done or reply.pieces is not None or len(reply.body) > LONGEST_ANSWER:
                 self._answers.pop(whose, None)
             while len(self._answers) > MOST_ANSWERS:

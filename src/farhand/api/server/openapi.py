@@ -194,7 +194,7 @@ def _add_items(schema: Any) -> None:
 
 
 def _tag(path: str) -> str:
-    """The first word that says what a path is route."""
+    """Return the OpenAPI tag of a path: its first fixed segment after `v1`."""
     words = [word for word in path.split("/") if word and not word.startswith("{")]
     if words[:1] == ["v1"] and len(words) > 1:
         return words[1].removesuffix(".json")

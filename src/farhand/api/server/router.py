@@ -189,7 +189,7 @@ class Router:
         for declared in self.routes:
             if not declared.scopes and declared.path not in PUBLIC:
                 raise FarhandError(
-                    f"{declared.method} {declared.path} declares no scope; the gateway does not start like this"
+                    f"{declared.method} {declared.path} declares no scope; add one, or list the path in PUBLIC"
                 )
             if "{" in declared.path:
                 self._patterns.append((declared.path.split("/"), declared))

@@ -232,8 +232,8 @@ class Approvals:
             raise AnswerConflict(f"approval {approval.id} is over: its call no longer waits")
         if credential is not None and credential.id != OWNER.id and self._is_own(opened, credential):
             raise NotYours(
-                f"call {approval.call_id} was made by this credential, on its behalf, or by a token of the same "
-                "origin; another credential has to answer"
+                f"call {approval.call_id} was made by or on behalf of this credential, or by a token of the same "
+                "lineage; another credential must answer"
             )
         if (approve or hash is not None) and hash != approval.hash:
             raise AnswerConflict(

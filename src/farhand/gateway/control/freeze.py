@@ -37,7 +37,9 @@ MOST_COUNTED = 1_000_000
 CONFIRM_SECONDS = 5.0
 OFFLINE = "offline: it is told as soon as it connects, before any call"
 OFFLINE_THAWED = "offline: it is told as soon as it connects"
-NOT_SUPPORTED = "not supported by this node: its open calls are cancelled and it is given no new ones, that is all"
+NOT_SUPPORTED = (
+    "not supported by this node: its open calls are cancelled and it gets no new ones; its processes keep running"
+)
 
 
 class NodeFate(msgspec.Struct, frozen=True):

@@ -340,7 +340,7 @@ class _Turn:
         for use in unanswered([_message(entry) for entry in entries]):
             await self._keep(Appended(0, interrupted(use)))
         times = self._run.record.attempts
-        reason = f"the gateway was ended {times} times while this run stood at the same place; it was given up"
+        reason = f"the run was abandoned: the gateway stopped {times} times at the same point of it"
         return self._ended(RunState.FAILED, error=RunFailure("failed", reason))
 
     async def _take_up(self, model: Model, entries: list[Entry]) -> RunOutcome | None:

@@ -95,7 +95,7 @@ class Stream:
         match message:
             case TransferReady(offer=TransferOffer() as offer) if role == "send" and not self.offered.done():
                 if not _possible(offer):
-                    self.fail(Failed("the sender made an offer that cannot be meant"))
+                    self.fail(Failed("the sender's offer is invalid"))
                     return
                 if offer.mime is not None and not _is_mime(offer.mime):
                     offer = msgspec.structs.replace(offer, mime=None)
