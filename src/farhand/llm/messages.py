@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The cost of replies. `prompt_tokens` includes `cached_tokens`; `cost` is in US dollars, 0 without a known price."""
+    """Cost of replies. `prompt_tokens` includes `cached_tokens`; `cost` is in US dollars, 0 without a known price."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
