@@ -202,7 +202,7 @@ class Approvals:
         )
 
     def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
-        """Whether a call was made by a credential or by one of the same origin: a token can make others."""
+        """Return whether a call was made by a credential or one of its lineage, since tokens can make others."""
         involved = frozenset[str]().union(*(self._lineage(name) for name in _involved(opened)))
         return not involved.isdisjoint(self._lineage(credential.id))
 

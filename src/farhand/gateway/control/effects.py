@@ -1,4 +1,4 @@
-"""What a call would do, shown by what would do it: the node it goes to, or the gateway's own tool."""
+"""Preview what a call would do, by asking its node or the gateway's own tool."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ QUESTION: Final = "preview"
 SECONDS: Final = 15.0
 LARGEST_PREVIEW: Final = 4 * MIB
 LONGEST_LINE: Final = 4096
-# The tools that a node previews; it is not asked about others.
+# Tools that nodes can preview; they are not asked about others.
 NODE_TOOLS: Final = frozenset({"Write", "Edit", "Bash", "Process", "Undo"})
 
 
 class Effects:
-    """Previews calls. Of a call that its tool cannot preview, only the arguments are known."""
+    """Previews calls. For a call that its tool cannot preview, only the arguments are known."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
 
     async def of(self, target: Target, record: CallRecord, principal: Principal | None) -> Preview:
-        """Return a preview of a recorded call; what cannot be shown is said in its note."""
+        """Return a preview of a recorded call; its note names what cannot be shown."""
         if target.own is not None:
             return await self._of_own(target.own, record, principal)
         if target.node is None or target.spec is None or target.tool not in NODE_TOOLS:
@@ -67,7 +67,7 @@ class Effects:
             return Preview(note=f"the call would fail: {error.message}")
         if not isinstance(arguments, dict | None):
             return Preview(note="the call would fail: its arguments are not an object")
-        # As for the call itself: what it may not change, the preview says it would fail to change.
+        # Same rights as the call itself, so that the preview reports the changes that would be refused.
         before = steering.allowed.set(principal is not None and principal.may_steer)
         try:
             return await preview_or_error(tool.preview(arguments or {}, context_of(record, principal)))
@@ -89,7 +89,7 @@ class Effects:
 
 
 def _plain(preview: Preview) -> Preview:
-    """Return a node's preview with one line wherever one belongs: more of them could pass for the gateway's words."""
+    """Return a node's preview with single-line fields kept to one line, since more could pass for our own text."""
 
     def line(text: str) -> str:
         return one_line(text, LONGEST_LINE)

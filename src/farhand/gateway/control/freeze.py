@@ -1,8 +1,8 @@
-"""Freeze: one order that stops everything, everywhere, and holds until it is lifted.
+"""Freeze: one order that stops everything on all machines and holds until it is lifted.
 
-It holds here from the first instant, so nothing new begins; then what runs is ended, on this machine and on every node
-at once, and each node says for itself what became of it. A node keeps the order on its own disk. One that is not
-connected is told when it returns, before it is told anything else.
+The gateway applies it at once, so nothing new starts; then everything that runs is ended, on this machine and on every
+node at once, and each node reports its result. A node stores the order on its own disk. A disconnected node gets it
+when it reconnects, before any other message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 Asked = asyncio.Future[FreezeReport]
 
 MOST_COUNTED = 1_000_000
-# How long nodes are waited for; what they say later is kept all the same.
+# How long to wait for nodes; later reports are still recorded.
 CONFIRM_SECONDS = 5.0
 OFFLINE = "offline: it is told as soon as it connects, before any call"
 OFFLINE_THAWED = "offline: it is told as soon as it connects"
@@ -43,7 +43,7 @@ NOT_SUPPORTED = (
 
 
 class NodeFate(msgspec.Struct, frozen=True):
-    """What became of one node: `confirmed` only by its own word."""
+    """The result for one node; `confirmed` only if the node reported it."""
 
     node_id: str
     online: bool
@@ -54,7 +54,7 @@ class NodeFate(msgspec.Struct, frozen=True):
 
 
 class OwnFate(msgspec.Struct, frozen=True):
-    """What was ended on the gateway's own machine and in its books."""
+    """What was ended on the gateway's own machine and in its records."""
 
     ended_processes: int = 0
     cancelled_calls: int = 0
@@ -64,7 +64,7 @@ class OwnFate(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Whether everything is frozen, and what each node says of it."""
+    """Whether everything is frozen, and the report of each node."""
 
     frozen: bool
     since: int | None
@@ -75,7 +75,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> str:
-        """For a person: who confirmed and who did not."""
+        """Return a summary for people: how many nodes confirmed and how many did not."""
         connected = [fate for fate in self.nodes if fate.online]
         done = [fate for fate in connected if fate.confirmed]
         ended = sum(fate.ended_processes for fate in self.nodes)
@@ -86,7 +86,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Freeze:
-    """The one switch. `freeze_state` keeps the order."""
+    """Freezes and thaws everything. `freeze_state` stores the order."""
 
     def __init__(
         self,
@@ -102,8 +102,10 @@ class Freeze:
         end_jobs: Callable[[], Awaitable[Ending]],
         thawed: Sequence[Callable[[], None]],
     ) -> None:
-        """`stop_runs` stops the agents' runs, for a reason, and returns how many; `end_jobs` ends every command of the
-        gateway's own machine; `thawed` are called once everything may run again."""
+        """`stop_runs` stops the agents' runs, for a reason, and returns their number; `end_jobs` ends every command on
+        the
+        gateway's own machine; `thawed` are called once everything may run again.
+        """
         self._freeze_state = freeze_state
         self._hold = hold
         self._gate = gate
@@ -119,7 +121,7 @@ class Freeze:
         self._stop_runs = stop_runs
         self._end_jobs = end_jobs
         self._thawed = thawed
-        if freeze_state.order is not None and not freeze_state.order.gateway_id:  # written while no gateway ran
+        if freeze_state.order is not None and not freeze_state.order.gateway_id:  # stored while no gateway ran
             freeze_state.order = msgspec.structs.replace(freeze_state.order, gateway_id=gateway_id)
         hold.order = freeze_state.order
 
@@ -127,12 +129,12 @@ class Freeze:
     def order(self) -> FreezeOrder | None:
         return self._freeze_state.order
 
-    # -- the switch -------------------------------------------------------------------------------------
+    # -- freeze and thaw --------------------------------------------------------------------------------
 
     async def freeze(self, by: str, reason: str = "") -> Answer:
-        """Stop everything. Returns once all have confirmed, or had time to; frozen already, it is all done again.
+        """Stop everything. Return once all nodes have confirmed or timed out; if frozen already, repeat it all.
 
-        Raises Failed when the order could not be kept: it holds, but a restart of the gateway would lift it.
+        Raises Failed if the order could not be stored: it holds, but a restart of the gateway would lift it.
         """
         async with self._one_at_a_time:
             order = self._freeze_state.order
@@ -142,7 +144,7 @@ class Freeze:
                 self._note("freeze.on", self._gateway_id, {"by": by, "reason": order.reason})
             elif by != order.by:
                 self._note("freeze.again", self._gateway_id, {"by": by, "reason": clean_reason(reason)})
-            self._freeze_state.order = order  # from now on; on disk a moment later
+            self._freeze_state.order = order  # effective now; stored on disk next
             self._hold.order = order
             asked = self._each_node(lambda connection: self._freeze_node(connection, order))
             calls = self._gate.stop_all(order.summary)
@@ -154,9 +156,9 @@ class Freeze:
             return self.state()
 
     async def thaw(self, by: str) -> Answer:
-        """Let everything run again. Raises Failed when that could not be kept: then the order stands.
+        """Let everything run again. Raises Failed if that could not be stored: then the order stays in force.
 
-        A node that says it is frozen is told also when the gateway is not.
+        A node that reports to be frozen is thawed even if the gateway is not frozen.
         """
         async with self._one_at_a_time:
             order = self._freeze_state.order
@@ -175,12 +177,12 @@ class Freeze:
             return self.state()
 
     async def asked_in_a_chat(self, by: str, reason: str) -> str:
-        """`freeze`, and what to tell whoever wanted it. Raises Failed."""
+        """Freeze everything and return the reply for the chat. Raises Failed."""
         answer = await self.freeze(by, reason)
         return f"Frozen: {answer.told}. `farhand thaw` on the command line lifts it."
 
     async def resume(self) -> None:
-        """At a start under an order: end what was left when the gateway last stopped."""
+        """End what was left running when the gateway last stopped, at a start under an order."""
         order = self._freeze_state.order
         if order is not None:
             log.warning("%s; `farhand thaw` lifts it", order.summary)
@@ -211,7 +213,7 @@ class Freeze:
             except TimeoutError:
                 failures.append(f"{what} did not end within {CONFIRM_SECONDS:g} s")
             except Exception as error:
-                log.exception("%s could not be ended", what)
+                log.exception("failed to end %s", what)
                 failures.append(f"{what}: {type(error).__name__}: {error}")
             return otherwise
 
@@ -221,7 +223,7 @@ class Freeze:
             tried("runs", self._stop_runs(reason), 0),
             tried("transfers", self._transfers.stop_all(reason), 0),
         )
-        again = await tried("commands", self._end_jobs(), nothing)  # what was just being started
+        again = await tried("commands", self._end_jobs(), nothing)  # again, for what was just being started
         ended = {*ending.ended, *again.ended}
         if again.survivors:
             failures.append(again.describe("commands"))
@@ -230,7 +232,7 @@ class Freeze:
     # -- nodes ------------------------------------------------------------------------------------------
 
     def node_joined(self, connection: Connection) -> None:
-        """A node is here: what it must know of a freeze is the first it hears."""
+        """Send a newly connected node the freeze order, before any other message."""
         order = self.order
         if order is not None:
             self._freeze_node(connection, order)
@@ -253,7 +255,7 @@ class Freeze:
             self._fates[connection.node_id] = msgspec.structs.replace(fate, online=False)
 
     def _each_node(self, tell: Callable[[Connection], Asked | None]) -> list[Asked]:
-        """Tell every connected node at once; what is to be waited for."""
+        """Send to every connected node at once and return the futures to wait for."""
         thawing = self.order is None
         for node_id, node in self._node_registry.nodes.items():
             if node.connection is None:
@@ -272,7 +274,7 @@ class Freeze:
     def _ask(
         self, connection: Connection, say: Callable[[int], NodeFreeze | NodeThaw], kind: str, *, frozen: bool
     ) -> Asked | None:
-        """Send one word, at once, and keep what the node makes of it; None for a node that knows no such words."""
+        """Send one order at once and record the node's report; return None if the node does not support it."""
         node_id = connection.node_id
         if not connection.can_freeze:
             error: str | UnsetType = NOT_SUPPORTED if frozen else UNSET
@@ -288,7 +290,7 @@ class Freeze:
         return future
 
     def _told(self, number: int, connection: Connection, kind: str, frozen: bool, done: Asked) -> None:
-        """Keep a node's word, however late it came."""
+        """Record a node's report, even a late one."""
         self._asked.pop(number, None)
         failure = done.exception()
         if failure is not None:
@@ -306,7 +308,7 @@ class Freeze:
 
 
 def _plain(report: FreezeReport) -> FreezeReport:
-    """Return a node's report with counts that are possible and one line of text."""
+    """Return a node's report with plausible counts and a single line of text."""
     return msgspec.structs.replace(
         report,
         ended_processes=min(max(0, report.ended_processes), MOST_COUNTED),
@@ -321,7 +323,7 @@ async def _confirmed(asked: list[Asked]) -> None:
 
 
 def _unasked(node_id: str, connection: Connection | None) -> NodeFate:
-    """A node to which nothing was said: it runs freely, unless it says otherwise."""
+    """Return the state of a node that got no order: it runs, unless it reports otherwise."""
     if connection is None or connection.frozen is None:
         return NodeFate(node_id, connection is not None, connection is not None)
     return NodeFate(node_id, True, False, error=connection.frozen.node_refusal().message)

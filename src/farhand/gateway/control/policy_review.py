@@ -1,4 +1,4 @@
-"""What a policy says to calls that were made, or might be: the rule that decides, and what a new policy would stop."""
+"""Apply a policy to recorded or possible calls: which rule decides, and what a new policy would stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SHOWN = 1000
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The verdict on a call, and every rule that fits it, the deciding one first."""
+    """The verdict on a call, and every rule that matches it, the deciding one first."""
 
     decision: str
     rule: str
@@ -39,16 +39,16 @@ class Explanation(msgspec.Struct, frozen=True):
     # The credential on whose behalf `credential` acts, if any.
     on_behalf_of: str | None = None
     call_id: str | None = None
-    # Of a call that was made.
+    # State of a recorded call.
     state: str | None = None
-    # How it was answered, where it was asked about.
+    # The answer to its approval, if it needed one.
     approval: str | None = None
-    # The rule that stopped it when it was made, which may have been another.
+    # The rule that stopped it when it was made, possibly a different one.
     decided_by_rule: str | None = None
 
 
 class StoppedCall(msgspec.Struct, frozen=True):
-    """A recorded call that the policy would not have let through by itself."""
+    """A recorded call that the policy would not have allowed without approval."""
 
     call_id: str
     at: int
@@ -68,12 +68,12 @@ class Replay(msgspec.Struct, frozen=True):
     allow: int
     ask: int
     deny: int
-    # The newest of them, at most 1000.
+    # The newest stopped calls, at most 1000.
     stopped: list[StoppedCall]
 
 
 class PolicyReview:
-    """Judges without doing anything."""
+    """Evaluates policies without side effects."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PolicyReview:
     ) -> None:
         """`makers` as `Credentials.makers`."""
         self._makers = makers
-        # One at a time.
+        # Only one replay runs at a time.
         self._replaying = asyncio.Lock()
         self._database = database
         self._node_registry = node_registry
@@ -101,7 +101,7 @@ class PolicyReview:
         session_key: str | None = None,
         origins: Sequence[str] = HTTP,
     ) -> Explanation:
-        """The verdict on a call that might be made. Raises ToolError for one that could not be."""
+        """Return the verdict on a possible call. Raises ToolError if the call is invalid."""
         own = self._catalog.own(tool)
         target = (
             self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)
@@ -119,7 +119,7 @@ class PolicyReview:
         return _explained(policy, subject, tool)
 
     async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
-        """The verdict on a call that was made; None when there is none of this id."""
+        """Return the verdict on a recorded call; None if there is no call with this id."""
         found = await self._database.read(lambda store: (calls.find(store, call_id), find_approval(store, call_id)))
         record, approval = found
         if record is None:
@@ -136,7 +136,7 @@ class PolicyReview:
         )
 
     async def replay(self, policy: Policy, since: int) -> Replay:
-        """Every recorded call since a moment, judged by a policy. Others are served between two calls."""
+        """Evaluate a policy on every call recorded since a time, yielding to other tasks between calls."""
         async with self._replaying:
             return await self._replay(policy, since)
 
@@ -165,7 +165,7 @@ class PolicyReview:
         return Replay(since=since, calls=sum(counts.values()), stopped=stopped, **counts)
 
     async def _recorded(self, ids: Sequence[str]) -> AsyncIterator[tuple[CallRecord, str | None]]:
-        """Calls with where they came from, a few at a time: arguments and results may be long."""
+        """Yield calls with their origin, a few at a time, since arguments and results may be long."""
 
         def read(store: Tx, some: Sequence[str]) -> list[tuple[CallRecord, str | None]]:
             found = [record for call_id in some if (record := calls.find(store, call_id)) is not None]
@@ -178,7 +178,7 @@ class PolicyReview:
                 await asyncio.sleep(0)
 
     def _subject(self, record: CallRecord, origin: str | None) -> Subject:
-        """A recorded call as the rules see it; of a node that is gone, as far as the record tells."""
+        """Return a recorded call as the rules see it; if its node is gone, from the record alone."""
         origins = HTTP if origin is None else (origin,)
         own = self._catalog.own(record.tool) if record.route in ("local", "native") else None
         node = self._node_registry.nodes.get(record.node_id or "")
@@ -217,7 +217,7 @@ def _listed(name: str | None) -> tuple[str, ...]:
 
 
 def _denied_by(record: CallRecord) -> str | None:
-    """As the call was told."""
+    """Return the rule named in the call's error."""
     return record.error_message if record.state is CallState.DENIED else None
 
 

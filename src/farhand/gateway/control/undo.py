@@ -1,4 +1,4 @@
-"""Undo: what a call did to files is taken back by the machine that did it, and that is a call of its own."""
+"""Undo: the machine that changed files restores them, as a call of its own."""
 
 # The names of parameters are written as those of the node's `Undo`.
 # ruff: noqa: N803
@@ -29,13 +29,13 @@ from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
 from farhand.tools.undo import NAME, SPEC, Call, DryRun, undo_preview
 
-# The tool of the gateway's own machine; calls of a node's are undone by the node's.
+# The tool of the gateway's own machine; calls on a node are undone by the node's tool.
 OWN: Final = "undo"
 TRANSFER: Final = "gsv__Transfer"
 
 
 class Undo:
-    """Undoes calls, on whichever machine they ran."""
+    """Undoes calls on the machine where they ran."""
 
     def __init__(
         self, gate: Gate, catalog: Catalog, node_registry: NodeRegistry, kept: UndoLog, local: Files, objects: Objects
@@ -51,13 +51,13 @@ class Undo:
         )
 
     def tools(self) -> list[Tool]:
-        """To be served without being offered."""
+        """Return the tools to serve without offering them."""
         return [self._own]
 
     async def begin(
         self, call_id: str, principal: Principal, *, dry_run: bool = False, idempotency_key: str | None = None
     ) -> OpenCall:
-        """Undo a call: see `Gate.begin`. Raises NotFound when there is no such call."""
+        """Undo a call: see `Gate.begin`. Raises NotFound if there is no such call."""
         record = await self._gate.find(call_id)
         if record is None:
             raise NotFound(f"there is no call {call_id[:100]!r}")
@@ -77,7 +77,7 @@ class Undo:
         )
 
     def _where(self, record: CallRecord) -> str | None:
-        """The node that keeps what a call changed; None for this machine, and where nothing is kept."""
+        """Return the node that stores what a call changed; None for this machine, or if nothing is stored."""
         node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
         node = self._node_registry.nodes.get(node_id or "")
         if node is None or (node.online and not self._catalog.can_undo(node)):
@@ -85,7 +85,7 @@ class Undo:
         return node_id
 
     def _written_to(self, record: CallRecord) -> str | None:
-        """The node that a transfer went to."""
+        """Return the destination node of a transfer."""
         try:
             arguments = read_arguments(record.args)
             end = read_endpoint(str(arguments["destination"]), "Destination", self._node_registry)
@@ -102,7 +102,7 @@ class Undo:
         return await asyncio.to_thread(undo_preview, files, self._kept, call)
 
     async def _files_changed_by(self, call: str) -> Files:
-        """Return the files among which a call of the gateway worked. Raises ToolError where it cannot be undone."""
+        """Return the file root in which a call of the gateway worked. Raises ToolError if it cannot be undone."""
         record = await self._gate.find(call)
         if record is None:
             raise NotFound(f"there is no call {call[:100]!r}")
@@ -118,7 +118,7 @@ class Undo:
         return await asyncio.to_thread(self._files, first, call)
 
     async def _first(self, record: CallRecord) -> CallRecord:
-        """The call that an undo, or an undo of an undo, goes back to."""
+        """Return the original call of an undo, or of an undo of an undo."""
         seen = set()
         while record.tool == OWN and record.id not in seen:
             seen.add(record.id)
@@ -130,7 +130,7 @@ class Undo:
         return record
 
     def _files(self, record: CallRecord, call: str) -> Files:
-        """Those among which the call worked: the rules for paths are theirs."""
+        """Return the file root in which the call worked, with its path rules."""
         if not record.tool.startswith(NATIVE_PREFIX):
             return self._local
         if not isinstance(self._objects, FolderObjects):

@@ -1,6 +1,6 @@
-"""The direct door's chats: one message in, one answer out, by the tool it names or by the agent.
+"""The chats of `POST /agent/process`: each message is answered by the tool it names or by the agent.
 
-What the user said is in the store before anything runs, so a tool that fails leaves it there.
+The user's message is stored before anything runs, so it is kept even if the tool fails.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ DIRECT = ("direct",)
 NEW = "/new"
 AFRESH = "This chat starts afresh."
 MOST_ITEMS = 100
-# Characters of a text that nobody cuts.
+# Texts of at most this many characters are never cut.
 SHORT = 100
 
 NO_USAGE = Usage()
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What somebody says in a chat; `tool` is the JSON of a tool and its input, where that is to answer."""
+    """A user's turn in a chat; `tool` is the JSON of a tool and its input, if a tool is to answer."""
 
     chat: ChatKey
-    # Role and text of each.
+    # Role and text of each message.
     messages: Sequence[tuple[str, str]]
     credential: Credential
     tool: msgspec.Raw | None = None
@@ -59,32 +59,32 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The words of the user."""
+        """Return the user's text."""
         return "\n".join([text for role, text in self.messages if role == "user"]).strip()
 
 
 class Agent(Protocol):
-    """Who answers a turn that names no tool."""
+    """The contract of the agent, which answers turns that name no tool."""
 
     def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
-        """The events of the run, as `farhand.agent.events` promises them; whoever closes this ends the run."""
+        """Yield the events of the run as described in `farhand.agent.events`; closing this ends the run."""
         ...
 
     async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
-        """Raises Denied where the agent's conversation in a chat was begun by another credential."""
+        """Raise Denied if another credential started the agent's conversation in a chat."""
         ...
 
     async def forget(self, chat: ChatKey) -> None:
-        """The chat starts afresh."""
+        """Start a new conversation in the chat."""
         ...
 
 
 class NoModel(FarhandError):
-    """Nobody is there to answer without a tool."""
+    """There is no model to answer without a tool."""
 
 
 class ItemFailed(FarhandError):
-    """One of several inputs failed; those before it were done, those after it were not begun."""
+    """One of several inputs failed; those before it were done, those after it were not started."""
 
     def __init__(self, item: int, error: ToolError, done: Sequence[msgspec.Raw]) -> None:
         super().__init__(f"items[{item}]: {error.message}")
@@ -130,17 +130,18 @@ class Direct:
         self._agent = agent
 
     def _told(self, result: msgspec.Raw) -> str:
-        """The text of a result; its JSON if the text is blank."""
+        """Return the text of a result, or its JSON if the text is blank."""
         text = msgspec.json.decode(result, type=_Text).text
         reply = text if text.strip() else bytes(result).decode()
-        # A text is cut later, and part of a secret would not be recognised: redact before that.
+        # The text is cut later, and part of a secret would not be recognised: redact before that.
         return reply if len(reply) <= SHORT else self._secrets.redact_text(reply)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
-        """What happens, as it happens. Whoever closes this early ends what runs.
+        """Yield events as they happen. Closing this early ends what runs.
 
-        Raises ToolError or ItemFailed for a tool that failed, NoModel, StoreError, IdempotencyConflict; whatever is
-        wrong with the turn itself before the first event.
+        Raises ToolError or ItemFailed for a tool that failed, NoModel, StoreError, IdempotencyConflict; errors in the
+        turn
+        itself are raised before the first event.
         """
         if turn.text.lower() == NEW:
             await self._start_afresh(turn)
@@ -192,7 +193,7 @@ class Direct:
 
     async def chats(self, filters: dict[str, str], limit: int) -> list[Chat]:
         found = await self._database.read(lambda store: chats.chats(store, filters, limit))
-        # A name is the beginning of what was said first, and may end within a secret.
+        # A chat's name is the beginning of its first message, and may end within a secret.
         return [
             msgspec.structs.replace(chat, name=self._secrets.redact_excerpt(chat.name, after=True)) for chat in found
         ]
@@ -201,7 +202,7 @@ class Direct:
         return await self._database.read(lambda store: chats.history(store, chat_id))
 
     async def remove(self, chat_id: str, credential: Credential) -> bool:
-        """Remove a chat with its messages; False when there is none. Raises Denied for another credential's chat."""
+        """Remove a chat and its messages; return False if none exists. Raises Denied for another credential's chat."""
 
         def remove(store: Tx) -> bool:
             if not _may_change(chats.maker(store, chat_id), credential):
@@ -211,8 +212,12 @@ class Direct:
         return await self._database.write(remove)
 
     async def _hear(self, turn: Turn) -> Said | None:
-        """Store what was said; None in another credential's chat which this one may not read: a tool answers all the
-        same, an agent where nobody else spoke with it, but nothing is put into that chat."""
+        """Store the user's message.
+
+        Returns None, and stores nothing, in a chat of another credential that this one may not read: a tool still
+        answers,
+        and the agent does if its conversation there belongs to this credential.
+        """
         now = self._clock()
         self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
 
@@ -233,7 +238,7 @@ class Direct:
             written.add_done_callback(_log_loss)
 
     def _take_back(self, said: Said | None) -> None:
-        """A request that came again was heard the first time."""
+        """Remove the message of a repeated request, which the first one has stored."""
         if said is not None:
             written = self._database.write(lambda store: chats.take_back(store, said), durable=False)
             written.add_done_callback(_log_loss)
@@ -257,7 +262,7 @@ class Direct:
     # -- tools ------------------------------------------------------------------------------------------
 
     def _read(self, text: msgspec.Raw) -> tuple[Tool, list[msgspec.Raw], bool]:
-        """The tool, its inputs, and whether they are several. Raises InvalidArgs, SwitchedOff, NotFound."""
+        """Return the tool, its inputs, and whether they are a list. Raises InvalidArgs, SwitchedOff, NotFound."""
         try:
             words = msgspec.json.decode(text, type=_ToolWords)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -298,7 +303,7 @@ class Direct:
     # -- the agent --------------------------------------------------------------------------------------
 
     def _answering(self, turn: Turn) -> Agent:
-        """Raises Denied, NoModel."""
+        """Return the agent for a turn. Raises Denied, NoModel."""
         if not turn.credential.may(Scope.CHAT):
             raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which a chat with the agent needs")
         if self._agent is None:
@@ -310,7 +315,7 @@ class Direct:
 
 
 def _may_change(maker: str | None, credential: Credential, scope: Scope = Scope.ADMIN) -> bool:
-    """Whether a chat is new or the credential's own; with the scope it may be any."""
+    """Return whether a chat is new or the credential's own; with the scope, any chat may be changed."""
     return maker in (None, credential.id) or credential.may(scope)
 
 
@@ -319,7 +324,7 @@ def _not_theirs(what: str) -> Denied:
 
 
 def _kept_error(record: CallRecord) -> ToolError:
-    """Why a call failed, by its record alone: a request that is repeated is told what the first one was."""
+    """Return the error of a call from its record, so that a repeated request gets the same answer."""
     message = record.error_message or NO_ERROR_GIVEN
     if record.state is CallState.DENIED:
         return Forbidden(message)
@@ -327,7 +332,7 @@ def _kept_error(record: CallRecord) -> ToolError:
 
 
 def _input(place: str, text: msgspec.Raw) -> msgspec.Raw:
-    """The input of a tool as an object; null is an empty one. Raises InvalidArgs."""
+    """Return the input of a tool as an object; null means an empty one. Raises InvalidArgs."""
     data = bytes(text)
     if data == b"null":
         return msgspec.Raw(b"{}")
@@ -337,7 +342,7 @@ def _input(place: str, text: msgspec.Raw) -> msgspec.Raw:
 
 
 def _items(text: msgspec.Raw) -> list[msgspec.Raw] | None:
-    """The inputs that an input carries under `items`, where it does."""
+    """Return the inputs in `items`, if there are any."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
@@ -354,7 +359,7 @@ def _items(text: msgspec.Raw) -> list[msgspec.Raw] | None:
 
 
 def _worded(text: str) -> str:
-    """`Expected `str`, got `int` - at `$.name`` -> `biz_params.tool.name: expected str, got int`."""
+    """Reword `Expected `str`, got `int` - at `$.name`` as `biz_params.tool.name: expected str, got int`."""
     reason, _, place = text.replace("`", "'").partition(" - at ")
     place = place.strip("'").removeprefix("$")
     if reason.startswith("Object missing required field"):
@@ -364,6 +369,6 @@ def _worded(text: str) -> str:
 
 def _log_loss(written: asyncio.Future[Any]) -> None:
     error = None if written.cancelled() else written.exception()
-    # A chat that was cleared meanwhile does not take messages of the old conversation.
+    # A chat that was cleared meanwhile rejects messages of the old conversation.
     if error is not None and not isinstance(error, IntegrityError):
         log.error("failed to store a message of a chat: %s", error)

@@ -11,27 +11,27 @@ from farhand.llm.model import Thinking
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What sets an agent apart. Its files lie under `agents/NAME/`."""
+    """Settings of one agent. Its files are under `agents/NAME/`."""
 
-    # As for `[agent] model`; by default the same.
+    # As `[agent] model`, which is the default.
     model: str = ""
     thinking: Thinking | None = None
     description: str = ""
-    # Added to its prompt.
+    # Appended to its prompt.
     instructions: str = ""
-    # Rounds of tool calls after which a run ends; 0: as for `[agent]`.
+    # Maximum rounds of tool calls in a run; 0: as for `[agent]`.
     max_rounds: int = 0
 
 
 class Agents:
-    """Finds the settings of an agent. One without a table has none that differ."""
+    """Finds the settings of an agent. An agent without a table has the defaults."""
 
     def __init__(self, settings: Mapping[str, AgentSettings] | None = None) -> None:
         self._settings = {MAIN: AgentSettings(), **(settings or {})}
 
     @property
     def names(self) -> list[str]:
-        """Those that were set up, `main` first."""
+        """Return the configured names, `main` first."""
         return list(self._settings)
 
     def of(self, name: str) -> AgentSettings:

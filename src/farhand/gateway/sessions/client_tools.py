@@ -1,4 +1,4 @@
-"""Calls of tools that the client of a run carries out: their results come with a later message, or never."""
+"""Tool calls that the client of a run carries out: their results come with a later message, or never."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NO_RESULT: Final = "the client that was to carry this call out gave no result; n
 
 
 def results(store: Tx, record: SessionRecord, answers: Collection[Message] | None) -> list[Message]:
-    """The entries that answer the calls a conversation has left to its client, in the order of the calls.
+    """Return the entries that answer the client's open calls of a conversation, in call order.
 
-    `answers` are the results that came with a new message; None: it says nothing about calls. One that answers no call
-    is left out; a call that is not answered now never is, and is told so: the conversation goes on without it.
+    `answers` are the results in a new message; None if it has none. Results without a call are dropped; a call without
+    a result gets an error as its result, and the conversation continues without it.
     """
     if answers is None and not transcript.hands_over(store, record.key):
         return []
@@ -35,6 +35,6 @@ def results(store: Tx, record: SessionRecord, answers: Collection[Message] | Non
 
 
 def open_calls(store: Tx, record: SessionRecord) -> list[ToolUse]:
-    """The calls of a conversation that have no result."""
+    """Return the calls of a conversation that have no result."""
     entries = transcript.conversation(store, record.key, record.id)
     return unanswered([msgspec.json.decode(entry.message, type=Message) for entry in entries])

@@ -1,4 +1,4 @@
-"""Commands to a session, written as messages: `/new`, `/stop`, `/status`, `/freeze`, `/model`, `/think`, `/help` …"""
+"""Session commands in messages: `/new`, `/stop`, `/status`, `/freeze`, `/model`, `/think`, `/help` …"""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _NAMES: Final = {
     "/help": "help",
     "/?": "help",
 }
-# Characters of a command; in a longer message only its beginning is looked at.
+# Maximum characters of a command; only the beginning of a longer message is parsed.
 LONGEST: Final = 1024
 _WITH_ARGUMENT: Final = ("model", "think", "compact")
 FREEZE: Final = "freeze"
-# What changes a session for everybody in it.
+# Commands that change a session for everyone in it.
 OF_THE_OWNER: Final = frozenset({"new", "stop", "compact", "model", "think"})
-# What a person whom the owner has not named may do: in a session of their own, and in a group.
+# Commands for people the owner has not named: in their own session, and in a group.
 OF_GUESTS: Final = frozenset({"new", "stop", "status", "help"})
 OF_ANYBODY: Final = frozenset({"help"})
 _LEVELS: Final = {
@@ -63,8 +63,8 @@ class Command(msgspec.Struct, frozen=True):
 
 
 def read(text: str) -> Command | None:
-    """The command a whole message is; None for an ordinary message, which may begin with a slash too."""
-    # A command is short. The reason of a freeze may be longer, and is cut.
+    """Parse a message that is a command; return None for an ordinary message, which may also start with a slash."""
+    # Commands are short. The reason of a freeze may be longer, and is cut.
     words = text[:LONGEST].split()
     name = _NAMES.get(words[0].lower()) if words else None
     if name == FREEZE:
@@ -75,7 +75,7 @@ def read(text: str) -> Command | None:
 
 
 async def obey(sessions: Sessions, key: str, command: Command, compact: Compact | None) -> str:
-    """Carry a command out; what to tell whoever gave it. Raises ToolError."""
+    """Run a command and return its reply. Raises ToolError."""
     match command.name:
         case "new":
             await sessions.stop(key, "a new conversation was begun")

@@ -1,4 +1,4 @@
-"""The events of a run as they are shown: a secret that the model says piece by piece is hidden as well."""
+"""Redact the events of a run, including secrets that the model emits piece by piece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 
 
 class VeiledEvents:
-    """For one run; whole texts in events are hidden where they leave the gateway."""
+    """Redacts the deltas of one run; whole texts in events are redacted where they leave the gateway."""
 
     def __init__(self, secrets: KnownSecrets) -> None:
         self._secrets = secrets
         self._open: tuple[type[TextDelta | ThinkingDelta], int, StreamRedactor] | None = None
 
     def shown(self, event: Event) -> Iterator[Event]:
-        """What is to be told now: deltas may wait for the next one; everything else comes after what waited."""
+        """Yield the events to emit now: deltas may wait for the next one; other events come after what waited."""
         if not isinstance(event, TextDelta | ThinkingDelta):
             if isinstance(event, Retrying) and event.void:
                 self._open = None

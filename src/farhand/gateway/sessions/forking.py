@@ -1,4 +1,4 @@
-"""Forking a session: a new one that begins with what was said in another, up to a moment. The other is not touched."""
+"""Fork a session: start a new one with the messages of another up to a point. The other is not changed."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from farhand.store.tables import idempotency as keys
 from farhand.store.tables import sessions
 from farhand.store.tables.sessions import Entry, SessionRecord
 
-# A longer conversation is not copied: it would hold up everything else that is written meanwhile.
+# A longer conversation is not copied, since it would block all other writes.
 MOST_FORKED_BYTES: Final = 64 * MIB
 
 
 class Forked(msgspec.Struct, frozen=True):
-    """A session that was made from another."""
+    """A session that was forked from another."""
 
     key: str
     session_key: str
     # The key of the other session.
     source: str
-    # How many it begins with.
+    # Number of copied messages.
     messages: int
-    # The number of the last one of them, in the other session.
+    # Number of the last copied message in the other session.
     at: int
-    # Messages before the chosen moment that it does not have, since a call in them had no result by then.
+    # Messages before the chosen point that were not copied, because one of their calls had no result yet.
     left_out: int
 
 
@@ -56,11 +56,12 @@ class Forks:
         credential: Credential,
         idempotency_key: str | None = None,
     ) -> Forked:
-        """A session with what was said up to an event of the journal, or up to a message; to the end without either.
+        """Create a session with the messages up to an event of the journal, or up to a message; by default all.
 
-        A call and its result stay together: where the moment lies between them, both are left out. What is copied
-        counts as sent by `credential`. Raises NotFound, InvalidArgs, NotAllowed for a key that is not the credential's
-        to begin, OverBudget, IdempotencyConflict, StoreError.
+        A call and its result stay together: if the point is between them, both are left out. The copies count as sent
+        by
+        `credential`. Raises NotFound, InvalidArgs, NotAllowed for a key that the credential may not use, OverBudget,
+        IdempotencyConflict, StoreError.
         """
         if event is not None and message is not None:
             raise InvalidArgs("a session is forked at an event or at a message, not at both")
@@ -106,7 +107,7 @@ class Forks:
 
         if (made := await self._chats.read(repeated)) is not None:
             return made
-        taken, left_out = await self._chats.read(plan)  # in a thread of its own; the copy is written in another
+        taken, left_out = await self._chats.read(plan)  # reads in its own thread; the copy is written in another
         if not taken:
             raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
         self._chats.budget.take(credential, sum(len(bytes(entry.message)) for entry in taken), now)
@@ -127,7 +128,7 @@ class Forks:
 
 
 def whole(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-    """The entries without those at the end that leave a call without its result, and how many those are."""
+    """Return the entries without those at the end that leave a call without a result, and the number dropped."""
     open_uses: set[str] = set()
     end = 0
     for number, entry in enumerate(entries, 1):
@@ -211,7 +212,7 @@ class _Told(msgspec.Struct):
 
 
 def _made(store: Tx, key: str) -> Forked:
-    """What was answered when this session was made."""
+    """Return the answer given when this session was made."""
     rows: list[Any] = store.execute(
         "SELECT data FROM events WHERE kind = 'session.forked' AND subject = ?", (key,)
     ).fetchall()

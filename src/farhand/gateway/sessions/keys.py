@@ -34,12 +34,12 @@ _TOKEN = re.compile(r"[^a-z0-9+\-_@.]")
 
 
 def agent_id(name: str, default: str = MAIN) -> str:
-    """The id an agent or account is known by: lower case, letters, digits, `_` and `-`, at most 64 of them."""
+    """Normalise the id of an agent or account: lower case, letters, digits, `_` and `-`, at most 64 characters."""
     return _AGENT.sub("-", name.strip().lower()).strip("-")[:64].strip("-") or default
 
 
 def token(text: str, default: str = "unknown") -> str:
-    """A part of a key: what a channel calls a person or a place, without what separates the parts."""
+    """Return a person's or place's name on a channel as a part of a key, without separators."""
     return _TOKEN.sub("_", text.strip().lower()) or default
 
 
@@ -52,12 +52,12 @@ def cron_key(agent: str, job_id: str) -> str:
 
 
 def child_key(agent: str, call_id: str) -> str:
-    """Of a sub-agent: named by the call that spawned it."""
+    """Return the key of a sub-agent, named after the call that spawned it."""
     return f"agent:{agent}:sub:{call_id}"
 
 
 def once_key(agent: str, run_id: str) -> str:
-    """Of a request whose client keeps the conversation itself."""
+    """Return the key for a request whose client keeps the conversation itself."""
     return f"agent:{agent}:once:{run_id}"
 
 
@@ -71,7 +71,7 @@ def peer_key(
     scope: DmScope = "main",
     links: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """The session of somebody who writes through a channel."""
+    """Return the session of a person who writes through a channel."""
     agent, channel, kind = agent_id(agent), token(channel), token(kind, "dm")
     if kind != "dm":
         return f"agent:{agent}:{channel}:{kind}:{token(peer)}"
@@ -99,12 +99,12 @@ def guest_key(agent: str, channel: str, account: str, peer: str, kind: str = "dm
 
 
 def is_linked(channel: str, peer: str, links: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the settings give a person's address a name."""
+    """Return whether the settings name the owner of an address."""
     return _linked(token(channel), peer, links) is not None
 
 
 def canonical(key: str, scope: DmScope = "main") -> str:
-    """The one name of a session that may be named in several ways. Raises InvalidArgs for a key that is none."""
+    """Return the canonical form of a session key. Raises InvalidArgs for an invalid key."""
     key = key.strip()
     if not key:
         raise InvalidArgs("a session key must not be blank; `main` is the main session")
@@ -129,27 +129,27 @@ def canonical(key: str, scope: DmScope = "main") -> str:
 
 
 def is_main(key: str) -> bool:
-    """Whether a canonical key is that of an agent's main session."""
+    """Return whether a canonical key is that of an agent's main session."""
     return key == main_key(agent_of(key))
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a canonical key is one that the gateway makes: main, a channel, a job, a hook, a sub-agent, a chat."""
+    """Return whether a canonical key is reserved: main, a channel, a job, a hook, a sub-agent, a chat."""
     return key.startswith("agent:") and (is_main(key) or len(key.split(":")) > 3)
 
 
 def short(key: str) -> str:
-    """As people write it: the main session is `main`."""
+    """Return the short form of a key: the main session is `main`."""
     return MAIN if key == main_key() else key
 
 
 def agent_of(key: str) -> str:
-    """The agent that answers in a session."""
+    """Return the agent of a session."""
     return key.split(":")[1] if key.startswith("agent:") else MAIN
 
 
 def _linked(channel: str, peer: str, links: Mapping[str, Sequence[str]]) -> str | None:
-    """The name under which somebody with several addresses is known."""
+    """Return the configured name of a person with several addresses."""
     wanted = _phone(peer)
     for name, addresses in links.items():
         for address in addresses:

@@ -1,4 +1,4 @@
-"""The direct door's agent: each of its chats is a session of the agent `main`."""
+"""The agent behind `POST /agent/process`: each of its chats is a session of the agent `main`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class SessionAgent:
         self._sessions = sessions
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
-        """The events of the run, one of `Completed`, `Stopped` and `Failed` the last; to close this ends the run.
+        """Yield the events of the run, the last of them `Completed`, `Stopped` or `Failed`; closing this ends the run.
 
-        Raises ToolError for a message that is not taken, IdempotencyConflict, StoreError.
+        Raises ToolError for a rejected message, IdempotencyConflict, StoreError.
         """
         try:
             run = await self._sessions.send(
@@ -47,7 +47,7 @@ class SessionAgent:
         try:
             async for event in run.follow():
                 if isinstance(event, Completed | Stopped | Failed):
-                    break  # the outcome says it, also where nobody told these events
+                    break  # the outcome has the same information, even if these events were not sent
                 if not isinstance(event, Recorded | ApprovalRequested):
                     yield event
             outcome = await run.reply()
@@ -62,14 +62,14 @@ class SessionAgent:
             yield Completed(outcome.reply, outcome.usage, outcome.steps)
 
     async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
-        """Raises Denied where another credential began the conversation in the chat's session."""
+        """Raise Denied if another credential started the conversation in the chat's session."""
         try:
             await self._sessions.check_owner(session_key(chat), credential)
         except NotAllowed as error:
             raise Denied(error.message) from None
 
     async def forget(self, chat: ChatKey) -> None:
-        """Stop what runs in the chat's session and begin a new conversation there; the old one stays in the history."""
+        """Stop what runs in the chat's session and start a new conversation; the old one stays in the history."""
         key = session_key(chat)
         await self._sessions.stop(key, "a new conversation was begun")
         with contextlib.suppress(NotFound):
@@ -77,7 +77,7 @@ class SessionAgent:
 
 
 def session_key(chat: ChatKey) -> str:
-    """The session of a chat. Its name is to be read; what tells chats apart for certain is the digest in it."""
+    """Return the session key of a chat: a readable name and a digest that makes it unique."""
     parts = (chat.channel, chat.user_id, chat.session_id)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     name = ".".join(token(part)[:NAME_CHARACTERS] for part in parts)

@@ -1,4 +1,4 @@
-"""What an agent's prompt is told: its files, its skills, the machines that are connected, the day."""
+"""Collect the inputs of an agent's prompt: its files, skills, connected machines and the date."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 LARGEST_FILE = 1024 * 1024
 MOST_TAGS = 4
-# Who the agent is and by which rules it works; the other files are about its owner.
+# Identity and rules of the agent; the other files are about its owner.
 FOR_GUESTS = frozenset({"SOUL.md", "AGENTS.md", "IDENTITY.md"})
 
 AgentFiles = Callable[[str], Awaitable[Mapping[str, str]]]
@@ -35,7 +35,7 @@ AgentSkills = Callable[[str], Awaitable[Sequence[Skill]]]
 
 
 class Prompts:
-    """Writes the system prompt of a session. `files` and `skills` give those of an agent."""
+    """Builds the system prompt of a session. `files` and `skills` return those of an agent."""
 
     def __init__(
         self, agents: Agents, node_registry: NodeRegistry, *, workspace: Path, files: AgentFiles, skills: AgentSkills
@@ -67,11 +67,11 @@ class Prompts:
         try:
             return tuple(await self._skills(agent))
         except ToolError as error:  # an agent without its skills is better than none
-            log.warning("the skills of %s are left out of the prompt: %s", agent, error)
+            log.warning("skills of %s are missing from the prompt: %s", agent, error)
             return ()
 
     def _machines(self, callable_: set[str], *, guest: bool) -> tuple[Machine, ...]:
-        """What the agent is told of machines; a guest's agent only of those whose tools it may call."""
+        """Return the machines for the prompt; for a guest, only those with tools it may call."""
         machines = []
         for node_id, node in sorted(self._node_registry.nodes.items()):
             if not node.online and guest:
@@ -126,10 +126,10 @@ class StoredFiles:
 
 
 async def files_in(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the prompt's files; one that is in several of the folders counts where it is found first.
+    """Return the prompt's files; a file in several folders is taken from the first.
 
-    Commands in a sandbox can write these folders, so a link that leads out of its folder is not followed: it would
-    show the model a file that the sandbox does not have. Neither is a pipe opened, which would wait for its writer.
+    Commands in a sandbox can write to these folders, so links out of the folder are not followed: they would show the
+    model files that the sandbox does not have. Pipes are not opened, since that would block.
     """
 
     def read() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Writing down what a run asks its model, so that it can be repeated (`replaying.py`)."""
+"""Record the requests of a run to its model, so that it can be replayed (`replay.py`)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RunSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a run was worked on."""
+    """The settings with which a run was made."""
 
     model: str
     context_tokens: int
-    # With the digests of the files instead of their texts.
+    # With digests of the files instead of their texts.
     prompt: Prompted
     limits: Limits
     compactor: Compactor
     thinking: Thinking | None = None
     max_tokens: int | None = None
     child: bool = False
-    # Tools that are always offered, where these are not the usual ones.
+    # Tools that are always offered, if not the default ones.
     core: tuple[str, ...] | None = None
     judges: bool = False
 
 
 class Replied(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a request: a reply, or an error."""
+    """The result of a request: a reply, or an error."""
 
     finished: Finished | None = None
     error: str | None = None
@@ -54,18 +54,18 @@ class Replied(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def plain_digest(messages: Sequence[Message]) -> bytes:
-    """Of a conversation without its system prompt."""
+    """Return the digest of a conversation without its system prompt."""
     return digest(_encode([message for message in messages if message.role != "system"]))
 
 
 def spec_list(specs: Sequence[ToolSpec]) -> tuple[list[bytes], bytes]:
-    """The descriptions of tools, and the list of their digests."""
+    """Return the descriptions of tools, and the list of their digests."""
     contents = [_encode(spec) for spec in specs]
     return contents, b"".join(digest(content) for content in contents)
 
 
 class Asking:
-    """Keeps what one run asks. Nobody waits for it: it is written with what the run keeps anyway."""
+    """Records the requests of one run without delaying it: they are written with the run's own data."""
 
     def __init__(self, database: Store, run_id: str, specs: Callable[[], Sequence[ToolSpec]]) -> None:
         self._database = database
@@ -124,7 +124,7 @@ class Asking:
 
 
 class AskedModel:
-    """A model of which everything is written down that it is asked and answers."""
+    """A model whose requests and replies are recorded."""
 
     def __init__(self, model: Model, asking: Asking) -> None:
         self._model = model
@@ -146,7 +146,7 @@ class AskedModel:
                 async for event in stream:
                     if isinstance(event, Finished):
                         reply = Replied(finished=event)
-                        self._asking.asked(request, reply)  # before anybody goes on with it
+                        self._asking.asked(request, reply)  # before the reply is used
                         told = True
                     yield event
         except ModelError as error:

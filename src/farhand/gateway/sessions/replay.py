@@ -1,8 +1,7 @@
-"""Repeating a run from what was written down of it: the same loop, asked the same way, with nothing behind it.
+"""Replay a recorded run through the same loop, without models or tools.
 
-The model's replies and the tools' results come from the record; the prompt, the messages and the tools offered are put
-together anew by the code there is now, and each request is held against the one that was made. No tool runs and no
-network is used.
+The model's replies and the tools' results come from the record; the current code builds the prompt, the messages and
+the offered tools, and each request is compared with the recorded one. No tool runs and no network is used.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ SHOWN = 2_000
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first thing that came out otherwise."""
+    """The first difference."""
 
-    # The reply of the model that was being made, or worked on.
+    # The model reply during or after which it occurred.
     step: int
     # `prompt`, `messages`, `tools`, `message`, `summary`, `call` or `end`.
     what: str
@@ -54,37 +53,37 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class ReplayedRun(msgspec.Struct, frozen=True):
-    """How a repetition went."""
+    """The result of a replay."""
 
     run_id: str
     session_key: str
-    # How the run had ended.
+    # The recorded end of the run.
     state: str
     identical: bool
-    # To the model, compared.
+    # Number of compared model requests.
     requests: int
-    # Of tools, answered from the record.
+    # Number of tool calls answered from the record.
     calls: int
     attempts: int
     difference: Difference | None
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """All that was written down of a run."""
+    """All recorded data of a run."""
 
     run: RunRecord
     attempts: list[Attempt]
     asked: list[Asked]
-    # What the model was shown at first, in each attempt.
+    # The initial messages to the model, for each attempt.
     conversations: list[list[Entry]]
-    # Of the run, and of messages that joined it; summaries included.
+    # Entries of the run and of messages that joined it, including summaries.
     entries: list[Entry]
     calls: dict[str, CallRecord]
     contents: dict[bytes, bytes]
 
 
 def recorded(store: Tx, run_id: str) -> Recorded:
-    """Raises NotFound for a run that is not there, InvalidArgs for one that cannot be repeated."""
+    """Read a run. Raises NotFound if it does not exist, InvalidArgs if it cannot be replayed."""
     run = sessions.find_run(store, run_id)
     if run is not None and run.joined_to is not None:
         run = sessions.find_run(store, run.joined_to)
@@ -130,7 +129,7 @@ def _take(store: Tx, contents: dict[bytes, bytes], name: bytes) -> None:
 
 
 async def replay(record: Recorded) -> ReplayedRun:
-    """Repeat a run up to the first difference."""
+    """Replay a run up to the first difference."""
     requests = made = 0
     difference: Difference | None = None
     for number, attempt in enumerate(record.attempts):
@@ -147,7 +146,7 @@ async def replay(record: Recorded) -> ReplayedRun:
 
 
 class _Again:
-    """One attempt of a run, repeated."""
+    """The replay of one attempt of a run."""
 
     def __init__(self, record: Recorded, number: int, attempt: Attempt) -> None:
         self._record = record
@@ -201,7 +200,7 @@ class _Again:
         return self.difference
 
     def _prompt(self) -> str:
-        """Put together anew from what it was made of."""
+        """Rebuild the prompt from its recorded inputs."""
         prompt = self._settings.prompt
         contents = self._record.contents
         files = {name: contents[bytes.fromhex(key)].decode() for name, key in prompt.parts.files.items()}
@@ -256,11 +255,11 @@ class _Again:
 
     @property
     def _cut_off(self) -> bool:
-        """Whether the run was ended from outside, or goes on in another attempt."""
+        """Return whether the run was ended from outside, or continues in another attempt."""
         return not self._last_attempt or self._record.run.state in (RunState.STOPPED, RunState.TIMEOUT)
 
     def _partial(self) -> str:
-        """What a stopped model had said."""
+        """Return the text of an interrupted reply."""
         left = [message for _, message in self._expected if message.role == "assistant"]
         return left[0].text if left and not left[0].tool_calls else ""
 
@@ -303,7 +302,7 @@ class _Again:
             call = self._record.calls.get(f"run:{self._record.run.id}:{seq}:{place}")
             if call is not None:
                 outcome = Outcome.of_result(result_of(call))
-                # Of the gateway's secrets the model was shown none, so the record of the call has more.
+                # The model saw no secrets of the gateway, so the record of the call has more than it was shown.
                 return shown if shown is not None and masked(shown.content, outcome.content) else outcome
         if shown is not None:
             return shown
@@ -311,7 +310,7 @@ class _Again:
         return Outcome.failed("not_found", "the record has no such call")
 
     def _inbox(self) -> list[Incoming]:
-        """The messages that joined the run at this place."""
+        """Return the messages that joined the run at this point."""
         joining: list[Incoming] = []
         for entry, message in self._expected:
             if message.role != "user" or entry.keeps_from is not None:
@@ -332,7 +331,7 @@ class _Again:
 
     def _compare_message(self, message: Message) -> None:
         fits: Callable[[Message], bool]
-        if message.role == "tool":  # results are in the order in which they came
+        if message.role == "tool":  # results are in order of arrival
             fits = lambda said: said.role == "tool" and said.tool_call_id == message.tool_call_id  # noqa: E731
         else:
             fits = lambda said: said.role != "tool"  # noqa: E731
@@ -347,7 +346,7 @@ class _Again:
         run = self._record.run
         left = [message for entry, message in self._expected if entry.keeps_from is None]
         if not self._last_attempt:
-            return  # it went on after a restart, with what the gateway found then
+            return  # it continued after a restart, with what the gateway found then
         match last:
             case Completed():
                 got = f"ok: {last.reply}"
@@ -372,7 +371,7 @@ class _Again:
 
 
 def masked(shown: Content, whole: Content) -> bool:
-    """Whether a text is another one with something masked in it."""
+    """Return whether a text is another one with parts masked."""
     if not isinstance(shown, str) or not isinstance(whole, str) or MASK not in shown:
         return False
     first, *rest = shown.split(MASK)
@@ -392,7 +391,7 @@ def _split(listed: bytes) -> list[bytes]:
 
 
 def _first_difference(expected: str, got: str) -> tuple[str, str]:
-    """The first lines that differ."""
+    """Return the first lines that differ."""
     ours, theirs = expected.splitlines(), got.splitlines()
     pairs = enumerate(zip(ours, theirs, strict=False))
     number = next((place for place, (one, other) in pairs if one != other), min(len(ours), len(theirs)))

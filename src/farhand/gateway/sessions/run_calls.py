@@ -1,4 +1,4 @@
-"""The tool calls of a run: each passes the gate as any other call, and is ended with the run."""
+"""The tool calls of a run: each passes the gate like any other call, and ends with the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from farhand.tools.tool import Tool
 
 log = logging.getLogger(__name__)
 
-# Ends what commands of these calls still run on the gateway's own machine.
+# Ends the commands of these calls that still run on the gateway's own machine.
 EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
 
 NODE_COMMANDS = "Bash"
@@ -36,8 +36,8 @@ NODE_COMMANDS = "Bash"
 class RunCalls:
     """Calls tools for one run.
 
-    A call is written down under a key made of its place in the transcript. So the same call asked for again after a
-    restart is the same call: it does not start twice, and what came of it is found.
+    A call is recorded under a key made of its place in the transcript, so that the same call after a restart does not
+    start twice and its result is found.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class RunCalls:
         asked: Callable[[Approval], None] = lambda _: None,
     ) -> None:
         """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
-        tools of a read-only run, by name; without it, those of the catalog. `pinned`: tools of some machines alone; of
-        these, a read-only run has those that only read. `asked` is called when a call waits to be approved.
+        tools of a read-only run, by name; without it, those of the catalog. `pinned`: the tools of some machines only;
+        of
+        these, a read-only run has those that only read. `asked` is called when a call waits for approval.
         """
         self._gate = gate
         self._node_registry = node_registry
@@ -77,11 +78,13 @@ class RunCalls:
         self._origins = origins
 
     def made(self, calls: Mapping[str, str]) -> None:
-        """Calls of this run that an earlier life of the gateway made: what they left running is its own too."""
+        """Add calls that this run made before a restart: what they left running belongs to it too."""
         self._made.update(calls)
 
     async def call(self, use: ToolUse, key: str) -> Outcome:
-        """How the call ended; failures are outcomes too. Cancelling this ends the call, unless the gateway stops."""
+        """Run the call and return its outcome, also if it failed. Cancelling this ends the call, unless the gateway
+        stops.
+        """
         own = None if self._only is None else self._only.get(use.name)
         name, given, principal = use.name, use.arguments, self._principal
         if self._pinned is not None:
@@ -96,7 +99,7 @@ class RunCalls:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
         call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
         gate = self._gate
-        # Once it is being written down it has an end in the record, whoever stops waiting meanwhile.
+        # Once recording has started, the record must get an end even if the caller is cancelled.
         opening = asyncio.ensure_future(
             gate.begin(call, principal=principal, own=own, idempotency_key=key, origins=self._origins)
         )
@@ -117,7 +120,7 @@ class RunCalls:
             return self._outcome(result_of(ended))
 
     def _outcome(self, result: ToolResult) -> Outcome:
-        """What the model is told: nothing of the gateway's own secrets."""
+        """Return the outcome for the model, without the gateway's own secrets."""
         secrets = self._secrets
         if result.error is not None:
             return Outcome.failed(result.error.kind, secrets.redact_text(result.error.message))
@@ -128,7 +131,7 @@ class RunCalls:
     async def end_processes(self) -> None:
         """End every process that a call of this run started and left running."""
         if self._gate.frozen is not None:
-            return  # whoever froze everything ends them all
+            return  # a freeze ends all processes itself
         made = dict(self._made)
         commands: dict[str, list[str]] = {}
         for call_id, name in made.items():
@@ -140,4 +143,4 @@ class RunCalls:
             work.append(self._end_jobs(made))
         for failure in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(failure, BaseException):
-                log.warning("processes of a stopped run in %s may be left: %s", self._session_key, failure)
+                log.warning("processes of a stopped run in %s may still be running: %s", self._session_key, failure)

@@ -1,4 +1,4 @@
-"""Working on a run: what the model is asked, and every event of the loop kept before the next one is asked for."""
+"""Work on a run: ask the model, and store each event of the loop before asking for the next."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from farhand.store.tables.sessions import Entry, RunState, SessionRecord
 from farhand.tools.tool import Tool
 
 TITLE_LENGTH = 60
-# Characters of a message that its title is taken from.
+# Maximum characters of a message that its title is made from.
 TITLE_SOURCE = 4096
 MAX_ATTEMPTS = 10
 STOP_SECONDS = 0.9
@@ -63,11 +63,11 @@ STOP_SECONDS = 0.9
 
 class Prompt(Protocol):
     async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
-        """Write the system prompt of a session whose agent may call these tools, for a guest without the owner's."""
+        """Build the prompt of a session whose agent may call these tools; for a guest, without the owner's data."""
         ...
 
 
-# Tools that tell of the owner or act in the owner's name; not for a person whom the owner has not named.
+# Tools that reveal data of the owner or act in the owner's name; not for people the owner has not named.
 NOT_FOR_GUESTS = frozenset(
     {"memory_search", "memory_get", "agents_list", "cron", "subagents"}
     | {"sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "sessions_status"}
@@ -76,7 +76,7 @@ NOT_FOR_GUESTS = frozenset(
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Tokens, estimated: of the prompt, and of each tool."""
+    """Estimated tokens of the prompt and of each tool."""
 
     prompt: int
     tools: list[ToolCost]
@@ -100,7 +100,7 @@ class RunServices(msgspec.Struct, frozen=True):
 
 
 class Turns:
-    """Calling it works on one run. Cancelled, it leaves the run as it is on disk, to be taken up again."""
+    """Calling it works on one run. If cancelled, it leaves the run as stored, to be resumed."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Turns:
         compactor: Compactor | None = None,
         end_jobs: EndJobs | None = None,
     ) -> None:
-        """`sub_agent`: the tools of a sub-agent; the main agent has all of the catalog."""
+        """`sub_agent`: the tools of a sub-agent; the main agent has the whole catalog."""
         self.services = services
         self.models = models
         self.agents = agents
@@ -123,7 +123,7 @@ class Turns:
         self.limits = limits or Limits()
         self.compactor = compactor or Compactor()
         self.end_jobs = end_jobs
-        # Of stopped runs, on their way to end what these left running.
+        # Tasks that end what stopped runs left running.
         self.endings: set[asyncio.Task[None]] = set()
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
@@ -144,14 +144,14 @@ class Turns:
     # -- models -----------------------------------------------------------------------------------------
 
     def model_name(self, record: SessionRecord) -> str:
-        """The model of a session, as people name it; empty when none is set up."""
+        """Return the display name of a session's model; empty if none is configured."""
         return record.model or self.agents.of(record.agent_id).model or self.models.default
 
     def agent_model(self, agent_id: str) -> str:
         return self.agents.of(agent_id).model or self.models.default
 
     def check_model(self, name: str) -> str:
-        """The model's full name. Raises InvalidArgs for one that cannot be used."""
+        """Return the model's full name. Raises InvalidArgs if it cannot be used."""
         try:
             return self.models.chosen(name).name
         except NotConfigured as error:
@@ -160,8 +160,7 @@ class Turns:
     # -- tools ------------------------------------------------------------------------------------------
 
     def specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
-        """The tools that a principal may call, under the names that call them; those of machines that are offline are
-        marked so."""
+        """Return the tools that a principal may call, by their callable names; those of offline machines are marked."""
         reach = self.services.catalog if pinned is None else pinned
         nodes = self.services.node_registry.nodes
         listed = [
@@ -183,7 +182,7 @@ class Turns:
 
     def sub_agent_specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
         known = {name: tool.spec for name, tool in self.sub_agent.items()}
-        if pinned is not None:  # it reads there what others read here
+        if pinned is not None:  # it reads on these machines instead of here
             known = {name: spec for name, spec in known.items() if not of_a_machine(name, spec)}
             known |= {name: spec for name, (spec, _) in pinned.specs().items() if pinned.reads_on_a_node(name)}
         return [
@@ -197,7 +196,7 @@ class Turns:
         return offered_to(principal, name, spec, "local" if node is None or name in self.sub_agent else node[0])
 
     async def budget(self, agent_id: str) -> Budget:
-        """What a request to an agent's model carries before anybody has said a word."""
+        """Return the tokens that every request to an agent's model carries."""
 
         async def nothing(use: ToolUse) -> Outcome:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
@@ -210,7 +209,7 @@ class Turns:
     # -- on request -------------------------------------------------------------------------------------
 
     async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
-        """Put a summary in the place of the older part of a conversation, now. Raises InvalidArgs, Frozen."""
+        """Summarise the older part of a conversation now. Raises InvalidArgs, Frozen."""
         if self.services.gate.frozen is not None:
             raise self.services.gate.frozen.refusal()
         entries = await sessions.conversation(record)
@@ -228,7 +227,7 @@ class Turns:
 
 
 class _Turn:
-    """One run being worked on."""
+    """The work on one run."""
 
     def __init__(self, house: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
         self._house = house
@@ -258,9 +257,9 @@ class _Turn:
         )
         self._clients = frozenset(spec.name for spec in run.options.client_tools)
         self._stopped_at: float | None = None
-        # Numbers of the entries that the model is shown, in order.
+        # Numbers of the entries that the model sees, in order.
         self._positions: list[int] = []
-        # The last entry that asked for tools, and what it asked for.
+        # The last entry with tool calls, and these calls.
         self._asked: tuple[int, tuple[ToolUse, ...]] = (0, ())
         self._incoming: dict[str, Run] = {}
 
@@ -285,7 +284,7 @@ class _Turn:
         finally:
             if run.stopping is None:
                 ending.cancel()
-            # A machine that does not answer holds nobody up: it is told to end things as soon as it can be.
+            # A machine that does not answer must not block: it gets the order as soon as possible.
             self._house.endings.add(ending)
             ending.add_done_callback(self._house.endings.discard)
             since = 0.0 if self._stopped_at is None else asyncio.get_running_loop().time() - self._stopped_at
@@ -303,15 +302,15 @@ class _Turn:
         finally:
             prompt.cancel()
         self._positions = [entry.seq for entry in entries]
-        # Of a run that is stopped by now nobody asks, so it needs no prompt.
+        # A run that was stopped meanwhile sends no request, so it needs no prompt.
         prompted = prompt.result() if prompt.done() and not prompt.cancelled() else Prompted(PromptParts())
         messages = [Message("system", prompted.text), *mend([_message(entry) for entry in entries])]
         return self._outcome(await self._think(model, messages, prompted))
 
-    # -- beginning --------------------------------------------------------------------------------------
+    # -- start ------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """The run is under way, and its message in the transcript: both or neither."""
+        """Mark the run as running and add its message to the transcript, in one transaction."""
         run, now, current = self._run, self._sessions.now(), self._record
         again = run.record.state is RunState.RUNNING
         new_id, actor, keys, entry = self._sessions.new_id(), self._principal.id, self._key(""), self._entry
@@ -344,14 +343,14 @@ class _Turn:
         return self._ended(RunState.FAILED, error=RunFailure("failed", reason))
 
     async def _take_up(self, model: Model, entries: list[Entry]) -> RunOutcome | None:
-        """Answer the calls that a stop of the gateway left open; the outcome, where the reply was there already."""
+        """Answer the calls left open by a stop of the gateway; return the outcome if the reply was stored already."""
         messages = [_message(entry) for entry in entries]
         last = next((index for index in range(len(entries) - 1, -1, -1) if messages[index].role == "assistant"), None)
         if last is None:
             return None
         if messages[last] is messages[-1] and not messages[last].tool_calls and entries[last].run_id == self._run.id:
             return self._ended(RunState.OK, messages[last].text)
-        own = entries[last].run_id == self._run.id  # of another run that broke down, they stay unanswered
+        own = entries[last].run_id == self._run.id  # calls of another run that crashed stay unanswered
         open_uses = unanswered(messages)
         handed = tuple(use for use in open_uses if own and use.name in self._clients)
         if uses := [use for use in open_uses if use not in handed]:
@@ -370,7 +369,7 @@ class _Turn:
         return msgspec.structs.replace(ended, finish_reason="tool_calls", handed=handed)
 
     async def _unless_stopped(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Waits for them. When the run is stopped they are cancelled, and waited for no longer than it takes."""
+        """Wait for tasks. If the run is stopped, cancel them and wait only until they have ended."""
         stopped = asyncio.ensure_future(self._run.stop.wait())
         waiting = set(tasks)
         try:
@@ -394,7 +393,7 @@ class _Turn:
         return await call(use)
 
     def _model(self) -> Model:
-        """Raises NotConfigured."""
+        """Return the model of the run. Raises NotConfigured."""
         model = self._house.models.chosen(self._run.options.model or self._house.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
@@ -402,10 +401,10 @@ class _Turn:
         prompt = await self._house.prompt(self._record, self._specs(), guest=self._run.options.guest)
         return prompt.adding(self._run.options.instructions)
 
-    # -- under way --------------------------------------------------------------------------------------
+    # -- loop -------------------------------------------------------------------------------------------
 
     async def _think(self, model: Model, messages: list[Message], prompt: Prompted) -> Event:
-        """Reads the loop to its end; its last event."""
+        """Run the loop to its end and return its last event."""
         run, house = self._run, self._house
         tools = self._tools(model)
         rounds = self._agent.max_rounds
@@ -446,7 +445,7 @@ class _Turn:
                     self._positions = await keep_summary(
                         self._sessions, self._record, run.id, self._positions, event.compaction, model.name
                     )
-                if not isinstance(event, Appended):  # it repeats what was told before
+                if not isinstance(event, Appended):  # it repeats earlier events
                     for shown in veil.shown(event):
                         run.happened(shown)
                 last = event
@@ -471,7 +470,7 @@ class _Turn:
         return ToolShelf(self._specs, call, core={*CORE, *self._pinned.names()}, judges=True)
 
     def _caller(self, model: Model) -> Call:
-        """Calls of a recording that is repeated are answered from it; all others pass the gate."""
+        """Return the function that runs calls: from the recording in a replay, else through the gate."""
         if isinstance(model, ReplayModel):
             return self._replayed(model)
         return recording.recording(self._call, self._recorded) if self._run.options.record else self._call
@@ -486,7 +485,7 @@ class _Turn:
         if self._run.options.guest and use.name in NOT_FOR_GUESTS:
             return Outcome.failed("not_allowed", f"{use.name} is not for people whom the owner has not named")
         seq, uses = self._asked
-        # Its place in the transcript, so that the same call after a restart is known for the same.
+        # Its place in the transcript identifies the call after a restart.
         place = uses.index(use) if use in uses else use.id
         return await self._calls.call(use, self._key(f"{seq}:{place}"))
 
@@ -502,7 +501,7 @@ class _Turn:
         return [Incoming(one.id, one.message) for one in joining]
 
     async def _keep(self, event: Appended) -> None:
-        """Write an entry of the transcript down, with what it cost and whose message it was."""
+        """Store an entry of the transcript, with its usage and the message it came from."""
         now = self._sessions.now()
         usage = event.usage or Usage()
         joined = None if event.incoming is None else self._incoming.pop(event.incoming)
@@ -548,10 +547,10 @@ class _Turn:
             **counts(usage),
         )
 
-    # -- ending -----------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------------
 
     async def _end_when_stopped(self) -> None:
-        """A stopped run takes with it what its calls started and left running."""
+        """End what the calls of a stopped run started and left running."""
         await self._run.stop.wait()
         self._stopped_at = asyncio.get_running_loop().time()
         await self._calls.end_processes()
@@ -583,7 +582,7 @@ class _Turn:
 
 
 def _in_its_words(spec: AgentTool) -> AgentTool:
-    """A machine's tool, with its description marked as what the machine says."""
+    """Return a machine's tool with its description marked as the machine's own text."""
     if not spec.machine or not spec.description:
         return spec
     return msgspec.structs.replace(spec, description=f"{spec.machine} says: {spec.description}")

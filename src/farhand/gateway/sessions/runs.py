@@ -1,4 +1,4 @@
-"""A run: what one message to a session sets going, from its acceptance to its one end."""
+"""A run: the work on one message to a session, from its acceptance to its end."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import Failed
 from farhand.store.tables.sessions import OPEN_STATES, RunRecord, RunState
 
-# The kind of failure of a run that came while nothing may run.
+# Error kind of a run that was started during a freeze.
 FROZEN = "frozen"
 
 
 class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one message is to be worked on, where that differs from its session's ways."""
+    """Options of one message that override those of its session."""
 
     model: str | None = None
     thinking: Thinking | None = None
-    # The run is ended after that long.
+    # Time limit of the run.
     timeout_seconds: float | None = None
-    # Begin a new conversation first; the old one stays in the history.
+    # Start a new conversation first; the old one stays in the history.
     fresh: bool = False
-    # More for the model to go by, after the agent's own prompt.
+    # Further instructions, after the agent's own prompt.
     instructions: str = ""
     max_tokens: int | None = None
-    # It may reach these nodes only, and what it sets going as well.
+    # Restricts the run, and everything it starts, to these nodes.
     pin: Pin | None = None
-    # More for each request to the model, as `llm.model.ModelRequest` has them.
+    # Further parameters of each request to the model, as in `llm.model.ModelRequest`.
     parameters: dict[str, Any] = {}
-    # Tools that whoever asks carries out: calls of them end the run, and are told with its outcome.
+    # Tools that the client carries out: calls of them end the run and are part of its outcome.
     client_tools: tuple[ToolSpec, ...] = ()
-    # False: the model is offered the client's tools and no other.
+    # False: the model is offered only the client's tools.
     own_tools: bool = True
     # Results of calls that an earlier run left to the client; with these a message may be empty.
     answers: tuple[Message, ...] | None = None
-    # The message is from a person whom the owner has not named: nothing of the owner's is told or may be looked up.
+    # The message is from a person the owner has not named: nothing of the owner's may be shown or looked up.
     guest: bool = False
-    # Where the work came from that led to this message, the first origin first.
+    # The chain of origins that led to this message, the first origin first.
     origins: tuple[str, ...] = ()
-    # Tell whoever follows the run how to repeat it: `Recorded` events, each a line of a recording.
+    # Emit `Recorded` events, each a line of a recording with which the run can be replayed.
     record: bool = False
-    # The message is a command of a person; what a model writes never is.
+    # The message may be a command, since a person wrote it; messages from a model never are.
     command: bool = False
 
     @property
     def plain(self) -> bool:
-        """Nothing special, so that a run under way can take the message up."""
+        """Return whether there are no special options, so that a running run can take the message."""
         return self == RunOptions(guest=self.guest, origins=self.origins)
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """Why a run gave no reply. Its kinds are those of tool errors and those of models, as `not_configured`."""
+    """Why a run gave no reply. Its kinds are those of tool errors and of models, such as `not_configured`."""
 
     kind: str
     message: str
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How a run ended: `ok` with a reply, or the reason why not."""
+    """The end of a run: `ok` with a reply, or the reason for the failure."""
 
     run_id: str
     session_key: str
@@ -77,9 +77,9 @@ class RunOutcome(msgspec.Struct, frozen=True):
     error: RunFailure | None = None
     usage: Usage = Usage()
     steps: int = 0
-    # Of a reply: why the model said no more (`stop`, `length`, `content_filter`, `tool_calls`), or `rounds`.
+    # Why the model ended its reply (`stop`, `length`, `content_filter`, `tool_calls`), or `rounds`.
     finish_reason: str | None = None
-    # Calls that are left to whoever asked.
+    # Calls that are left to the client.
     handed: tuple[ToolUse, ...] = ()
 
     @property
@@ -88,7 +88,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What to tell a person who waits: the reply, or why there is none."""
+        """Return the text for a waiting person: the reply, or why there is none."""
         return self.reply or (self.error.message if self.error else "")
 
     @classmethod
@@ -108,17 +108,17 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
-    """A line of a recording of this run, its end included."""
+    """A line of a recording of this run, including its newline."""
 
     line: str
 
 
-# What followers of a run see.
+# Events for followers of a run.
 RunEvent = Event | Recorded | ApprovalRequested
 
 
 class Run:
-    """A run that this gateway works on, or is about to. Whoever sent its message may follow it, wait and stop it."""
+    """A current or queued run of this gateway. The sender of its message may follow, await and stop it."""
 
     def __init__(self, record: RunRecord) -> None:
         self.id = record.id
@@ -130,7 +130,7 @@ class Run:
         self.asker = _asker(record)
         self.outcome: RunOutcome | None = None
         self.stopping: tuple[RunState, str] | None = None
-        # Set when somebody wants it ended.
+        # Set to stop the run.
         self.stop = asyncio.Event()
         self.joined: Run | None = None
         self._events: list[RunEvent] = []
@@ -146,13 +146,17 @@ class Run:
         return self._end.done()
 
     async def reply(self, seconds: float | None = None) -> RunOutcome:
-        """How the run ended. Raises TimeoutError when that takes longer (the run goes on), Failed when the gateway
-        stops before (the run goes on after its next start)."""
+        """Wait for the end of the run and return its outcome.
+
+        Raises TimeoutError if that takes longer (the run continues), Failed if the gateway stops before (the run
+        continues
+        after its next start).
+        """
         async with asyncio.timeout(seconds):
             return await asyncio.shield(self._end)
 
     async def follow(self) -> AsyncGenerator[RunEvent, None]:
-        """What happens in the run, from its beginning on, until it has ended."""
+        """Yield the events of the run from its beginning until it has ended."""
         wake = asyncio.Event()
         self._followers.add(wake)
         position = 0
@@ -177,14 +181,14 @@ class Run:
     def when_over(self, act: Callable[[], object]) -> None:
         self._end.add_done_callback(lambda _: act())
 
-    # -- told by whoever works on it ----------------------------------------------------------------------
+    # -- for the runner -----------------------------------------------------------------------------------
 
     def happened(self, event: RunEvent) -> None:
         self._events.append(event)
         self._wake()
 
     def join(self, other: Run) -> None:
-        """Its message is part of another run now, and ends with that."""
+        """Make the message part of another run, with which it ends."""
         self.joined = other
         self._began_at = len(other._events)
         self._wake()
@@ -196,7 +200,7 @@ class Run:
             self._wake()
 
     def let_go(self) -> None:
-        """The gateway stops: nobody can wait here any longer."""
+        """Release all waiters, since the gateway stops."""
         if not self._end.done():
             self._end.set_exception(Failed(f"the gateway is stopping; run {self.id} goes on after its next start"))
             self._wake()
@@ -209,7 +213,7 @@ class Run:
 def _asker(record: RunRecord) -> Credential:
     if record.asker is not None:
         return decode_credential(record.asker)
-    stored = Credential(record.credential, frozenset(record.scopes))  # of an earlier version
+    stored = Credential(record.credential, frozenset(record.scopes))  # stored by an earlier version
     return OWNER if stored.id == OWNER.id and stored.scopes in (OWNER.scopes, frozenset()) else stored
 
 

@@ -1,9 +1,9 @@
-"""Sessions: conversations with agents, each with one run at a time, written down as they go.
+"""Sessions: stored conversations with agents, each with one run at a time.
 
-A message is on disk before its sender hears of it. Its run then works on it (`turns.py`), alone in its session and
-beside the runs of all others. A message that comes during a run joins it between two rounds of tool calls where the
-run acts on behalf of the same credential; otherwise it waits for a run of its own. Whatever was open when
-the gateway stopped is taken up at its next start.
+A message is on disk before its sender gets an answer. Its run then works on it (`runner.py`), alone in its session and
+concurrently with other sessions. A message that arrives during a run joins it between two rounds of tool calls if the
+run acts on behalf of the same credential; otherwise it waits for a run of its own. Runs that were open when the
+gateway stopped resume at its next start.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 MAX_QUEUED = 100
 MAX_MESSAGE_BYTES = 15 * 1024 * 1024
-# Runs that ended lately and can still be followed from their beginning.
+# Number of ended runs that can still be followed from their beginning.
 KEPT_RUNS = 64
-# Characters of a title.
+# Maximum characters of a title.
 MAX_TITLE = 1000
 
 
 class _Lane:
-    """A session that is at work: its run, and the messages that wait."""
+    """An active session: its run, and the waiting messages."""
 
     def __init__(self) -> None:
         self.current: Run | None = None
@@ -58,12 +58,12 @@ class _Lane:
         self.task: asyncio.Task[None] | None = None
 
 
-# Works on a run until it has an outcome. Cancelled when the gateway stops: the run is then taken up later.
+# Works on a run until it has an outcome. Cancelled when the gateway stops: the run resumes later.
 Work = Callable[["Sessions", Run], Awaitable[RunOutcome]]
 
 
 class Sessions:
-    """`start` comes before the first message; `pause` when the gateway stops."""
+    """Call `start` before the first message, `pause` when the gateway stops."""
 
     def __init__(
         self,
@@ -78,8 +78,10 @@ class Sessions:
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
         budget: DailyBudget | None = None,
     ) -> None:
-        """`check_model` gives a model's full name, or raises InvalidArgs for one that cannot be used. `freeze` stops
-        everything, by somebody and for a reason; what to tell them."""
+        """`check_model` returns a model's full name, or raises InvalidArgs if it cannot be used. `freeze` stops
+        everything, in
+        a person's name and for a reason, and returns the reply.
+        """
         self._database = database
         self._work = work
         self._clock = clock
@@ -116,15 +118,18 @@ class Sessions:
         commands_too: bool = True,
         own_key: bool = False,
     ) -> Run:
-        """Give a session a message. Returns once it is on disk; the run's `reply()` tells what came of it.
+        """Send a message to a session. Returns once it is on disk; await the run's `reply()` for the outcome.
 
-        `origin` says where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`:
-        it may do what that one may, and no more. `channel` is where answers to this session go from now on; `history`
-        is what a new session begins with. A text that is a command (`/new`, `/stop` …) is carried out at once.
-        `own_key`: the gateway made the key, not the caller.
+        `origin` is where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`,
+        with
+        its rights and no others. `channel` is where answers of this session go from now on; `history` is the beginning
+        of
+        a new session. A text that is a command (`/new`, `/stop` …) is carried out at once. `own_key`: the gateway made
+        the
+        key, not the caller.
 
         Raises InvalidArgs for an invalid key or message; NotAllowed for a token without the scope `read` in a session
-        that is not its own, or that would begin one with a reserved key; Failed when too many messages wait;
+        that is not its own, or that would start one with a reserved key; Failed if too many messages wait;
         IdempotencyConflict; StoreError.
         """
         key = self.canonical(key)
@@ -139,7 +144,7 @@ class Sessions:
             raise InvalidArgs(f"a message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(body)}")
         command = commands.read(said.text) if commands_too and not said.images else None
         if command is not None and command.name in commands.OF_THE_OWNER:
-            await self.check_owner(key, credential)  # refused before it is stored; checked again when it is obeyed
+            await self.check_owner(key, credential)  # refused before it is stored; checked again when it runs
         lane = self._lanes.get(key)
         if lane is not None and len(lane.waiting) >= MAX_QUEUED:
             raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
@@ -169,7 +174,7 @@ class Sessions:
 
         # The model answers from the whole conversation, so talking in a session amounts to reading it.
         own_only = credential.is_token and not credential.may(Scope.READ)
-        # And what is said first in a session that another will use stays in its conversation.
+        # Likewise, the first message in a session that others will use stays in its conversation.
         if own_only and session_keys.is_main(key):
             raise NotAllowed(
                 f"session {session_keys.short(key)!r} is the owner's; talking in it needs the scope 'read'"
@@ -212,7 +217,7 @@ class Sessions:
         return run
 
     async def check_owner(self, key: str, credential: Credential) -> None:
-        """Raise NotAllowed for a token that did not begin a session, or while the run of another credential is in it.
+        """Raise NotAllowed for a token that did not start a session, or while the run of another credential is in it.
 
         People on a channel are in a session of the channel.
         """
@@ -234,7 +239,7 @@ class Sessions:
             )
 
     async def check_visible(self, key: str, principal: Principal) -> None:
-        """Raises NotAllowed for a session that is not the caller's own, where it lacks the scope `read`.
+        """Raise NotAllowed for a session that is not the caller's own, if it lacks the scope `read`.
 
         A session is a credential's own while all of its runs act on behalf of that credential.
         """
@@ -247,7 +252,7 @@ class Sessions:
             )
 
     async def stop(self, key: str, reason: str = "stopped on request") -> list[str]:
-        """End a session's run and every process it started, and what waits behind it; the ids of these runs."""
+        """End a session's run, every process it started, and the waiting runs; return the ids of these runs."""
         lane = self._lanes.get(self.canonical(key))
         if lane is None:
             return []
@@ -264,7 +269,7 @@ class Sessions:
         return ended
 
     async def stop_all(self, reason: str) -> int:
-        """End every run with every process it started, and what waits; how many runs that were."""
+        """End every run with every process it started, and all waiting runs; return their number."""
         stopped = await asyncio.gather(*(self.stop(key, reason) for key in list(self._lanes)))
         return sum(len(runs) for runs in stopped)
 
@@ -275,7 +280,7 @@ class Sessions:
                 self.ask_to_stop(run, RunState.STOPPED, f"{reason}, and the run acted on its behalf")
 
     def ask_to_stop(self, run: Run, state: RunState, reason: str) -> None:
-        """End a run soon: one that is under way with all it started, one that still waits before it begins."""
+        """Stop a run soon: an active one with everything it started, a waiting one before it starts."""
         if run.stopping is not None or run.over:
             return
         run.stopping = (state, reason)
@@ -287,14 +292,14 @@ class Sessions:
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------
 
     def canonical(self, key: str) -> str:
-        """Raises InvalidArgs for a key that is none."""
+        """Return the canonical form of a key. Raises InvalidArgs for an invalid key."""
         return session_keys.canonical(key, self._dm_scope)
 
     async def find(self, key: str) -> SessionRecord:
-        """A session; an agent's main one is there even before anything was said in it. Raises NotFound."""
+        """Return a session; an agent's main session exists even before its first message. Raises NotFound."""
         wanted = self.canonical(key)
         found = await self._database.read(lambda store: sessions.find_session(store, wanted))
         if found is not None:
@@ -306,28 +311,30 @@ class Sessions:
         return SessionRecord(key=wanted, id="", agent_id=agent, created_at=now, updated_at=now)
 
     async def listed(self, limit: int, offset: int = 0, **options: Any) -> tuple[list[SessionRecord], int]:
-        """A page of sessions, those used last first, and how many there are; options as `store.sessions`."""
+        """Return a page of sessions, last used first, and their total; options as in `store.tables.sessions`."""
         return await self._database.read(
             lambda store: sessions.list_sessions(store, limit=limit, offset=offset, **options)
         )
 
     async def history(self, key: str, limit: int, **options: Any) -> list[Entry]:
-        """The newest entries of a transcript, oldest first; options as `store.sessions.history`. Raises NotFound."""
+        """Return the newest entries of a transcript, oldest first; options as in `store.tables.sessions`. Raises
+        NotFound.
+        """
         found = await self.find(key)
         return await self._database.read(lambda store: sessions.history(store, found.key, limit=limit, **options))
 
     async def conversation(self, record: SessionRecord) -> list[Entry]:
-        """What the model is shown of a session."""
+        """Return the entries that the model sees."""
         return await self._database.read(lambda store: sessions.conversation(store, record.key, record.id))
 
     async def open_calls(self, key: str) -> list[ToolUse]:
-        """Calls of the present conversation that wait for the client's results."""
+        """Return the calls of the current conversation that wait for the client's results."""
         found = await self.find(key)
         return await self._database.read(lambda store: client_calls.open_calls(store, found))
 
     async def run(self, run_id: str) -> Run:
-        """A run, under way or long over. Raises NotFound."""
-        await self._started.wait()  # a call taken up before may ask for a run that is about to be
+        """Return a run, active or ended. Raises NotFound."""
+        await self._started.wait()  # a resumed call may ask for a run that is about to be resumed
         run = self._live.get(run_id) or self._ended.get(run_id)
         if run is None:
             record = await self._database.read(lambda store: sessions.find_run(store, run_id))
@@ -337,17 +344,17 @@ class Sessions:
         return run
 
     def current(self, key: str) -> Run | None:
-        """The run a session is at work on."""
+        """Return the active run of a session."""
         lane = self._lanes.get(key)
         return lane.current if lane else None
 
     def pin_of(self, key: str | None) -> Pin | None:
-        """What the run is pinned to that a session is at work on."""
+        """Return the pin of a session's active run."""
         run = self.current(self.canonical(key)) if key else None
         return run.options.pin if run is not None else None
 
     def origins(self, run: Run, record: SessionRecord) -> tuple[str, ...]:
-        """Where a run comes from, and for a sub-agent where the run comes from that it works for."""
+        """Return the origins of a run; for a sub-agent, including those of the run it works for."""
         above = None if record.parent_key is None else self.current(record.parent_key)
         runs = [run] if above is None else [run, above]
         own = [one.record.origin for one in runs]
@@ -360,10 +367,10 @@ class Sessions:
 
     @property
     def busy(self) -> list[str]:
-        """Keys of the sessions that are at work."""
+        """Return the keys of the active sessions."""
         return [key for key, lane in self._lanes.items() if lane.current is not None]
 
-    # -- for whoever works on a run -----------------------------------------------------------------------
+    # -- for the runner -----------------------------------------------------------------------------------
 
     def write(self, operation: Callable[[Tx], Any]) -> asyncio.Future[Any]:
         return self._database.write(operation)
@@ -378,20 +385,22 @@ class Sessions:
         return str(uuid.uuid4())
 
     def joining(self, run: Run) -> list[Run]:
-        """Messages that wait and may become part of a run: those on whose sender's behalf it acts already, and which
-        rules about origins see as they see the run."""
+        """Return waiting messages that may join a run: those of the credential on whose behalf it acts, and with the
+        same
+        origins for the policy.
+        """
         lane = self._lanes.get(run.session_key)
         if lane is None or run.stopping is not None or run.options.pin is not None:
             return []
         return [one for one in lane.waiting if one.options.plain and one.asker == run.asker and _alike(one, run)]
 
     def joined(self, one: Run, to: Run) -> None:
-        """A waiting message is in the transcript of another run."""
+        """Mark a waiting message as part of another run's transcript."""
         self._lanes[to.session_key].waiting.remove(one)
         one.join(to)
 
     async def begin_anew(self, key: str) -> SessionRecord:
-        """A new conversation under the same key; the old one stays in the history."""
+        """Start a new conversation under the same key; the old one stays in the history."""
         found = await self.find(key)
         new_id, now = self.new_id(), self._clock()
         return await self._database.write(lambda store: sessions.begin_anew(store, found, new_id, now))
@@ -400,7 +409,7 @@ class Sessions:
         await self._database.write(lambda store: sessions.change_session(store, key, **values))
 
     async def end(self, run: Run, outcome: RunOutcome) -> None:
-        """Write a run's end down, then tell it."""
+        """Record a run's end, then notify its waiters."""
         usage = outcome.usage
         ended = msgspec.structs.replace(
             run.record,
@@ -426,10 +435,10 @@ class Sessions:
         while len(self._ended) > KEPT_RUNS:
             self._ended.popitem(last=False)
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Take up the runs that were open when the gateway stopped; how many there are."""
+        """Resume the runs that were open when the gateway stopped; return their number."""
         found = await self._database.read(sessions.open_runs)
         runs = {record.id: Run(record) for record in found}
         commanded: list[Run] = []
@@ -451,7 +460,7 @@ class Sessions:
         return len(runs)
 
     async def pause(self) -> None:
-        """Stop working; what is open is taken up after the next start."""
+        """Stop working; open runs resume after the next start."""
         if self._paused:
             return
         self._paused = True
@@ -468,7 +477,7 @@ class Sessions:
         return self._paused
 
     def _enqueue(self, run: Run) -> None:
-        if self._paused:  # on disk, and taken up after the next start
+        if self._paused:  # on disk; resumes after the next start
             run.let_go()
             return
         lane = self._lanes.setdefault(run.session_key, _Lane())
@@ -487,7 +496,7 @@ class Sessions:
             try:
                 await self.end(run, outcome)
             except Exception:
-                log.exception("the end of run %s could not be written down", run.id)
+                log.exception("failed to record the end of run %s", run.id)
                 run.settle(outcome)
             lane.current = None
         del self._lanes[key]
@@ -509,14 +518,14 @@ class Sessions:
         await self.end(run, outcome)
 
     async def _stop_everything(self, run: Run, reason: str) -> str:
-        """Those who may run commands on every machine may stop them all. Raises NotAllowed."""
+        """Freeze everything, if the caller may run commands on every machine. Raises NotAllowed."""
         if self._freeze is None or run.asker.narrowed or not run.asker.may(Scope.TOOLS_EXEC):
             raise NotAllowed("you may not freeze everything from here; /stop ends what runs in this session")
         return await self._freeze(run.record.credential, reason)
 
 
 def _alike(one: Run, other: Run) -> bool:
-    """Whether two messages come from the same place."""
+    """Return whether two messages have the same origin."""
     return (one.record.origin, one.options.origins, one.options.guest) == (
         other.record.origin,
         other.options.origins,
@@ -528,7 +537,7 @@ def _check_channel_rights(run: Run, command: commands.Command) -> None:
     """Raise NotAllowed for a command that a person on a channel may not give in this session."""
     key, record = run.session_key, run.record
     if run.options.guest:
-        own = ":guest:" in key  # and not a group's
+        own = ":guest:" in key  # not that of a group
         if command.name not in (commands.OF_GUESTS if own else commands.OF_ANYBODY):
             raise NotAllowed(f"/{command.name} is for people whom the owner of this agent has named")
         return

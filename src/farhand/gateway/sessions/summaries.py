@@ -1,4 +1,4 @@
-"""Summaries in transcripts: written beside what they stand for."""
+"""Summaries in transcripts, stored beside the entries they replace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def keep_summary(
     compaction: Compaction,
     model: str,
 ) -> list[int]:
-    """Write a summary down beside what it stands for; the entries that the model is shown from now on."""
+    """Store a summary beside the entries it replaces; return the entries that the model sees from now on."""
     kept = positions[compaction.count :]
     keeps_from = kept[0] if kept else positions[-1] + 1
     entry = Entry(

@@ -1,4 +1,4 @@
-"""The agent's tools about agents and sessions, and the native ones of the same matter."""
+"""The agent's tools for agents and sessions, and the native tools `gsv__Sessions*`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ GRACE_MS = 20_000
 DEFAULT_HISTORY = 50
 MAX_HISTORY = 1000
 MAX_LISTED = 1000
-# Of all messages that gsv__SessionsList shows together.
+# Maximum total bytes of messages in a result of gsv__SessionsList.
 MOST_LISTED_BYTES = 4 * 1024 * 1024
 
 SessionId = Annotated[str, Meta(description="Session key; `main` is the main session.")]
 
 
 class SessionTools:
-    """Seven tools of the agent, two of the gateway."""
+    """The session tools: seven of the agent, two native ones."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class SessionTools:
         model_of: Callable[[str], str],
         spawn_seconds: float,
     ) -> None:
-        """`model_of` names the model of an agent."""
+        """`model_of` returns the model name of an agent."""
         self._sessions = sessions
         self._agents = agents
         self._model_of = model_of
         self._spawn_seconds = spawn_seconds
-        # Which session waits for a reply of which other.
+        # Sessions that wait for a reply, with the session they wait for.
         self._awaited: dict[str, str] = {}
 
     def tools(self) -> list[Tool]:
-        """The agent's seven."""
+        """Return the agent's seven tools."""
         spawn_ms = int(self._spawn_seconds * 1000) + GRACE_MS
         return [
             tool(self.agents_list, read_only=True),
@@ -116,7 +116,7 @@ class SessionTools:
         key = session_keys.child_key(agent, context.call_id)
         run_id = f"spawn-{context.call_id}"
         try:
-            run = await self._sessions.run(run_id)  # the same call, taken up after a restart
+            run = await self._sessions.run(run_id)  # the same call, resumed after a restart
         except NotFound:
             run = await self._sessions.send(
                 key,
@@ -141,7 +141,7 @@ class SessionTools:
         try:
             return await run.reply()
         except asyncio.CancelledError:
-            # Nobody wants the answer any more; unless the gateway stops, and the run is taken up again.
+            # The answer is no longer needed, unless the gateway stops and the run resumes later.
             if not self._sessions.paused:
                 self._sessions.ask_to_stop(run, RunState.STOPPED, "its parent was stopped")
             raise
@@ -177,7 +177,7 @@ class SessionTools:
         )
 
     def _works_in(self, context: CallContext, key: str) -> bool:
-        """Whether a call is that of the session's own run. Other callers only claim to belong to a session."""
+        """Return whether a call is by the session's own run. Other callers only claim to belong to a session."""
         if context.session_key is None or principal_of(context).on_behalf_of is None:
             return False
         return self._sessions.canonical(key) == self._sessions.canonical(context.session_key)
@@ -269,7 +269,7 @@ class SessionTools:
         return Preview(summary=f"sends a message to session {key}, whose agent acts on it:\n{message}")
 
     def _waits_for(self, one: str, other: str) -> bool:
-        """Whether waiting would never end: the session is the caller itself, or waits for it, however far round."""
+        """Return whether waiting would deadlock: the session is the caller itself, or waits for it, even indirectly."""
         seen = set()
         while one != other and one in self._awaited and one not in seen:
             seen.add(one)
@@ -278,7 +278,7 @@ class SessionTools:
 
     async def _send(self, context: CallContext, key: str, text: str) -> Run:
         principal = principal_of(context)
-        # Only a run's session is known; another caller merely names one.
+        # Only the session of a run is verified; other callers merely name one.
         proven = context.session_key is not None and principal.on_behalf_of is not None
         sender = session_keys.short(context.session_key or "") if proven else context.credential
         return await self._sessions.send(
@@ -287,13 +287,13 @@ class SessionTools:
             origin=f"session:{sender}",
             credential=principal.asker,
             options=RunOptions(pin=self._sessions.pin_of(context.session_key), origins=handed_on(context.origins)),
-            # People give commands: a model must not freeze every machine, nor end its owner's conversation.
+            # Commands are for people: a model must not freeze every machine, nor end its owner's conversation.
             commands_too=principal.on_behalf_of is None,
         )
 
 
 def _only(context: CallContext) -> str | None:
-    """The credential to whose own sessions a caller is restricted; None: it sees all."""
+    """Return the credential to whose sessions a caller is restricted; None: no restriction."""
     principal = principal_of(context)
     return None if principal.may(Scope.READ) else principal.asker.id
 
@@ -303,7 +303,7 @@ def message_of(entry: Entry) -> Message:
 
 
 def told(entry: Entry) -> str:
-    """An entry as one line: the role, and its parts."""
+    """Format an entry as one line: the role and its parts."""
     message = message_of(entry)
     parts: list[str] = []
     if message.role == "tool":

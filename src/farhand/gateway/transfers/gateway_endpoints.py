@@ -1,4 +1,4 @@
-"""Ends of transfers that are not on a node: they speak the messages of one, without a socket in between."""
+"""Transfer endpoints inside the gateway: they handle the same messages as a node, without a socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class _OwnEnd:
-    # Everything has come, and is in its place.
+    # Whether everything has arrived and is in place.
     complete = False
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _OwnEnd:
             except ProtocolError as error:
                 stream.fail(Failed(str(error)))
             except Exception as error:
-                log.exception("an end of a transfer failed")
+                log.exception("a transfer endpoint failed")
                 stream.fail(Failed(f"{type(error).__name__}: {error}"))
 
         self._task = asyncio.get_running_loop().create_task(run())
@@ -84,9 +84,9 @@ class _OwnEnd:
 
 
 class OwnSender(_OwnEnd):
-    """Sends what `describe` and `content` give."""
+    """Sends what `describe` and `content` return."""
 
-    # What is sent is for its owner alone, and is to stay so.
+    # Whether the content is private to its owner and must be stored so.
     private = False
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class OwnSender(_OwnEnd):
         self._window = SendWindow()
 
     async def describe(self) -> tuple[str, list[ManifestEntry], str | None]:
-        """The name, the entries and the MIME type. Raises ToolError."""
+        """Return the name, the entries and the MIME type. Raises ToolError."""
         raise NotImplementedError
 
     def content(self, entry: ManifestEntry, offset: int) -> AsyncIterator[bytes]:
-        """The bytes of a file from `offset` on. Raises ToolError."""
+        """Yield the bytes of a file from `offset` on. Raises ToolError."""
         raise NotImplementedError
 
     def tell(self, message: Message) -> None:
@@ -145,7 +145,7 @@ class OwnSender(_OwnEnd):
             digest.update(piece)
             view = memoryview(piece)
             while view:
-                if offset < begin:  # the receiver has it; it only counts for the digest
+                if offset < begin:  # the receiver has these bytes; they only count for the digest
                     size = min(len(view), begin - offset)
                 else:
                     while not (size := self._window.frame_bytes(offset, start, len(view))):
@@ -170,7 +170,7 @@ class OwnSender(_OwnEnd):
 
 
 class OwnReceiver(_OwnEnd):
-    """Takes in parts, checks their digests, and goes on where it was when the other end comes back."""
+    """Receives parts, verifies their digests, and resumes when the sender reconnects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,31 +179,31 @@ class OwnReceiver(_OwnEnd):
         self._arriving = bytearray()
         self._manifest: Manifest | None = None
         self._position = ReceivePosition(0)
-        # What is not to be stopped half-way.
+        # Work that must not be interrupted.
         self._keeping: asyncio.Future[None] | None = None
 
     async def accept(self, offer: TransferOffer) -> None:
-        """Look whether it can be taken. Raises ToolError."""
+        """Check whether the offer can be accepted. Raises ToolError."""
         raise NotImplementedError
 
     async def begin_entry(self, entry: ManifestEntry) -> None:
-        """The next bytes are of this entry."""
+        """Start an entry; the next bytes belong to it."""
         raise NotImplementedError
 
     async def take(self, data: bytes) -> None:
-        """Bytes of the entry; returns once they need no more memory."""
+        """Add bytes to the entry; return once they need no more memory."""
         raise NotImplementedError
 
     async def finish(self) -> None:
-        """Everything came, with the right digests: put it in its place."""
+        """Put everything in place, after all digests matched."""
         raise NotImplementedError
 
     async def discard(self) -> None:
-        """Throw away what came."""
+        """Discard what has arrived."""
         raise NotImplementedError
 
     def let_go(self) -> None:
-        """Nobody takes what comes any more: `take` and `finish` are not to wait for that."""
+        """Release `take` and `finish`, which must not wait for a reader that has left."""
 
     def tell(self, message: Message) -> None:
         match message:
@@ -219,7 +219,7 @@ class OwnReceiver(_OwnEnd):
         self._wake.set()
 
     async def close(self) -> None:
-        """Afterwards it is `complete`, or nothing of it is left."""
+        """Close the endpoint. Afterwards it is `complete`, or nothing of it is left."""
         if not self.complete:
             self.let_go()
         await super().close()
@@ -228,7 +228,7 @@ class OwnReceiver(_OwnEnd):
             await self.discard()
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
-        """Not to be stopped between the bytes and the note of them, nor while they are put in their place."""
+        """Run work that must not be interrupted: storing bytes with their offset, or putting them in place."""
         self._keeping = asyncio.ensure_future(work)
         await asyncio.shield(self._keeping)
 

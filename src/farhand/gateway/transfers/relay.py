@@ -1,4 +1,4 @@
-"""One try to move a transfer from its sender to its receiver: messages between the two, and bytes passed on unread."""
+"""One attempt of a transfer: relay messages between sender and receiver, and bytes without reading them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ MAX_MIME = 200
 
 
 class Interrupted(FarhandError):
-    """An end of the transfer went away; once it is back the transfer goes on."""
+    """An end of the transfer disconnected; the transfer resumes when it returns."""
 
 
 class StartAgain(FarhandError):
-    """What had arrived was thrown away; another try from the start may go well."""
+    """The received data was discarded; a new attempt from the start may succeed."""
 
 
 class Party(Protocol):
-    """One end of a transfer: a node, or something of the gateway's own that speaks the same messages."""
+    """One end of a transfer: a node, or an endpoint of the gateway that handles the same messages."""
 
     def tell(self, message: Message) -> None: ...
 
     def pass_on(self, frame: bytes | memoryview) -> None:
-        """A memoryview is the caller's again when this returns."""
+        """Send a frame. A memoryview belongs to the caller again when this returns."""
         ...
 
 
 class NodeParty:
-    """The end of a transfer that is on a node."""
+    """The end of a transfer on a node."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -62,7 +62,7 @@ class NodeParty:
 
 
 class Stream:
-    """The state of one try. Whatever an end says that it may not say ends the try."""
+    """The state of one attempt. A protocol violation by either end fails the attempt."""
 
     def __init__(self, number: int, sender: Party, receiver: Party, moved: Callable[[int], None]) -> None:
         self.number = number
@@ -73,12 +73,12 @@ class Stream:
         self.accepted: asyncio.Future[TransferReady] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
         self.heard_at = time.monotonic()
-        # Bytes from earlier tries: until something moves, both ends may be reading them again, for their digests.
+        # Bytes from earlier attempts: both ends may reread them for their digests before anything moves.
         self.held = 0
         self._moved = moved
         self._next = 0
         self._until = 0
-        # How far the receiver has come.
+        # Offset that the receiver has written.
         self._written = 0
         self._parts = 0
         self._total = 0
@@ -87,11 +87,11 @@ class Stream:
 
     @property
     def whole(self) -> bool:
-        """Whether the receiver may have everything, and may have put it in its place: it was sent, and allowed."""
+        """Return whether the receiver may have everything and may have put it in place."""
         return not self._refused and 0 < self._total <= min(self._next, self._until)
 
     def heard(self, role: Role, message: Message) -> None:
-        """An end says something. Only what brings the transfer on counts as a sign of life."""
+        """Handle a message of an end. Only messages that advance the transfer count as activity."""
         match message:
             case TransferReady(offer=TransferOffer() as offer) if role == "send" and not self.offered.done():
                 if not _possible(offer):
@@ -131,7 +131,7 @@ class Stream:
                 self.fail(StartAgain(error.message) if again and role == "receive" else failure)
 
     def relay(self, kind: FrameKind, offset: int, frame: bytes | memoryview) -> None:
-        """The sender sent a frame: pass it on, if it was allowed to send it."""
+        """Relay a frame of the sender, if it was allowed to send it."""
         if not self.accepted.done() or self.done.done():
             return
         if self._stray is not None:
@@ -151,7 +151,7 @@ class Stream:
         self.receiver.pass_on(frame)
 
     def carried(self, broke: Callable[[], None]) -> None:
-        """The bytes go past this, and are no longer counted here. `broke` is told of any that come all the same."""
+        """Stop counting bytes here, since they use a separate connection; `broke` is called if any arrive anyway."""
         self._next = self._total
         self._stray = broke
 
@@ -159,7 +159,7 @@ class Stream:
         for future in (self.offered, self.accepted, self.done):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits sees it; nobody need
+                future.exception()  # mark it as retrieved, even if nothing awaits it
 
     def over(self) -> None:
         for future in (self.offered, self.accepted, self.done):

@@ -1,7 +1,7 @@
-"""Two connections of a long transfer, from its sender and to its receiver, and the thread that moves its bytes.
+"""Relay the bytes of a long transfer between two dedicated connections in a thread.
 
-On the node sockets a file's bytes would be handled by the loops that answer calls, and calls would wait behind them.
-Here the kernel moves them from one connection to the other, unread; what they are is between the two ends.
+On the node sockets, the event loops that answer calls would also handle the bytes of files, and calls would wait behind
+them. Here the kernel moves the bytes from one connection to the other, unread.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ log = logging.getLogger(__name__)
 
 CAN_CARRY: Final = hasattr(os, "splice")
 ARRIVE_SECONDS: Final = 5.0
-# What the sender hears when its connection is used; one that is not is closed.
+# Sent to the sender when its connection is used; an unused one is closed.
 GO: Final = b"\x01"
 
 
 class Carriage:
-    """Of one try of one transfer. Whoever made it calls `close`."""
+    """The connections of one attempt of a transfer. Its creator calls `close`."""
 
     def __init__(self, broke: Callable[[], None]) -> None:
-        """`broke` is told that a connection ended before `close`, or was not used as agreed."""
+        """`broke` is called if a connection ends before `close` or violates the protocol."""
         self.tickets: dict[Role, str] = {"send": secrets.token_urlsafe(24), "receive": secrets.token_urlsafe(24)}
         self.broke = broke
         self._ends: dict[Role, asyncio.Future[socket.socket]] = {}
-        # Bytes are moved, or were.
+        # Whether bytes are moved, or were.
         self.carrying = False
         self._closed = False
 
     def expect(self, role: Role) -> Callable[[socket.socket | None], None]:
-        """Somebody came with this ticket. What is returned is to be given the connection, or None if it was lost."""
+        """Reserve the connection of a role; the returned function takes the socket, or None if it was lost."""
         coming = self._ends[role] = asyncio.get_running_loop().create_future()
 
         def arrived(end: socket.socket | None) -> None:
@@ -63,7 +63,7 @@ class Carriage:
         return role in self._ends
 
     async def start(self) -> bool:
-        """Whether both connections are there, and bytes are moved from now on."""
+        """Start to move bytes if both connections are present; return whether they are."""
         if len(self._ends) == 2:
             await asyncio.wait(self._ends.values(), timeout=ARRIVE_SECONDS)
         if self._closed or len(self._arrived()) < 2:
@@ -73,7 +73,7 @@ class Carriage:
         try:
             threading.Thread(target=self._carry, args=ends, name="farhand-carriage", daemon=True).start()
         except RuntimeError as error:
-            log.warning("a transfer goes by the node sockets: %s", error)
+            log.warning("transfer uses the node sockets: %s", error)
             self.close()
             return False
         self.carrying = True
@@ -96,8 +96,8 @@ class Carriage:
         try:
             _move(source, sink)
         except OSError as error:
-            log.debug("a connection for the bytes of a transfer ended: %s", error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            log.debug("a transfer connection ended: %s", error)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(self._over, source, sink)
 
     def _over(self, source: socket.socket, sink: socket.socket) -> None:
@@ -109,10 +109,10 @@ class Carriage:
 
 
 def _move(source: socket.socket, sink: socket.socket) -> None:
-    """Until the source ends. Raises OSError."""
+    """Move bytes until the source ends. Raises OSError."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a small pipe will do
+        with contextlib.suppress(OSError):  # the default pipe size works too
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
         source.sendall(GO)
         events = select.poll()

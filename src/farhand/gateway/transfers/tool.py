@@ -1,4 +1,4 @@
-"""`gsv__Transfer`: move a file or folder between nodes and the workspace, pending until it is there."""
+"""`gsv__Transfer`: move a file or folder between nodes and the workspace; the call stays open until it has arrived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farhand.store.tables.transfers import TransferRecord, TransferState
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
 
-# A transfer that moves is not cut off; one that stands still ends by itself.
+# A transfer that progresses has no time limit; one that stalls ends by itself.
 TIMEOUT_MS = 24 * 60 * 60 * 1000
 STOPPED = "its call was stopped"
 
@@ -34,7 +34,7 @@ def transfer_tool(transfers: Transfers) -> Tool:
             return transferred(await transfers.wait(begun))
         except asyncio.CancelledError as error:
             if PROGRAM_STOPPING in error.args:
-                raise  # the transfer stays open in the record, as the call does
+                raise  # the transfer stays open in the record, like the call
             record = await transfers.cancel(context.call_id, STOPPED)
             if record is None:
                 raise Cancelled(AS_IT_WAS) from None
@@ -64,7 +64,7 @@ def _where(end: Endpoint, agent: str) -> str:
 
 
 def transferred(record: TransferRecord) -> dict[str, Any]:
-    """What the caller of a transfer is told. Raises ToolError for one that failed."""
+    """Return the result of a finished transfer. Raises ToolError if it failed."""
     if record.state is TransferState.RUNNING:
         raise Failed("outcome unknown: the gateway stopped before the transfer ended; it goes on after the next start")
     if record.state is not TransferState.OK:

@@ -1,7 +1,7 @@
-"""Transfers: files and folders moved between nodes and the workspace, each written down from its start to its end.
+"""Transfers of files and folders between nodes and the workspace, recorded from start to end.
 
-A transfer outlives links and programs: when an end goes away it waits for its return, and what the receiver holds is
-not sent again. One that was open when the gateway stopped is taken up after the next start.
+A transfer survives disconnects and restarts: when an end disconnects, it waits for its return, and what the receiver
+has is not sent again. Transfers that were open when the gateway stopped resume after the next start.
 """
 
 from __future__ import annotations
@@ -63,38 +63,38 @@ from farhand.store.tables.transfers import (
 
 log = logging.getLogger(__name__)
 
-# Transfers that move at once; the others wait. Each may have a window of bytes in the gateway's memory.
+# Maximum active transfers; others wait. Each may hold a window of bytes in the gateway's memory.
 MAX_ACTIVE = 8
-# Of them with one node at either end.
+# Maximum active transfers of one node, at either end.
 MAX_ACTIVE_OF_ONE = 5
-# Of them for one token.
+# Maximum active transfers of one token.
 MAX_ACTIVE_OF_TOKEN = 3
 MAX_OPEN = 1000
-# How long an end may be away before the transfer fails.
+# How long an end may be offline before the transfer fails.
 AWAY_SECONDS = 60.0
-# How long both ends may be there and silent.
+# How long both connected ends may be silent.
 IDLE_SECONDS = 120.0
-# What a slow disk reads in a second: so much longer may be silent who has to read again what was sent before.
+# Bytes that a slow disk reads per second: an end that rereads earlier data may be silent for longer.
 REREAD_BYTES = 16 * MIB
-# How long one that breaks off again and again may bring nothing on.
+# How long a transfer that keeps breaking off may make no progress.
 BROKEN_SECONDS = 300.0
 PROGRESS_SECONDS = 1.0
 STARTS_AGAIN = 3
 HELD_SECONDS = 10.0
-# Of the transfers that a node says it keeps something of; it is asked about the others when it connects again.
+# Maximum unfinished transfers a node may report at once; it is asked about the others when it reconnects.
 MOST_HELD = 1000
 TRUTH_SECONDS = 2.5
 AS_IT_WAS = "the destination is as it was"
 NOT_KNOWN = "whether the destination had been replaced before is not known: its node does not say"
 UPLOAD = "(upload)"
-# What stands in the record for an end that is a request.
+# Recorded as the destination if the end is an HTTP request.
 DOWNLOAD = "(download)"
 
 
 class OwnEnd(Protocol):
-    """An end of the gateway's own. `attach` is called for every try; `close` once, when the transfer is over."""
+    """An endpoint inside the gateway. `attach` is called for every attempt; `close` once, after the transfer."""
 
-    # Whether a receiver has put everything in its place; final once it is closed.
+    # Whether a receiver has put everything in place; final once it is closed.
     complete: bool
 
     def attach(self, stream: Stream) -> None: ...
@@ -107,18 +107,18 @@ class OwnEnd(Protocol):
 
 
 class Claim(Protocol):
-    """What makes a request that comes again stand for the transfer it began. Both may raise."""
+    """Maps a repeated request to the transfer it started. Both methods may raise."""
 
     def look(self, store: Tx) -> str:
-        """The transfer this request stands for: another one, where it was made before."""
+        """Return the id of the transfer for this request: an earlier one if the request is repeated."""
         ...
 
     def take(self, store: Tx) -> str:
-        """The same, and from now on it is this one."""
+        """Do the same as `look`, and store the mapping."""
         ...
 
 
-# The workspace's end of a transfer: for an agent, at a path, in a role.
+# Makes the workspace endpoint of a transfer: for an agent, at a path, in a role.
 MakeEnd = Callable[[str | None, str, Role], OwnEnd]
 
 
@@ -133,21 +133,21 @@ class OpenTransfer:
         self.task: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[TransferRecord] = asyncio.get_running_loop().create_future()
         self.cancelled: str | None = None
-        # The receiver may have had everything: it may have put it in its place.
+        # Whether the receiver may have everything, and may have put it in place.
         self.whole = False
-        # It moves no more, and is about to be written down as over.
+        # Whether it has stopped and its end is about to be recorded.
         self.settling = False
         self.manifest_bytes = 0
-        # The ends between which the files socket broke: they use the node sockets from then on.
+        # The connections whose dedicated relay failed: they use the node sockets from then on.
         self.uncarried: tuple[Connection, Connection] | None = None
         self.noted_at = 0.0
         self.offset = 0
-        # When it was last brought on: to this offset, in whichever try.
+        # When it last progressed, and to which offset, in any attempt.
         self.moved_at = time.monotonic()
 
 
 class Transfers:
-    """Runs transfers. `recover` comes before the first; `close` after the last."""
+    """Runs transfers. Call `recover` before the first, `close` after the last."""
 
     def __init__(
         self,
@@ -159,15 +159,17 @@ class Transfers:
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
     ) -> None:
-        """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer begins,
-        `invalid` why one of some credentials is no longer valid."""
+        """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer starts,
+        `invalid`
+        why a transfer of some credentials is no longer valid.
+        """
         self._database = database
         self._node_registry = node_registry
         self._queries = queries
         self._workspace = workspace
         self._open: dict[str, OpenTransfer] = {}
         self._streams: dict[int, Stream] = {}
-        # Of which try, for which end, and from where it may come.
+        # By ticket: the attempt, the end, and the address it must come from.
         self._tickets: dict[str, tuple[Carriage, Role, str]] = {}
         self._numbers = itertools.count(1)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
@@ -181,7 +183,7 @@ class Transfers:
         self._frozen = frozen
         self._invalid = invalid
 
-    # -- asking for transfers ---------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------
 
     async def begin(
         self,
@@ -194,15 +196,16 @@ class Transfers:
         claim: Claim | None = None,
         own: dict[Role, OwnEnd] | None = None,
     ) -> OpenTransfer | TransferRecord:
-        """Write a transfer down and start it. One with this id that is known already is returned as it is.
+        """Record a transfer and start it. If its id is known already, return that transfer.
 
-        `claim` may name an earlier transfer that stands for this one. An end in `own` is not looked for: its endpoint
-        is a mere name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
+        `claim` may name an earlier transfer for the same request. An end in `own` is not resolved: its endpoint is only
+        a
+        name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
         """
         if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
             return known
         if claim is not None and (first := await self._database.read(claim.look)) != transfer_id:
-            return await self._earlier(first)  # wherever its nodes are by now
+            return await self._earlier(first)  # wherever its nodes are now
         if (order := self._frozen()) is not None:
             raise order.refusal()
         ends = self.ends(source, destination, own or {})
@@ -236,7 +239,7 @@ class Transfers:
         try:
             first = await asyncio.shield(writing)
         except asyncio.CancelledError:
-            # It is being written down all the same; once it is, its end is too.
+            # It is being stored in any case; once it is, its end is too.
             opened.cancelled = "cancelled before it began"
             writing.add_done_callback(lambda written: self._begun(opened, written))
             raise
@@ -263,7 +266,7 @@ class Transfers:
             opened.ended.cancel()
 
     async def wait(self, begun: OpenTransfer | TransferRecord) -> TransferRecord:
-        """How a transfer ended."""
+        """Wait for the end of a transfer and return its record."""
         return begun if isinstance(begun, TransferRecord) else await asyncio.shield(begun.ended)
 
     async def find(self, transfer_id: str) -> TransferRecord | None:
@@ -277,7 +280,7 @@ class Transfers:
         return [self._open[each.id].record if each.id in self._open else each for each in found]
 
     async def cancel(self, transfer_id: str, reason: str = "cancelled on request") -> TransferRecord | None:
-        """Stop a transfer and return its end; one that is over already is returned as it ended."""
+        """Stop a transfer and return its record; one that has ended is returned unchanged."""
         opened = self._open.get(transfer_id)
         if opened is None:
             return await self.find(transfer_id)
@@ -298,11 +301,11 @@ class Transfers:
                 self._stop(opened, self._invalid([token_id]) or f"the token {token_id} was revoked")
 
     async def stop_all(self, reason: str) -> int:
-        """Cancel every transfer; how many that were."""
+        """Cancel every transfer and return their number."""
         return len(await asyncio.gather(*(self.cancel(transfer_id, reason) for transfer_id in list(self._open))))
 
     async def recover(self) -> None:
-        """Take up what was open when the gateway last stopped."""
+        """Resume the transfers that were open when the gateway last stopped."""
         for record in await self._database.read(open_transfers):
             try:
                 if (order := self._frozen()) is not None:
@@ -313,7 +316,7 @@ class Transfers:
                     raise Failed("the gateway stopped while the file passed through it; begin again")
                 opened = OpenTransfer(record, *self.ends(record.source, record.destination))
                 self._make_own(opened)
-                opened.whole = True  # for all that is known
+                opened.whole = True  # it may have been
             except ToolError as error:
                 endpoint = Endpoint("", "")
                 lost = OpenTransfer(record, endpoint, endpoint)
@@ -324,7 +327,7 @@ class Transfers:
             self._start(opened)
 
     async def close(self) -> None:
-        """Stop moving. What is open stays so in the record and is taken up after the next start."""
+        """Stop all transfers. Open ones stay so in the record and resume after the next start."""
         self._closing = True
         tasks = {opened.task: opened.settling for opened in self._open.values() if opened.task is not None}
         for task in (*(task for task, settling in tasks.items() if not settling), *self._asking):
@@ -351,12 +354,12 @@ class Transfers:
                     stream.fail(Interrupted(f"node {connection.node_id!r} disconnected"))
 
     async def _tidy(self, connection: Connection) -> None:
-        """Have a node remove what it keeps of transfers that are over."""
+        """Tell a node to remove its data of transfers that have ended."""
         try:
             answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
             held = msgspec.json.decode(answer, type=_Held).held
         except (ToolError, msgspec.MsgspecError) as error:
-            log.warning("node %s did not tell what it keeps of transfers: %s", connection.node_id, error)
+            log.warning("node %s did not report its unfinished transfers: %s", connection.node_id, error)
             return
         for transfer_id in held[:MOST_HELD]:
             if transfer_id not in self._open and connection.current:
@@ -368,7 +371,7 @@ class Transfers:
             return
         sends = isinstance(stream.sender, NodeParty) and stream.sender.connection is connection
         receives = isinstance(stream.receiver, NodeParty) and stream.receiver.connection is connection
-        if sends and receives:  # one node is both: the kind of message tells
+        if sends and receives:  # one node is both ends: the kind of message decides
             sends = isinstance(message, TransferReady) and message.offer is not None
         if sends or receives:
             stream.heard("send" if sends else "receive", message)
@@ -384,8 +387,10 @@ class Transfers:
             stream.relay(kind, offset, frame)
 
     def redeem(self, ticket: str, address: str) -> Callable[[socket.socket | None], None] | None:
-        """Who is to be given the connection that came with a ticket; None for one that was not given out, was used, or
-        comes from where its node is not."""
+        """Return the function that takes the connection for a ticket; None if the ticket is unknown, used, or comes
+        from
+        another address than its node.
+        """
         found = self._tickets.get(ticket)
         if found is None or found[2] != address:
             return None
@@ -427,8 +432,10 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def _slot(self, opened: OpenTransfer) -> AsyncIterator[None]:
-        """A place among those that move, of which a single node and a single token have a share: one that does nothing
-        holds up itself."""
+        """Wait for a slot among the active transfers. Nodes and tokens have a limit each, so that a stalled one blocks
+        only
+        its own.
+        """
         nodes = {end.node_id for end in (opened.source, opened.destination) if end.node_id and not end.in_workspace}
         async with contextlib.AsyncExitStack() as places:
             if Credential(opened.record.credential, frozenset()).is_token:
@@ -439,7 +446,7 @@ class Transfers:
             yield
 
     async def _truth(self, opened: OpenTransfer, failure: ToolError) -> ToolError | None:
-        """How a transfer that was stopped or broke off ended: None when everything had been put in its place before."""
+        """Return the error of a stopped or interrupted transfer; None if everything was already in place."""
         reason = opened.cancelled
         placed = await self._placed(opened)
         if placed:
@@ -455,7 +462,7 @@ class Transfers:
         return failure
 
     async def _placed(self, opened: OpenTransfer) -> bool | None:
-        """Whether the receiver has put everything in its place; None where it cannot be asked."""
+        """Return whether the receiver has put everything in place; None if it cannot be asked."""
         if (own := opened.own.get("receive")) is not None:
             return own.complete
         if not opened.whole:
@@ -465,7 +472,7 @@ class Transfers:
             answer = await self._queries.ask(opened.destination.node_id, "transfers", question, TRUTH_SECONDS)
             placed = msgspec.json.decode(answer, type=_Placed).placed
         except (ToolError, msgspec.MsgspecError) as error:
-            log.warning("transfer %s: its receiver did not tell what became of it: %s", opened.record.id, error)
+            log.warning("transfer %s: its receiver did not report the outcome: %s", opened.record.id, error)
             return None
         return placed
 
@@ -488,10 +495,10 @@ class Transfers:
                 again += 1
                 if again > STARTS_AGAIN:
                     raise Failed(str(error)) from None
-                log.warning("transfer %s starts again: %s", opened.record.id, error)
+                log.warning("transfer %s restarts: %s", opened.record.id, error)
 
     async def _parties(self, opened: OpenTransfer) -> tuple[Party, Party]:
-        """Both ends, once they are there. Raises Failed when one stays away."""
+        """Wait for both ends and return them. Raises Failed if one stays offline."""
         deadline = time.monotonic() + AWAY_SECONDS
         while True:
             arrivals = self._arrivals
@@ -555,12 +562,12 @@ class Transfers:
                 carriage.close()
                 for each in carriage.tickets.values():
                     self._tickets.pop(each, None)
-            if not over:  # another try may follow; whether anything is kept is decided at the end
+            if not over:  # another attempt may follow; the end decides what is kept
                 for party in (sender, receiver):
                     party.tell(TransferStop(record.id, keep=True))
 
     def _carriage(self, opened: OpenTransfer, stream: Stream) -> Carriage | None:
-        """Where both ends are nodes that can have a connection for the bytes."""
+        """Return a dedicated relay if both ends are nodes that support it."""
         sender, receiver = stream.sender, stream.receiver
         if not CAN_CARRY or not isinstance(sender, NodeParty) or not isinstance(receiver, NodeParty):
             return None
@@ -582,7 +589,7 @@ class Transfers:
         return ticket
 
     async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:
-        """What an end answers. Raises Timeout when nobody says anything for too long."""
+        """Wait for an answer of an end. Raises Timeout if both are silent for too long."""
         while not future.done():
             patience = IDLE_SECONDS + stream.held / REREAD_BYTES
             left = stream.heard_at + patience - time.monotonic()
@@ -616,8 +623,8 @@ class Transfers:
         )
         try:
             await self._database.write(lambda store: save_transfer(store, record, now))
-        except Exception as error:  # whatever it is, the caller must not wait forever
-            log.error("the end of transfer %s could not be written down: %s", record.id, error)
+        except Exception as error:  # in any case, the caller must not wait forever
+            log.error("failed to record the end of transfer %s: %s", record.id, error)
         opened.record = record
         del self._open[record.id]
         for role in ("send", "receive"):
@@ -633,7 +640,7 @@ class Transfers:
     def ends(
         self, source: str, destination: str, own: Mapping[Role, OwnEnd] = MappingProxyType({})
     ) -> tuple[Endpoint, Endpoint]:
-        """Read both endpoints of a transfer. Raises InvalidArgs, NotFound."""
+        """Parse both endpoints of a transfer. Raises InvalidArgs, NotFound."""
         ends = (
             Endpoint("", source) if "send" in own else read_endpoint(source, "Source", self._node_registry),
             Endpoint("", destination)
@@ -667,12 +674,12 @@ _STATES = {ErrorKind.TIMEOUT: TransferState.TIMEOUT, ErrorKind.CANCELLED: Transf
 
 
 class _Placed(msgspec.Struct):
-    """What a receiver says of a transfer that broke off."""
+    """A receiver's report about an interrupted transfer."""
 
     placed: bool | None = None
 
 
 class _Held(msgspec.Struct):
-    """The transfers that a node keeps something of."""
+    """The transfers of which a node has data."""
 
     held: list[str]

@@ -1,4 +1,4 @@
-"""The workspace as an end of transfers: objects of an agent, written whole or not at all."""
+"""The workspace as a transfer endpoint: objects of an agent, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from farhand.protocol.messages import TransferOffer
 from farhand.protocol.names import MAIN_AGENT
 from farhand.store.objects.base import AGENTS, ObjectInfo, ObjectWriter
 
-# Objects of one transfer: they are all held open until the last has come, and then put in place together.
+# Maximum objects of one transfer: all are held open until the last has arrived, then put in place together.
 MOST_OBJECTS = 256
 
 
 def workspace_end(workspace: Workspace, agent_id: str | None, path: str, role: Role) -> OwnEnd:
-    """Raises NotAllowed for a path of another agent."""
+    """Return the workspace endpoint for a role. Raises NotAllowed for a path of another agent."""
     relative = own_path(path, agent_id or MAIN_AGENT)
     return (_Sender if role == "send" else _Receiver)(workspace, agent_id, relative)
 
 
 def own_path(path: str, agent_id: str) -> str:
-    """A path from the agent's root: `agents/{its id}/…` may be spelled out, another agent's may not."""
+    """Return a path relative to the agent's root. It may start with `agents/{its id}/` but not name another agent."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] != [AGENTS]:
         return path
@@ -55,7 +55,7 @@ class _Sender(OwnSender):
         prefix = self._workspace.key(self._agent_id, f"{folder}/x")[:-1]
         entries = await self._beneath(prefix)
         if not entries:
-            raise NotFound(f"R2 object not found: {self._path}; the workspace has no such file")
+            raise NotFound(f"file not found in the workspace: {self._path}")
         return name, entries, None
 
     async def _beneath(self, prefix: str) -> list[ManifestEntry]:
@@ -95,7 +95,7 @@ class _Receiver(OwnReceiver):
         self._path = path
         self._mime: str | None = None
         self._writers: list[ObjectWriter] = []
-        # A transfer is taken up after a restart without its caller; then it changes no steering files.
+        # A transfer resumes after a restart without its caller; then it changes no steering files.
         self._may_steer = steering.allowed.get()
 
     async def accept(self, offer: TransferOffer) -> None:
