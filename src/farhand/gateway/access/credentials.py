@@ -1,4 +1,4 @@
-"""Who is asking: tokens of people and programs, and tokens of nodes."""
+"""Recognise callers and nodes by their tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAPABILITIES_VARIABLE = "SA_NODE_CAPS"
 
 
 class Scope(StrEnum):
-    """What a credential may do. `admin` includes all others."""
+    """List what a credential may do. `admin` includes all others."""
 
     READ = "read"
     CHAT = "chat"
@@ -35,29 +35,29 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-# What a token is given when its maker does not say.
+# The default scopes of a token.
 CALLER_SCOPES = (Scope.READ, Scope.CHAT, Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
-# The same for a token that is for some tools or nodes.
+# The default scopes of a token that is restricted to some tools or nodes.
 NARROW_CALLER_SCOPES = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """A caller that was recognised. Its rights come from what is stored, never from what it says."""
+    """Represent a recognised caller. Its rights come from the store, never from the caller."""
 
     id: str
     scopes: frozenset[str]
-    # Patterns of tool names it is for; none: all.
+    # Patterns of the tool names it may use; empty: all.
     tools: tuple[str, ...] = ()
-    # Nodes it is for; none: all, and the gateway's own tools.
+    # Nodes it may use; empty: all nodes and the gateway's own tools.
     nodes: tuple[str, ...] = ()
-    # Of a run that is pinned: to what, in words. It reaches `nodes`, and what is no machine's.
+    # For a pinned run, a description of the pin. The run may use `nodes` and tools that belong to no machine.
     pinned: str = ""
-    # The credential that made this one, as of a hook; when that one ends, this one does.
+    # The credential that made this one, such as a hook's; this one ends with it.
     issuer: str = ""
 
     @property
     def is_token(self) -> bool:
-        """A token that was made; the owner, channels and agents have names of their own."""
+        """Return whether this is an issued token; the owner, channels and agents have fixed ids."""
         return ":" not in self.id and self.id != "owner"
 
     @property
@@ -65,14 +65,14 @@ class Credential(msgspec.Struct, frozen=True):
         return bool(self.tools or self.nodes or self.pinned)
 
     def reaches(self, node_id: str | None, tool: str) -> bool:
-        """Whether a tool, as its node names it, is among those this credential is for."""
+        """Return whether this credential may use a tool, given by its name on its node."""
         if self.nodes and node_id not in self.nodes:
             return False
         names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if "." in tool else [])]
         return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
 
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
-        """Who may run anything may write, and who may write may read. Of several scopes one is enough."""
+        """Return whether it has one of the scopes; exec includes write, and write includes read."""
         if isinstance(scope, tuple):
             return any(self.may(one) for one in scope)
         return not self.scopes.isdisjoint(_INCLUDED_IN[scope])
@@ -89,22 +89,22 @@ OWNER = Credential("owner", frozenset({Scope.ADMIN.value}))
 
 
 class NodeGrant(msgspec.Struct, frozen=True):
-    """A node may connect; with `node_id`, as that node only. `token_id` names the stored token it used."""
+    """Permit a node to connect; with `node_id`, only as that node. `token_id` names the stored token it used."""
 
     node_id: str | None = None
     token_id: str | None = None
     expires_at: int | None = None
-    # It has to prove that it holds the other half.
+    # The node has to prove that it holds the private key.
     public_key: bytes | None = None
 
     @property
     def anonymous(self) -> bool:
-        """Whether the owner admitted no node by name: the shared token, or an open gateway, where any key will do."""
+        """Return whether the node was not admitted by name: it used the shared token or an open gateway."""
         return self.token_id is None and (self.node_id is None or self.public_key is not None)
 
 
 class NodeTokens(msgspec.Struct, frozen=True):
-    """The plug-in guide's environment: one shared token, or one for each node."""
+    """Hold the tokens of the plug-in guide's environment: one shared token, or one for each node."""
 
     shared: str | None = None
     by_node: tuple[tuple[str, str], ...] = ()
@@ -112,7 +112,7 @@ class NodeTokens(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> NodeTokens:
-        """`SA_NODE_TOKENS` wins over `SA_NODE_TOKEN`. Raises FarhandError for an entry that cannot be meant."""
+        """Read `SA_NODE_TOKENS`, or else `SA_NODE_TOKEN`. Raises FarhandError for a malformed entry."""
         pairs = tuple(_node_tokens(environ.get(TOKENS_VARIABLE, "")))
         named = TOKENS_VARIABLE in environ
         shared = None if named else environ.get("SA_NODE_TOKEN") or None
@@ -124,7 +124,7 @@ class NodeTokens(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """Recognises tokens by their hashes. `open`: no credentials needed (loopback only, the guard sees to that)."""
+    """Recognise tokens by their hashes. `open`: no credentials are required (the guard restricts this to loopback)."""
 
     def __init__(
         self,
@@ -137,8 +137,11 @@ class Credentials:
         lent: Mapping[str, Callable[[str], frozenset[str] | None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tokens_beside_keys`: whether a node with a key may also log in with a token. `lent` returns the scopes that
-        a hook, a channel or a person on one has now, by the first part of their id; None for one that is gone."""
+        """Create the credentials.
+
+        `tokens_beside_keys`: whether a node with a key may also log in with a token. `lent` returns, by the first part
+        of the id, the current scopes of a hook, a channel or a person on one; None if it no longer exists.
+        """
         self.open = open
         self._tokens_beside_keys = tokens_beside_keys
         self._lenders = lent or {}
@@ -146,36 +149,36 @@ class Credentials:
         # Tokens whose expiry was announced.
         self._expired: set[str] = set()
         self._clock = clock
-        # When the recognised tokens that expire do.
+        # The expiry times of recognised tokens.
         self._expiring: dict[str, int] = {}
-        # Right tokens seen since the last change of any.
+        # Valid tokens seen since the last change to any token.
         self._recognised: dict[str, Credential] = {}
-        # Which tokens were used since that was last asked for, and when.
+        # When tokens were used since the last `take_uses`.
         self._uses: dict[str, int] = {}
         self._owner = token_hash(owner)
         tokens = list(tokens)
-        # Of every token, also one that is no longer valid: the credential that made it.
+        # The credential that made each token, including tokens that are no longer valid.
         self._makers: dict[str, str] = {token.id: token.made_by for token in tokens}
         self._revoked_nodes = {one.node_id for one in tokens if one.revoked_at is not None and one.node_id is not None}
         self._tokens: dict[bytes, Token] = {}
         self._by_id: dict[str, Token] = {}
-        for token in sorted(tokens, key=lambda one: len(self.lineage(one.id))):  # makers before what they made
+        for token in sorted(tokens, key=lambda one: len(self.lineage(one.id))):  # makers before the tokens they made
             if token.revoked_at is None:
                 self.add(token)
         self._shared = None if environment.shared is None else token_hash(environment.shared)
         self._by_node = [(node_id, token_hash(secret)) for node_id, secret in environment.by_node]
 
     def subscribe(self, removed: Callable[[str], None]) -> None:
-        """Have `removed` called with the id of each credential that is revoked, removed or has expired."""
+        """Call `removed` with the id of each credential that is revoked, removed or expired."""
         self._on_removed.append(removed)
 
     @property
     def owner_hash(self) -> bytes:
-        """The hash of the owner's token."""
+        """Return the hash of the owner's token."""
         return self._owner
 
     def recognise(self, secret: str) -> Credential | None:
-        """The caller behind a token."""
+        """Return the caller with this token; None if it is not valid."""
         known = self._recognised.get(secret)
         if known is not None and self._expiring and secret in self._expiring and self._over(self._expiring[secret]):
             del self._recognised[secret], self._expiring[secret]
@@ -193,11 +196,11 @@ class Credentials:
 
     @property
     def uses(self) -> Mapping[str, int]:
-        """When tokens were used, as far as that was not taken yet."""
+        """Return when tokens were used since the last `take_uses`."""
         return self._uses
 
     def take_uses(self) -> dict[str, int]:
-        """Which tokens were used since this was last asked, and when. From now on the next use of each counts."""
+        """Return when tokens were used since the last call, and start over."""
         uses, self._uses = self._uses, {}
         if uses:
             self._recognised.clear()
@@ -218,7 +221,7 @@ class Credentials:
         )
 
     def ended(self, ids: Iterable[str]) -> str | None:
-        """Why one of these credentials is no longer valid; None while all of them are."""
+        """Return why one of these credentials is no longer valid; None while all are."""
         for name in ids:
             if name == OWNER.id:
                 continue
@@ -234,7 +237,7 @@ class Credentials:
         return None
 
     def lineage(self, name: str) -> frozenset[str]:
-        """A credential with the tokens that made it, one after the other; the owner is not among them."""
+        """Return a credential and the chain of tokens that made it, without the owner."""
         found: dict[str, None] = {}
         while name and name != OWNER.id and name not in found:
             found[name] = None
@@ -242,12 +245,12 @@ class Credentials:
         return frozenset(found)
 
     def makers(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The tokens that made some credentials, directly or through others, without these themselves."""
+        """Return the tokens that made some credentials, directly or indirectly, without these themselves."""
         names = frozenset(names)
         return tuple(sorted(frozenset[str]().union(*map(self.lineage, names)) - names))
 
     def reduced(self, credential: Credential) -> Credential:
-        """Return a credential that was stored earlier, with those of its scopes that it would be given now."""
+        """Return a stored credential, restricted to the scopes it would be given now."""
         scopes = credential.scopes
         for name in filter(None, (credential.id, credential.issuer)):
             scopes &= self._lent(name, scopes) or frozenset()
@@ -258,12 +261,12 @@ class Credentials:
         return default if find is None else find(name)
 
     def announce_removed(self, name: str) -> None:
-        """Tell listeners about a hook, or a person on a channel, that may no longer use the agent."""
+        """Notify listeners about a hook, or a person on a channel, that may no longer use the agent."""
         for notify in self._on_removed:
             notify(name)
 
     def named(self, name: str) -> Credential:
-        """The rights that go with a recorded id; none where they are not known any more."""
+        """Return the rights of a recorded id; no rights if it is no longer known."""
         if name == OWNER.id:
             return OWNER
         token = self._by_id.get(name)
@@ -271,7 +274,7 @@ class Credentials:
         return Credential(name, frozenset()) if known is None else known
 
     def announce_expired(self) -> float | None:
-        """Tell listeners about the tokens that expired since the last call; seconds until the next one does."""
+        """Notify listeners about tokens that expired since the last call; return the seconds until the next expiry."""
         following: float | None = None
         for token in list(self._tokens.values()):
             if token.expires_at is None or token.id in self._expired:
@@ -303,12 +306,12 @@ class Credentials:
         token = self._tokens.get(digest)
         if token is None or token.node_id is None or claimed not in ("", token.node_id) or self._over(token.expires_at):
             return None
-        if token.public_key is not None or self.has_key(token.node_id):  # of a key there is no secret to present
+        if token.public_key is not None or self.has_key(token.node_id):  # a key has no secret to present
             return None
         return NodeGrant(token.node_id, token.id, token.expires_at)
 
     def recognise_key(self, public_key: bytes, claimed: str) -> NodeGrant | None:
-        """The node a key is registered for; what it is granted holds once it has proved that the key is its own."""
+        """Return the grant of the node that a key is registered for; it applies once the node has proved its key."""
         token = self._key(public_key)
         if token is None:
             return NodeGrant(claimed or None, public_key=public_key) if self.open else None
@@ -323,30 +326,30 @@ class Credentials:
         return next((token for token in self._tokens.values() if token.public_key == public_key), None)
 
     def has_key(self, node_id: str) -> bool:
-        """Whether a node logs in by a key, so that no token speaks for it."""
+        """Return whether a node logs in with a key and therefore not with a token."""
         return not self._tokens_beside_keys and any(
             token.node_id == node_id and token.public_key is not None and not self._over(token.expires_at)
             for token in self._tokens.values()
         )
 
     def still_grants(self, grant: NodeGrant) -> bool:
-        """Whether what was granted has been neither revoked nor come to its end."""
+        """Return whether a grant has been neither revoked nor expired."""
         return grant.token_id is None or (
             not self._over(grant.expires_at) and any(token.id == grant.token_id for token in self._tokens.values())
         )
 
     def was_revoked(self, node_id: str) -> bool:
-        """Whether a token of this node was revoked and it has no other: the shared token does not bring it back."""
+        """Return whether this node's token was revoked and it has no other; the shared token must not readmit it."""
         return node_id in self._revoked_nodes and not self.has_own_token(node_id)
 
     def has_own_token(self, node_id: str) -> bool:
-        """Whether a node has a token of its own, so that the shared one does not speak for it."""
+        """Return whether a node has its own token and therefore may not use the shared one."""
         stored = any(token.node_id == node_id for token in self._tokens.values())
         return stored or any(node_id == name for name, _ in self._by_node)
 
     @property
     def named_nodes(self) -> set[str]:
-        """The ids of nodes that have a token of their own, whether they have joined or not."""
+        """Return the ids of nodes with their own tokens, whether they have joined or not."""
         stored = {token.node_id for token in self._tokens.values() if token.node_id is not None}
         return stored | {node_id for node_id, _ in self._by_node}
 
@@ -360,21 +363,21 @@ class Credentials:
         )
 
     def seconds_left(self, token_id: str) -> float:
-        """How long a token that was recognised is still good; 0 once it is revoked."""
+        """Return how long a recognised token remains valid; 0 once it is revoked."""
         token = next((one for one in self._tokens.values() if one.id == token_id), None)
         if token is None:
             return 0.0
         return math.inf if token.expires_at is None else max(0.0, token.expires_at / 1000 - self._clock())
 
     def latest_expiry(self, maker: str) -> int | None:
-        """When the tokens that a credential makes expire at the latest: with itself. None: never."""
+        """Return the latest expiry of tokens that a credential makes: its own expiry. None means never."""
         token = self._by_id.get(maker)
         return None if token is None else token.expires_at
 
     def add(self, token: Token) -> bool:
-        """Recognise a token; False where the token that made it is revoked.
+        """Recognise a token; return False if the token that made it is revoked.
 
-        A caller's token expires with its maker at the latest. A node's does not: it connects a machine, and a token
+        A caller's token expires no later than its maker. A node's token does not: it connects a machine, and a token
         that adds machines is usually short-lived.
         """
         self._recognised.clear()
@@ -390,7 +393,7 @@ class Credentials:
         return True
 
     def remove(self, token_id: str) -> list[Token]:
-        """Forget a token and every token that it made, directly or through others; empty if it is not valid."""
+        """Remove a token and every token it made, directly or indirectly; return an empty list if it is not valid."""
         if token_id not in self._by_id:
             return []
         self._recognised.clear()
@@ -411,7 +414,7 @@ def _moment(at: int) -> str:
 
 
 def new_secret(prefix: str) -> str:
-    """256 random bits that say what they are, so that a scanner or a person can tell."""
+    """Return 256 random bits with a prefix by which people and secret scanners recognise them."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
@@ -422,13 +425,13 @@ def _node_tokens(text: str) -> Iterable[tuple[str, str]]:
             validate_node_id(node_id)
         except ValueError:
             node_id = token = ""
-        if not token:  # which part of a slip is the token nobody knows, so none of it is shown
+        if not token:  # a malformed entry may contain the token, so it is not shown
             raise FarhandError(f"{TOKENS_VARIABLE}: entry {number} is not id:token; expected: id:token,id:token")
         yield node_id, token
 
 
 def _node_capabilities(text: str) -> dict[str, list[str]]:
-    """What each node may serve; a node with an empty list, nothing."""
+    """Return what each node may serve; a node with an empty list may serve nothing."""
     allowed: dict[str, list[str]] = {}
     for number, entry in _entries(text):
         try:
@@ -445,12 +448,12 @@ def _node_capabilities(text: str) -> dict[str, list[str]]:
 
 
 def _entries(text: str) -> Iterable[tuple[int, str]]:
-    """What stands between commas, numbered from 1; blank ones are left out."""
+    """Yield the non-blank comma-separated entries, numbered from 1."""
     return ((number, entry.strip()) for number, entry in enumerate(text.split(","), 1) if entry.strip())
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """At the last colon, since ids may contain some. Raises ValueError where there is none."""
+    """Split at the last colon, since ids may contain colons. Raises ValueError if there is none."""
     node_id, separator, value = entry.rpartition(":")
     if not separator:
         raise ValueError("there is no colon in it")

@@ -1,4 +1,4 @@
-"""How much a token may have stored in a day."""
+"""Limit how many bytes a token may store in a day."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ DAY_MS: Final = 24 * 3600 * 1000
 
 
 class OverBudget(Failed):
-    """A token has used up what it may have stored today."""
+    """Report that a token has used up its daily limit."""
 
 
 class DailyBudget:
-    """Counts the bytes that are stored for each token in a day; not for the owner, admin tokens and channels."""
+    """Count the bytes stored per token and day, except for the owner, admin tokens and channels."""
 
     def __init__(self, what: str, setting: str, most_bytes: Callable[[], int] = lambda: 0) -> None:
-        """`what` is counted, for the error message. `most_bytes`: for a token in a day, as `setting` has it now; 0: no
-        limit."""
+        """Create the budget.
+
+        `what` names the counted data in errors. `most_bytes` returns the current value of `setting`, the limit per
+        token and day; 0 means no limit.
+        """
         self._what = what
         self._setting = setting
         self._most_bytes = most_bytes
@@ -28,7 +31,7 @@ class DailyBudget:
         self._used: dict[str, int] = {}
 
     def take(self, credential: Credential, size: int, now: int) -> None:
-        """Count what is about to be stored. Raises OverBudget where it exceeds the limit."""
+        """Count data that is about to be stored. Raises OverBudget if it exceeds the limit."""
         most, used = self._most_bytes(), self._used_by(credential, now)
         if used is None:
             return
@@ -40,7 +43,7 @@ class DailyBudget:
         self._used[credential.id] = used + size
 
     def add(self, credential: Credential, size: int, now: int) -> None:
-        """Count what had to be stored, whatever the limit."""
+        """Count data that must be stored, regardless of the limit."""
         used = self._used_by(credential, now)
         if used is not None:
             self._used[credential.id] = used + size
@@ -60,5 +63,5 @@ def message_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
 
 
 def keyed_call_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
-    """Limit calls with an idempotency key, which are kept for a day however much the history takes."""
+    """Limit calls with an idempotency key, which are kept for a day regardless of the history's size."""
     return DailyBudget("calls with an idempotency key", "[retention] keyed_bytes_per_credential", most_bytes)

@@ -1,4 +1,4 @@
-"""Whether everything is frozen, as the services that begin work see it."""
+"""Expose the freeze state to the services that start work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from farhand.protocol.freeze import FreezeOrder
 
 
 class FreezeHold:
-    """Holds the order under which nothing may begin; only `gateway.control.freeze` changes it."""
+    """Hold the current freeze order; only `gateway.control.freeze` changes it."""
 
     def __init__(self, order: FreezeOrder | None = None) -> None:
         self.order = order

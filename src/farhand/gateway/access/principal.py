@@ -1,8 +1,8 @@
-"""Principals: who acts, and on whose behalf.
+"""Represent principals: the credential that acts, and the one on whose behalf it acts.
 
-A call made directly has an actor alone. A call made by an agent has the agent as its actor and acts on behalf of the
-credential that set the agent to work: a token, the owner, a channel, a hook. What a principal may do is the
-intersection of both, including the tools and nodes either of them is narrowed to.
+A direct call has only an actor. A call by an agent has the agent as its actor and acts on behalf of the credential that
+started the agent's work: a token, the owner, a channel or a hook. A principal has the intersection of both sets of
+rights, including restrictions to tools and nodes.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from farhand.gateway.access.credentials import OWNER, Credential, Scope
 from farhand.tools.tool import CallContext
 
 AGENT_SCOPES = frozenset({Scope.READ.value, Scope.CHAT.value, Scope.TOOLS_EXEC.value})
-# The scopes an agent can use for someone; approving, pairing, freezing and administration are not among them.
+# The scopes an agent can use on behalf of others; approving, pairing, freezing and administration are excluded.
 DELEGATED = (Scope.READ, Scope.CHAT, Scope.TOOLS_EXEC, Scope.TOOLS_WRITE, Scope.TOOLS_READ)
 
 
 class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The credential that acts and, where they differ, the credential on whose behalf it acts."""
+    """Hold the acting credential and, if they differ, the credential on whose behalf it acts."""
 
     actor: Credential
     on_behalf_of: Credential | None = None
 
     @classmethod
     def agent(cls, agent_id: str, asker: Credential) -> Principal:
-        """An agent that works on behalf of a credential."""
+        """Return the principal of an agent that works on behalf of a credential."""
         return cls(Credential(f"agent:{agent_id}", AGENT_SCOPES), asker)
 
     @property
     def id(self) -> str:
-        """The id of the acting credential."""
+        """Return the id of the acting credential."""
         return self.actor.id
 
     @property
     def asker(self) -> Credential:
-        """The credential that everything this principal starts belongs to."""
+        """Return the credential that owns everything this principal starts."""
         return self.actor if self.on_behalf_of is None else self.on_behalf_of
 
     @property
@@ -46,14 +46,14 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def askers(self) -> tuple[str, ...]:
-        """The ids on whose behalf it acts: the asking credential, and the token that made that one."""
+        """Return the ids on whose behalf it acts: the asking credential, and the token that made it."""
         if self.on_behalf_of is None:
             return ()
         return tuple(filter(None, (self.on_behalf_of.id, self.on_behalf_of.issuer)))
 
     @property
     def ids(self) -> frozenset[str]:
-        """Every credential involved; when one of them ends, so does what the principal started."""
+        """Return every credential involved; when one of them ends, the principal's work ends."""
         return frozenset(name for one in self.credentials for name in (one.id, one.issuer) if name)
 
     @property
@@ -62,7 +62,7 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def may_steer(self) -> bool:
-        """Whether it may change the files that tell an agent what to do: the same right as making it act."""
+        """Return whether it may change an agent's steering files, which requires the same right as making it act."""
         return self.may(Scope.CHAT) and not any(one.tools or one.nodes for one in self.credentials if not one.pinned)
 
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
@@ -76,20 +76,20 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def covers(one: Credential, other: Credential) -> bool:
-    """Whether whatever an agent may do for `other`, it may do for `one`."""
+    """Return whether an agent may do for `one` everything it may do for `other`."""
     same_reach = one.id == other.id and (one.tools, one.nodes, one.pinned) == (other.tools, other.nodes, other.pinned)
     return (same_reach or not one.narrowed) and all(one.may(scope) for scope in DELEGATED if other.may(scope))
 
 
 def limited(credential: Credential, *scopes: Scope) -> Credential:
-    """The credential with these scopes alone, as far as it has them."""
+    """Return the credential restricted to these scopes."""
     return msgspec.structs.replace(
         credential, scopes=frozenset(scope.value for scope in scopes if credential.may(scope))
     )
 
 
 def principal_of(context: CallContext) -> Principal:
-    """The principal of the call that a tool of the gateway serves."""
+    """Return the principal of the call that a gateway tool serves."""
     if not isinstance(context.principal, Principal):
         raise TypeError(f"call {context.call_id} of {context.credential} carries no principal")
     return context.principal
@@ -100,7 +100,7 @@ def encode_credential(credential: Credential) -> bytes:
 
 
 def decode_credential(stored: bytes | msgspec.Raw | dict[str, Any]) -> Credential:
-    """A stored credential; the owner with all rights is the same object everywhere."""
+    """Decode a stored credential; the owner with all rights is always the same object."""
     if isinstance(stored, dict):
         found = msgspec.convert(stored, Credential, strict=False)
     else:
@@ -109,7 +109,7 @@ def decode_credential(stored: bytes | msgspec.Raw | dict[str, Any]) -> Credentia
 
 
 def decode_principal(stored: bytes | msgspec.Raw) -> Principal:
-    """A stored principal. Earlier versions stored the acting credential alone."""
+    """Decode a stored principal. Earlier versions stored only the acting credential."""
     fields = msgspec.json.decode(stored)
     if "actor" not in fields:
         return Principal(decode_credential(stored))

@@ -1,4 +1,4 @@
-"""Create, list and revoke tokens; the owner's token file."""
+"""Create, list and revoke tokens, and manage the owner's token file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from farhand.store.ports import Store
 from farhand.store.sqlite.snapshots import note_revoked
 from farhand.store.tables.tokens import Token, add_token, all_tokens, revoke_tokens, token_hash
 
-# The scopes a token for some tools or nodes may have: any other scope would get round that restriction.
+# The scopes that a token restricted to tools or nodes may have: any other would bypass the restriction.
 NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})
 
 
 class Tokens:
-    """The stored tokens. Changes are on disk before they are answered."""
+    """Manage the stored tokens. Changes are on disk before a method returns."""
 
     def __init__(
         self,
@@ -38,7 +38,11 @@ class Tokens:
         connected: Callable[[], Iterable[str]],
         disconnect: Callable[[Token], None],
     ) -> None:
-        """`connected` returns the tokens of connected nodes; `disconnect` closes the node of a revoked one."""
+        """Create the manager.
+
+        `connected` returns the tokens of connected nodes; `disconnect` closes the connection of a node whose token is
+        revoked.
+        """
         self._home = home
         self._database = database
         self._journal = journal
@@ -59,10 +63,10 @@ class Tokens:
         public_key: bytes | None = None,
         made_by: str = OWNER.id,
     ) -> tuple[Token, str]:
-        """Return a new token and its secret, which is stored nowhere.
+        """Return a new token and its secret, which is not stored.
 
-        With `public_key` the secret is empty: the node proves that it holds the private key. The token of a caller
-        expires with its maker at the latest. Raises ValueError for invalid settings, and when its maker has ended.
+        With `public_key` the secret is empty: the node proves that it holds the private key. A caller's token expires
+        no later than its maker. Raises ValueError for invalid settings, and if its maker has ended.
         """
         for name in (*nodes, *(() if node_id is None else (node_id,))):
             validate_node_id(name)
@@ -107,7 +111,7 @@ class Tokens:
         return token, secret if public_key is None else ""
 
     async def all(self) -> list[Token]:
-        """Return every stored token; that of a connected node counts as used now."""
+        """Return every stored token; the token of a connected node counts as used now."""
         tokens = await self._database.read(all_tokens)
         uses = {**self._credentials.uses, **dict.fromkeys(self._connected(), self._clock())}
         return [
@@ -116,9 +120,9 @@ class Tokens:
         ]
 
     async def revoke(self, token_id: str) -> list[Token]:
-        """Revoke a token and all it made, and disconnect their nodes; return them, the token itself first.
+        """Revoke a token and all tokens it made, and disconnect their nodes; return them, the token itself first.
 
-        Empty if there is no such valid token.
+        Returns an empty list if there is no such valid token.
         """
         removed = self._credentials.remove(token_id)
         now = self._clock()

@@ -1,1 +1,1 @@
-"""Which nodes there are, how they join, and queries to them."""
+"""Manage the known nodes, how they join, and queries to them."""

@@ -1,6 +1,6 @@
-"""What a node says of itself, made safe to show: names, tags, system, workspace and the descriptions of its tools.
+"""Sanitize a node's description of itself: names, tags, system, workspace and tool descriptions.
 
-None of it is believed: it decides nothing, and every place that shows it (prompts, the command line, the console,
+None of it is trusted or used for decisions. Every place that shows it (prompts, the command line, the console,
 messages) shows one printable line of bounded length.
 """
 
@@ -29,7 +29,7 @@ _NAMES: Final = {"win32": "windows", "osx": "darwin", "mac os x": "darwin", "mac
 
 
 def cleaned(card: NodeCard) -> NodeCard:
-    """Return a card with nothing in it but what may be shown."""
+    """Return a card that contains only printable, bounded values."""
     return msgspec.structs.replace(
         card,
         name=one_line(card.name, LONGEST_NAME) or card.node_id,
@@ -51,7 +51,7 @@ def cleaned_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def system_name(said: Any) -> str:
-    """Return the name of an operating system from a fixed set; `other` for what is not in it."""
+    """Return the name of an operating system from a fixed set; `other` if it is not in the set."""
     name = said.strip().lower() if isinstance(said, str) else ""
     name = _NAMES.get(name, name)
     return name if name in SYSTEMS else OTHER
@@ -72,7 +72,7 @@ def _tool(spec: ToolSpec) -> ToolSpec:
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose descriptions are plain lines; its other values mean something and stay as they are."""
+    """Return a schema with its descriptions reduced to plain lines; all other values are significant and stay."""
     try:
         if len(msgspec.json.encode(schema)) > LARGEST_SCHEMA:
             return {}

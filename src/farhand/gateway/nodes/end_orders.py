@@ -1,6 +1,6 @@
-"""Orders to end what calls have left running on nodes, kept across restarts until each node has obeyed.
+"""Order nodes to end processes left by calls; orders survive restarts until the node confirms them.
 
-A node that is away, or whose program is dead, is told when it connects again.
+A node that is offline, or whose program has died, receives its orders when it connects again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIRM_SECONDS = 30.0
 
 
 class EndOrders:
-    """Gives the orders, and drops each one that its node has confirmed. Its owner calls `close`."""
+    """Send the orders, and drop each one that its node has confirmed. The owner calls `close`."""
 
     def __init__(self, database: Store, node_registry: NodeRegistry, clock: Callable[[], int]) -> None:
         self._database = database
@@ -31,10 +31,10 @@ class EndOrders:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def end(self, node_id: str, call_ids: Collection[str], reason: str) -> None:
-        """Have a node end everything that these calls started.
+        """Make a node end everything that these calls started.
 
-        Returns once the node has confirmed, at once while it is away, and after half a minute in any case; the orders
-        stand until the node confirms. Raises StoreError when they cannot be kept.
+        Returns once the node has confirmed, immediately if it is offline, and after 30 seconds at most; the orders
+        remain until the node confirms. Raises StoreError if they cannot be stored.
         """
         wanted, now = list(call_ids), self._clock()
         await self._database.write(lambda store: add_end_orders(store, node_id, wanted, reason, now))
@@ -54,7 +54,7 @@ class EndOrders:
             self._given.pop((node_id, call_id)).cancel()
 
     def answered(self, connection: Connection, response: ToolResponse) -> None:
-        """Drop the order that a node confirms by a cancelled call."""
+        """Drop the order that a node confirms with a cancelled call."""
         given = self._given.get((connection.node_id, response.request_id))
         if given is None or response.ok or not response.error or response.error.kind != ErrorKind.CANCELLED:
             return
@@ -62,7 +62,7 @@ class EndOrders:
         if not given.done():
             given.set_result(None)
         node_id, call_id = connection.node_id, response.request_id
-        # If that fails, the node receives the order again when it connects next, and has nothing left to end.
+        # If this fails, the node receives the order again when it next connects and finds nothing to end.
         dropped = self._database.write(lambda store: drop_end_order(store, node_id, call_id), durable=False)
         log_failure(dropped, log, f"drop an order of node {node_id}")
 

@@ -1,4 +1,4 @@
-"""What a source or destination of a transfer means."""
+"""Parse the source or destination of a transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKSPACE = "gsv"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A path on a node, or of the workspace when `node_id` is `gsv`."""
+    """Represent a path on a node, or in the workspace if `node_id` is `gsv`."""
 
     node_id: str
     path: str
@@ -24,12 +24,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def longest_id(raw: str, known: Iterable[str]) -> str:
-    """The id that an endpoint begins with: the longest known one, or `gsv`; empty where it begins with none."""
+    """Return the longest known id, or `gsv`, with which an endpoint starts; empty if there is none."""
     return max((one for one in (*known, WORKSPACE) if raw.startswith(f"{one}:")), key=len, default="")
 
 
 def read_endpoint(raw: str, role: str, node_registry: NodeRegistry) -> Endpoint:
-    """Read `nodeId:/path` or `gsv:path`. The id is the longest known one followed by `:`: ids may contain colons.
+    """Parse `nodeId:/path` or `gsv:path`. Ids may contain colons, so the longest known id before a `:` is used.
 
     Raises InvalidArgs for text that is not an endpoint, NotFound for an unknown node.
     """

@@ -1,4 +1,4 @@
-"""Nodes as they join, change and leave: the registry, the store and every service that has to know."""
+"""Track nodes as they join, change and leave, in the registry, the store and dependent services."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Listener = Callable[[Connection], None]
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
-    """Which programs a node has; the names are those of its runtime information."""
+    """List the programs a node has, named as in its runtime information."""
 
     hostBinStatus: dict[str, bool]  # noqa: N815
     hostBinStatusUpdatedAt: int  # noqa: N815
 
 
 class NodeInventory:
-    """Records every change of the nodes and notifies listeners.
+    """Record every change of the nodes and notify listeners.
 
     `joined` is called for each new connection of a node, `lost` for each connection that ended or was replaced, `left`
     when it was the node's only one or was replaced, `changed` after a node changed its tools.
@@ -64,7 +64,7 @@ class NodeInventory:
         self._changed = changed
 
     def welcome(self, hello: NodeHello) -> GatewayWelcome:
-        """Return the answer to a hello: only the plug-in guide's fields for a node that announced no features."""
+        """Return the answer to a hello; a node without features gets only the plug-in guide's fields."""
         plain = hello.farhand is UNSET or not hello.farhand.features
         return GatewayWelcome(
             gateway_version=__version__,
@@ -74,7 +74,7 @@ class NodeInventory:
         )
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
-        """Connect a node that was examined and welcomed; an older connection of it is closed."""
+        """Connect a node whose hello was accepted; its previous connection is closed."""
         connection, replaced = self._node_registry.join(card, hello, link, token_id)
         node = self._node_registry.nodes[card.node_id]
 
@@ -92,7 +92,7 @@ class NodeInventory:
         return connection
 
     def leave(self, connection: Connection) -> None:
-        """Handle the end of a socket. Only the node's current one makes it offline."""
+        """Handle the end of a connection. Only the end of the current one takes the node offline."""
         _notify(self._lost, connection)
         if not self._node_registry.leave(connection):
             return
@@ -133,7 +133,10 @@ class NodeInventory:
         return runtime
 
     async def forget(self, node_id: str) -> bool:
-        """Remove an offline node; False when it is unknown. Raises FarhandError while it is connected or awaited."""
+        """Remove an offline node; return False if it is unknown.
+
+        Raises FarhandError while it is connected or awaited.
+        """
         node = self._node_registry.nodes.get(node_id)
         if node is None:
             return False
@@ -173,7 +176,7 @@ def connected_tokens(node_registry: NodeRegistry) -> list[str]:
 
 
 def disconnect_token(node_registry: NodeRegistry, token: Token) -> None:
-    """Close the connection of the node that used a token which was revoked."""
+    """Close the connection of the node that used a revoked token."""
     node = node_registry.nodes.get(token.node_id or "")
     if node is not None and node.connection is not None and node.connection.token_id == token.id:
         node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")

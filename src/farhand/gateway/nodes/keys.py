@@ -1,4 +1,4 @@
-"""Whether a signature is that of a node's key."""
+"""Verify signatures made with a node's key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from farhand.protocol.messages import GatewayChallenge, NodeProof
 
 
 def proves(public_key: bytes, challenge: GatewayChallenge, node_id: str, proof: NodeProof) -> bool:
-    # Loaded by gateways some node of which has a key, when the first of them comes.
+    # Imported on first use: only gateways with a node that has a key need it.
     from nacl.exceptions import BadSignatureError  # noqa: PLC0415
     from nacl.signing import VerifyKey  # noqa: PLC0415
 

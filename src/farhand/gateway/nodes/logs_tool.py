@@ -1,6 +1,6 @@
-"""`gsv__LogsGet`: the newest lines of a node's log."""
+"""Implement `gsv__LogsGet`: the newest lines of a node's log."""
 
-# The names of parameters are the reference's, and the schema is read from these signatures.
+# The reference fixes the parameter names, and the schema is derived from these signatures.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Lines = Annotated[int | float | None, Meta(description="Number of lines to retur
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """What a node says of its log."""
+    """Hold the log lines that a node returned."""
 
     lines: list[str]
     truncated: bool = False
 
 
 class NodeLogs:
-    """Asks connected nodes for their logs."""
+    """Fetch the logs of connected nodes."""
 
     def __init__(self, node_registry: NodeRegistry, queries: Queries) -> None:
         self._node_registry = node_registry
@@ -54,7 +54,7 @@ class NodeLogs:
         return await self.fetch(nodeId or None, min(int(asked), MOST_LINES))
 
     async def fetch(self, node_id: str | None, lines: int) -> dict[str, Any]:
-        """Raises NotFound, InvalidArgs (which of several nodes?), Failed, Timeout."""
+        """Fetch log lines. Raises NotFound, InvalidArgs if several nodes match, Failed, Timeout."""
         chosen = self._choose(node_id)
         if "logs" not in self._node_registry.queries(chosen):
             raise NotFound(f"node {chosen!r} keeps no log that can be fetched; `farhand node` programs do")

@@ -1,4 +1,4 @@
-"""Commands on nodes: which there are, and what they print."""
+"""List commands on nodes and read their output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from farhand.protocol.names import NATIVE
 log = logging.getLogger(__name__)
 
 OUTPUT_WAIT_MS = 20_000
-# The first answer comes soon, so that a reader learns at once that there is output and where it starts.
+# Short, so that a reader quickly learns whether there is output and where it starts.
 FIRST_WAIT_MS = 200
 NODE_AWAY_SECONDS = 120.0
 JOBS_SECONDS = 5.0
 
 
 class Output(msgspec.Struct, frozen=True):
-    """Some output of a command, and its position."""
+    """Hold a piece of a command's output and its position."""
 
     offset: int
     next_offset: int
@@ -35,7 +35,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A command as its node reports it."""
+    """Describe a command as its node reports it."""
 
     job_id: str
     command: str
@@ -52,12 +52,12 @@ class JobView(msgspec.Struct, frozen=True):
     output_bytes: int = 0
 
 
-# The number a node keeps, and as many running beside them.
+# The number of commands a node keeps, and as many running ones.
 JobViews = Annotated[list[JobView], msgspec.Meta(max_length=16_384)]
 
 
 class RemoteCommands:
-    """Asks nodes about their commands; the gateway's own machine is asked as `gsv`."""
+    """Query nodes about their commands; the gateway's own machine is `gsv`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RemoteCommands:
         is_open: Callable[[str], Awaitable[bool]],
         closing: Callable[[], bool],
     ) -> None:
-        """`is_open` returns whether a call has not ended; `closing`, whether the gateway stops."""
+        """Create the reader; `is_open` returns whether a call is open, `closing` whether the gateway is stopping."""
         self._node_registry = node_registry
         self._queries = queries
         self._is_open = is_open
@@ -76,9 +76,9 @@ class RemoteCommands:
     async def output(
         self, node_id: str, of: Mapping[str, str], offset: int, *, wait: bool
     ) -> AsyncGenerator[Output, None]:
-        """Yield what a command printed from `offset` on; with `wait`, until it has ended.
+        """Yield a command's output from `offset` on; with `wait`, until the command has ended.
 
-        Waits for a node that disconnects. Raises ToolError when the node does not know the command or stays away.
+        Waits for a node that disconnects. Raises ToolError if the node does not know the command or stays offline.
         """
         own = node_id == NATIVE
         away_since: float | None = None
@@ -93,7 +93,8 @@ class RemoteCommands:
             except ToolError as error:
                 if not wait or (node is None and not own):
                     raise
-                if node is not None and (connection is None or node.connection is not connection):  # gone, or back
+                # Disconnected, or reconnected.
+                if node is not None and (connection is None or node.connection is not connection):
                     now = time.monotonic()
                     away_since = away_since or now
                     if now - away_since > NODE_AWAY_SECONDS:
@@ -136,7 +137,7 @@ class RemoteCommands:
                 jobs += [{**msgspec.structs.asdict(job), "node_id": name} for job in found]
             except ToolError as error:
                 if error.kind is ErrorKind.NOT_ALLOWED:
-                    continue  # its owner does not lend commands, so there are none to list
+                    continue  # its owner does not offer commands, so there are none to list
                 log.warning("failed to list the commands of node %s: %s", name, error)
                 silent.append(name)
         return sorted(jobs, key=lambda job: int(job["started_at"]), reverse=True), silent

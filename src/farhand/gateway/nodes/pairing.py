@@ -1,4 +1,4 @@
-"""One-time codes with which a machine gets a node token of its own."""
+"""Issue one-time codes with which a machine gets its own node token."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 
 from farhand.store.tables.tokens import token_hash
 
-# Nothing that is mistaken for something else when it is read aloud.
+# Without characters that are easily confused.
 ALPHABET = "23456789ABCDEFGHJKLMNPQRSTUVWXYZ"
 CODE_LENGTH = 8
 LIFE_SECONDS = 600.0
 MOST_CODES = 20
-# Wrong codes after which the open ones are void: of 2^40, too few to find one; the throttle stops most before.
+# Wrong codes after which all open codes are void: too few to find one of 2^40; rate limiting stops most attempts.
 MOST_GUESSES = 50
 
 
 class PairingCode(msgspec.Struct, frozen=True):
-    """An open code, by its hash; with `node_id`, for that node alone."""
+    """Hold the hash of an open code; with `node_id`, it is valid only for that node."""
 
     hash: bytes
     node_id: str | None
@@ -31,7 +31,7 @@ class PairingCode(msgspec.Struct, frozen=True):
 
 
 class Pairing:
-    """The codes of this run of the gateway: none outlives it, each is good for one machine."""
+    """Manage the codes of this gateway process: they do not survive a restart, and each is valid for one machine."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class Pairing:
         self._guesses = 0
 
     def make(self, node_id: str | None, label: str, made_by: str, seconds: float = LIFE_SECONDS) -> str:
-        """A new code; the oldest makes room for it."""
+        """Return a new code; the oldest is dropped if there are too many."""
         code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
         self._expire()
         if not self._codes:
@@ -49,7 +49,7 @@ class Pairing:
         return f"{code[:4]}-{code[4:]}"
 
     def find(self, code: str) -> PairingCode | None:
-        """The open code that was said; a wrong one counts as a guess. It stays open until `use`."""
+        """Return the open code that matches; a wrong code counts as a guess. The code stays open until `use`."""
         self._expire()
         digest = token_hash(plain_code(code))
         for known in self._codes:
@@ -61,7 +61,7 @@ class Pairing:
         return None
 
     def use(self, code: PairingCode) -> bool:
-        """False when somebody else was quicker."""
+        """Use up a code; return False if it was used in the meantime."""
         if code not in self._codes:
             return False
         self._codes.remove(code)
@@ -73,5 +73,5 @@ class Pairing:
 
 
 def plain_code(code: str) -> str:
-    """As a person may type it."""
+    """Normalize a code typed by a person."""
     return code.strip().upper().replace("-", "").replace(" ", "")

@@ -1,4 +1,4 @@
-"""Questions to a node beside the tool calls: what a command has printed, which jobs run, which programs are there."""
+"""Query nodes outside tool calls: the output of a command, the running jobs, the installed programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farhand.protocol.names import NATIVE
 from farhand.protocol.version import MIB
 
 MAX_OPEN = 1024
-# Of an answer of each kind, in bytes.
+# The maximum size of each kind of answer, in bytes.
 LARGEST_ANSWER = 1 * MIB
 LARGEST_ANSWERS = {"output": 2 * MIB, "jobs": 4 * MIB, "preview": 8 * MIB, "logs": 16 * MIB}
 
@@ -27,21 +27,24 @@ Query = Callable[[msgspec.Raw], Awaitable[Any]]
 
 
 class Queries:
-    """Asks connected nodes. Nothing is recorded, nothing survives: a question can be asked again."""
+    """Query connected nodes. Queries are not recorded and can be repeated."""
 
     def __init__(self, node_registry: NodeRegistry, own: Mapping[str, Query] | None = None) -> None:
-        """`own` answers for the gateway's own machine, which is asked under the name no node can have."""
+        """Create the client; `own` answers for the gateway's own machine, under a name that no node can have."""
         self._node_registry = node_registry
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Connection, str, asyncio.Future[msgspec.Raw]]] = {}
         self._own = own or {}
 
     def answered_by(self, node_id: str) -> Collection[str]:
-        """The questions that can be asked there now."""
+        """Return the kinds of queries that a node answers now."""
         return self._own if node_id == NATIVE else self._node_registry.queries(node_id)
 
     async def ask(self, node_id: str, kind: str, params: Any, seconds: float) -> msgspec.Raw:
-        """Raises NotFound for a node that is not there or does not answer such questions, Failed, Timeout."""
+        """Send a query and return the answer.
+
+        Raises NotFound if the node is not connected or does not answer such queries, Failed, Timeout.
+        """
         if node_id == NATIVE and kind in self._own:
             answer = await self._own[kind](msgspec.Raw(msgspec.json.encode(params)))
             return msgspec.Raw(msgspec.json.encode(answer))

@@ -1,7 +1,7 @@
-"""The node registry: which nodes are known, which are connected, and which of them serves a tool.
+"""Keep track of which nodes are known, which are connected, and which of them serves a tool.
 
-Each connection has a generation. A node's newest connection is the node; an older one is closed, and whatever it
-still says, its goodbye included, no longer touches the node.
+Each connection has a generation. The newest connection represents the node; older ones are closed, and anything they
+still send, including their end, no longer affects the node.
 """
 
 from __future__ import annotations
@@ -63,17 +63,19 @@ EXECUTION = "execution"
 SPECIALIZED = "specialized"
 MOST_LEARNED = 64
 MOST_RESUMED = 16_384
-# Bytes of all known nodes' cards, and what the smallest counts for: a shared token lets anyone who has it name nodes.
+# Limits the total bytes of node cards, and sets the minimum counted per card: any holder of a shared token can register
+# nodes.
 MOST_CARDS = 64 * MIB
 LEAST_CARD = 16 * KIB
-# What every machine's own tools are labelled with: their names carry the machine, so nobody takes another's calls.
+# The capabilities of every machine's own tools: these tools carry the machine's name, so no node can receive another's
+# calls.
 COMMON = frozenset(
     {"filesystem.list", "filesystem.read", "filesystem.write", "filesystem.edit", "text.search", "shell.exec"}
 )
 
 
 class HelloRefused(FarhandError):
-    """A hello that does not make a node; carries the code to close the socket with."""
+    """Reject a hello; carries the close code for the socket."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -81,17 +83,20 @@ class HelloRefused(FarhandError):
 
 
 class Link(Protocol):
-    """What the hub needs of a socket. No method raises: a socket that is gone is reported once, by its reader."""
+    """Define what the registry needs from a socket.
 
-    # From where the node connected.
+    No method raises: the reader reports a lost socket, once.
+    """
+
+    # The address from which the node connected.
     address: str
 
     def send(self, frame: bytes) -> None: ...
 
     def send_frame(self, frame: bytes | memoryview) -> None:
-        """Queue a binary frame; it gives way to text frames, so that calls do not wait behind a file.
+        """Queue a binary frame. Text frames take precedence, so that calls do not wait for a file.
 
-        A memoryview is the caller's again when this returns.
+        The caller may reuse a memoryview as soon as this returns.
         """
         ...
 
@@ -99,12 +104,12 @@ class Link(Protocol):
 
     @property
     def congested(self) -> bool:
-        """The peer does not read what it was sent."""
+        """Return whether the peer is not reading what it was sent."""
         ...
 
 
 class Connection:
-    """One socket of one node, from its hello to its end."""
+    """Represent one socket of one node, from its hello to its end."""
 
     def __init__(
         self, link: Link, node_id: str, generation: int, extras: NodeExtras | None, token_id: str | None = None
@@ -114,14 +119,14 @@ class Connection:
         self.generation = generation
         self.token_id = token_id
         features = extras.features if extras else []
-        # It knows the plug-in guide's messages alone, and reads them with that project's parser.
+        # It knows only the plug-in guide's messages and parses them with that project's parser.
         self.plain = not features
         self.can_cancel = FEATURE_CANCEL in features
         self.can_transfer = FEATURE_TRANSFER in features
-        # It can open another connection, for the bytes of a transfer.
+        # It can open a second connection for the bytes of a transfer.
         self.has_files = FEATURE_FILES in features
         self.can_freeze = FEATURE_FREEZE in features
-        # By whose order the node takes no call, as it says itself.
+        # The order under which the node rejects calls, as the node reports it.
         self.frozen = extras.frozen if extras else None
         self.queries = {
             feature.removeprefix(FEATURE_QUERY) for feature in features if feature.startswith(FEATURE_QUERY)
@@ -135,12 +140,12 @@ class Connection:
 
     @property
     def boot(self) -> str | None:
-        """Which life of the node program this is; None for a node that cannot resume."""
+        """Return the id of the node's current process; None for a node that cannot resume."""
         return self.resume.boot if self.resume else None
 
 
 def _bounded(resume: Resume | None) -> Resume | None:
-    """Each call once, and no more of them than a node can have; it lists the others when it connects again."""
+    """Return the list without duplicates and limited to a node's maximum; it lists the rest when it next connects."""
     if resume is None:
         return None
     running, finished, earlier = (
@@ -150,12 +155,12 @@ def _bounded(resume: Resume | None) -> Resume | None:
 
 
 def card_size(card: NodeCard) -> int:
-    """Return how many bytes a node counts for among those the gateway remembers."""
+    """Return how many bytes a node counts for in the limit on known nodes."""
     return max(LEAST_CARD, len(msgspec.json.encode(card)))
 
 
 class Node:
-    """A machine that has joined at least once."""
+    """Represent a machine that has joined at least once."""
 
     def __init__(self, card: NodeCard, connected_at: int, last_seen: int) -> None:
         self.card = card
@@ -179,17 +184,17 @@ class Node:
 
     @property
     def seen(self) -> str:
-        """When the node was last heard of, as people and models read it."""
+        """Return when the node was last seen, for people and models."""
         return datetime.fromtimestamp(self.last_seen / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def absence(self) -> str:
-        """What to tell a caller who needs this node while it is offline."""
+        """Return the message for a caller who needs this node while it is offline."""
         return f"node {self.card.node_id!r} is offline, last seen {self.seen}"
 
 
 class NodeRegistry:
-    """Every known node. `allowed` narrows what a node may announce; nodes absent from it are not narrowed."""
+    """Hold every known node. `allowed` restricts what a node may announce; nodes not listed there are unrestricted."""
 
     def __init__(
         self,
@@ -200,7 +205,7 @@ class NodeRegistry:
         self._now = now
         self._allowed = allowed or {}
         self._generations = itertools.count(1)
-        # Counts every change of who serves what.
+        # Increases with every change to which node serves what.
         self.version = 0
         # Called after each of these changes.
         self.listeners: set[Callable[[], None]] = set()
@@ -218,10 +223,10 @@ class NodeRegistry:
         own_credential: bool = False,
         named: Collection[str] = (),
     ) -> NodeCard:
-        """The card of a node that may join; raises HelloRefused saying why it may not.
+        """Return the card of a node that may join. Raises HelloRefused with the reason otherwise.
 
-        `own_credential`: it came with a token or key that the owner made for this node. `named`: the nodes for which
-        there are such tokens.
+        `own_credential`: the node used a token or key that the owner made for it. `named`: the nodes that have such
+        tokens.
         """
         if hello.protocol_version != PROTOCOL_VERSION:
             raise HelloRefused(
@@ -249,7 +254,8 @@ class NodeRegistry:
             role=EXECUTION if extras and extras.role == EXECUTION else SPECIALIZED,
         )
         card = self._bound(card, own_credential)
-        # An empty list is accepted, as by the original: there is nothing to call. One of which nothing is left is not.
+        # An empty list is accepted, as in the original: there is nothing to call. A list whose entries are all invalid
+        # is rejected.
         announced = bool(hello.capabilities or (extras and extras.tools))
         if announced and not card.capabilities and not card.tools and not card.refused:
             raise HelloRefused(CLOSE_BAD_HELLO, f"node {info.id!r} announces no capability it may serve and no tools")
@@ -259,7 +265,7 @@ class NodeRegistry:
         return card
 
     def _refuse_crowd(self, card: NodeCard) -> None:
-        """Raise HelloRefused for a node that the owner did not admit by name, when the known ones leave it no room."""
+        """Raise HelloRefused if a node that the owner did not admit by name exceeds the limit on known nodes."""
         if self._has_room(card):
             return
         raise HelloRefused(
@@ -276,13 +282,13 @@ class NodeRegistry:
         return others + size <= MOST_CARDS
 
     def _refuse_look_alike(self, node_id: str, named: Collection[str]) -> None:
-        """Raise HelloRefused for a new id that a reader could take for that of a known node."""
+        """Raise HelloRefused for a new id that could be mistaken for that of a known node."""
         if node_id in self.nodes:
             return
         said = spellings(node_id)
         rivals = {known: node.spellings for known, node in self.nodes.items()}
         rivals |= {known: spellings(known) for known in (NATIVE, *named) if known not in rivals}
-        if node_id in named:  # the owner chose this id, and whoever came without being named does not keep it out
+        if node_id in named:  # the owner chose this id; a similar id of an unnamed node does not block it
             rivals = {known: rivals[known] for known in (NATIVE, *named) if known != node_id}
         known = next((known for known, spelled in rivals.items() if not said.isdisjoint(spelled)), None)
         if known is not None:
@@ -310,7 +316,7 @@ class NodeRegistry:
         return node.connection, replaced
 
     def leave(self, connection: Connection) -> bool:
-        """The socket is gone; False when a newer one had already taken its place."""
+        """Handle the loss of a socket; return False if a newer one had already replaced it."""
         connection.current = False
         node = self.nodes.get(connection.node_id)
         if node is None or node.connection is not connection:
@@ -326,7 +332,7 @@ class NodeRegistry:
             node.last_seen = self.clock()
 
     def changed(self, connection: Connection, update: ToolsUpdate) -> NodeCard | None:
-        """A connected node offers other tools now; None when the update is not from its current socket, or too long."""
+        """Update the tools of a connected node; return None if the update is from an old socket or too large."""
         node = self.nodes.get(connection.node_id)
         if node is None or node.connection is not connection:
             return None
@@ -338,7 +344,7 @@ class NodeRegistry:
         )
         card = self._bound(cleaned(card), connection.token_id is not None)
         if connection.token_id is None and not self._has_room(card):
-            log.warning("node %s: its list of tools was not taken over, for lack of room", old.node_id)
+            log.warning("node %s: rejected its list of tools: too large", old.node_id)
             return None
         self._offer(node, card)
         return card
@@ -365,19 +371,19 @@ class NodeRegistry:
                     del self._serving[capability.casefold()]
 
     def queries(self, node_id: str) -> set[str]:
-        """The questions a connected node answers."""
+        """Return the kinds of queries that a connected node answers."""
         node = self.nodes.get(node_id)
         return node.connection.queries if node and node.connection else set()
 
     def clock(self) -> int:
         return int(self._now() * 1000)
 
-    # -- finding ----------------------------------------------------------------------------------------
+    # -- lookup -----------------------------------------------------------------------------------------
 
     def serving(self, tool: str) -> tuple[Node, str, bool] | None:
-        """The connected node for a dotted tool, the capability that matched, and whether it alone serves that.
+        """Return the connected node for a dotted tool, the matching capability, and whether it is the only one.
 
-        Longest capability first, then the fewest running calls, then the smallest id.
+        Prefers the longest capability, then the fewest running calls, then the smallest id.
         """
         prefix = tool.casefold() if len(tool) <= MAX_TOOL_NAME_CHARS else ""
         while prefix:
@@ -389,7 +395,7 @@ class NodeRegistry:
         return None
 
     def unknown(self, node_id: str) -> str:
-        """Say that no node has this id; another spelling of a known one is named with its state, no other node is."""
+        """Return the error text for an unknown id; it names only a similarly spelled node, with its state."""
         near = next((node for known, node in sorted(self.nodes.items()) if same_letters(known, node_id)), None)
         if near is None:
             return f"there is no node {node_id[:MAX_NODE_ID_LENGTH]!r}; `farhand nodes` lists the known ones"
@@ -397,7 +403,7 @@ class NodeRegistry:
         return f"there is no node {node_id[:MAX_NODE_ID_LENGTH]!r}; did you mean {near.card.node_id!r}{state}?"
 
     def away_serving(self, tool: str) -> list[Node]:
-        """The nodes that are offline and serve a dotted tool, by id."""
+        """Return the offline nodes that serve a dotted tool, by id."""
         return [
             node
             for _, node in sorted(self.nodes.items())
@@ -405,21 +411,21 @@ class NodeRegistry:
         ]
 
     def primary(self) -> Node | None:
-        """The execution host to work on when nothing else is said: of those connected, the one that joined first.
+        """Return the default execution host: of those connected, the one that joined first.
 
-        A specialized host is never chosen. Nothing is ever sent there by itself: a tool still carries its node's name.
+        A specialized host is never chosen. This does not route calls: a tool still carries its node's name.
         """
         hosts = [node for node in self.nodes.values() if node.online and node.card.role == EXECUTION]
         return min(hosts, key=lambda node: (node.connected_at, node.card.node_id), default=None)
 
     @staticmethod
     def serving_on(node: Node, tool: str) -> str | None:
-        """The longest capability of this node that covers `tool`."""
+        """Return the longest capability of this node that covers `tool`."""
         matching = [capability for capability in node.card.capabilities if covers(capability, tool)]
         return max(matching, key=len, default=None)
 
     def learn(self, node_id: str, tool: str) -> None:
-        """Remember the name of a tool that a node without a list of tools has carried out."""
+        """Record the name of a tool that a node without a list of tools has executed."""
         node = self.nodes.get(node_id)
         if node is None or node.card.tools:
             return
@@ -433,10 +439,10 @@ class NodeRegistry:
             self._changed()
 
     def _bound(self, card: NodeCard, own_credential: bool) -> NodeCard:
-        """Take out capabilities whose calls belong to another node: see `docs/decisions/0030`.
+        """Remove capabilities whose calls belong to another node; see `docs/decisions/0030`.
 
-        What a node with a credential of its own is the first to announce is bound to it. A node that comes later serves
-        nothing at or below that unless SA_NODE_CAPS names it.
+        A capability is bound to the first node with its own credential that announces it. A later node serves nothing
+        at or below that capability unless SA_NODE_CAPS names it.
         """
         granted = self._allowed.get(card.node_id, [])
         kept, refused = [], []
@@ -464,7 +470,7 @@ class NodeRegistry:
         return msgspec.structs.replace(card, capabilities=kept, refused=refused, owned=owned, learned=learned)
 
     def _owners(self, node_id: str) -> dict[str, str]:
-        """Each capability that is bound to another node, and to which; of several nodes the smallest id."""
+        """Return each capability that is bound to another node, with that node; of several, the smallest id."""
         owners: dict[str, str] = {}
         for known, node in self.nodes.items():
             for capability in node.card.owned if known != node_id else ():
@@ -495,7 +501,7 @@ class NodeRegistry:
 
 
 def _holder(owners: Mapping[str, str], capability: str) -> str | None:
-    """The node to which a capability, or the nearest one above it, is bound."""
+    """Return the node to which a capability, or the nearest one above it, is bound."""
     prefix = capability.casefold()
     while prefix:
         if prefix in owners:

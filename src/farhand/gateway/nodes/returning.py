@@ -1,4 +1,4 @@
-"""The nodes that were connected when the gateway last stopped: work that was open waits for them, for a while."""
+"""Track the nodes that were connected when the gateway last stopped: open work waits a while for them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from farhand.store.ports import Tx
 from farhand.store.tables.nodes import NodeCard
 
 RETURN_SECONDS: Final = 15.0
-# A connected node is heard at least this often, so its last sign of life is not older when the gateway stops.
+# A connected node is heard from at least this often, so it was last seen at most this long before a stop.
 HEARD_MS: Final = 60_000
-# After a kill it is not known who was connected: those seen within a day of it may have been.
+# After a kill it is unknown which nodes were connected: those seen within a day before it may have been.
 LIKELY_MS: Final = 24 * 60 * 60 * 1000
 LAST_EVENT: Final = "SELECT at, kind FROM events ORDER BY id DESC LIMIT 1"
 
 
 class ReturningNodes:
-    """Made at the start; `wait` ends once all expected nodes are connected, or their time is over."""
+    """Wait for expected nodes. Create it at startup; `wait` ends once all are connected or the time is up."""
 
     def __init__(self, node_registry: NodeRegistry, expected: Iterable[str], seconds: float = RETURN_SECONDS) -> None:
         self._node_registry = node_registry
@@ -31,14 +31,14 @@ class ReturningNodes:
 
     @property
     def missing(self) -> list[str]:
-        """The expected nodes that are not connected; empty once their time is over."""
+        """Return the expected nodes that are not connected; empty once the time is up."""
         if time.monotonic() >= self._deadline:
             return []
         nodes = self._node_registry.nodes
         return sorted(one for one in self._expected if (node := nodes.get(one)) is not None and not node.online)
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Return when nothing is missing, or `stop` is set."""
+        """Return when no node is missing or `stop` is set."""
         while self.missing and not stop.is_set():
             changed = asyncio.Event()
             self._node_registry.listeners.add(changed.set)

@@ -1,6 +1,6 @@
-"""Heartbeats: now and then, in its active hours, an agent looks into its HEARTBEAT.md and says what needs saying.
+"""Run heartbeats: at intervals, in its active hours, an agent reads its HEARTBEAT.md and reports what needs attention.
 
-Whatever it says beside HEARTBEAT_OK is delivered, however short.
+Any reply other than HEARTBEAT_OK is delivered, however short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farhand.store.tables.cron import Every, Heartbeat, Job, Slot, SlotStatus
 FILE: Final = "HEARTBEAT.md"
 ALL_WELL: Final = "HEARTBEAT_OK"
 PROMPT: Final = (
-    "This is a heartbeat. What stands in your HEARTBEAT.md follows: do what it asks for now, and take up no old tasks. "
+    "This is a heartbeat. Your HEARTBEAT.md follows. Do what it asks now; do not resume old tasks. "
     f"If nothing needs attention, answer {ALL_WELL} and nothing else."
 )
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
@@ -33,18 +33,18 @@ _NOTHING: Final = re.compile(r"(#+|[-*_]+(\s*\[[ x]?\])?)?", re.ASCII)
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True):
-    # 0: no heartbeats.
+    # 0 disables heartbeats.
     every_ms: int
     zone: ZoneInfo
     start: time
     end: time
     agents: tuple[str, ...] = ("main",)
     prompt: str = PROMPT
-    # `last`: where the agent was last talked to; `none`: nowhere; else the name of a channel.
+    # `last`: the place where the agent was last addressed; `none`: nowhere; otherwise the name of a channel.
     target: str = "last"
 
     def active(self, moment: int) -> bool:
-        """Whether a moment lies in the active hours, which may go over midnight; equal ends mean all day."""
+        """Return whether a moment is in the active hours, which may cross midnight; equal ends mean all day."""
         now = local(moment, self.zone).time()
         if self.start == self.end:
             return True
@@ -54,12 +54,12 @@ class HeartbeatSettings(msgspec.Struct, frozen=True):
 
 
 def read_interval(text: str) -> int:
-    """Milliseconds of `30m` or `2h30m`; 0 turns heartbeats off. Raises InvalidArgs."""
+    """Return the milliseconds of `30m` or `2h30m`; 0 disables heartbeats. Raises InvalidArgs."""
     return 0 if re.fullmatch(r"\s*0+\s*[a-z]*\s*", text) or text.strip() in ("", "off") else read_duration(text)
 
 
 def read_clock(text: str) -> time:
-    """`08:00`; `24:00` is midnight. Raises ValueError."""
+    """Parse `08:00`; `24:00` is midnight. Raises ValueError."""
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no time of day such as 08:00")
@@ -68,7 +68,7 @@ def read_clock(text: str) -> time:
 
 
 class Heartbeats:
-    """Performs the slots of heartbeats."""
+    """Run the slots of heartbeats."""
 
     def __init__(
         self,
@@ -77,7 +77,11 @@ class Heartbeats:
         turns: AgentTurns,
         courier: Courier | None = None,
     ) -> None:
-        """`current`: the settings as they are now. `read_file`: the text of an agent's file, None without one."""
+        """Create the runner.
+
+        `current` returns the current settings. `read_file` returns the text of an agent's file, or None if it does not
+        exist.
+        """
         self._current = current
         self._read_file = read_file
         self._turns = turns
@@ -120,7 +124,7 @@ class Heartbeats:
 
 
 def worth_saying(reply: str) -> str:
-    """A reply without the word that all is well at its ends. Empty only when nothing else was said."""
+    """Return a reply without a leading or trailing HEARTBEAT_OK; empty only if it contains nothing else."""
     said = reply.strip()
     while True:
         bare = said.removeprefix(ALL_WELL).removesuffix(ALL_WELL).strip()
@@ -131,7 +135,7 @@ def worth_saying(reply: str) -> str:
 
 
 def nothing_in(text: str) -> bool:
-    """Whether only blank lines, comments, and marks without words remain."""
+    """Return whether a text has only blank lines, comments and list markers without text."""
     without_comments = re.sub(r"<!--.*?(-->|\Z)", "", text, flags=re.DOTALL)
     return all(_NOTHING.fullmatch(line.strip()) for line in without_comments.splitlines())
 
@@ -141,7 +145,7 @@ def heartbeat_id(agent_id: str) -> str:
 
 
 def settle_jobs(store: Tx, settings: HeartbeatSettings) -> None:
-    """Make the stored heartbeats those of the settings. One whose interval stayed keeps its place."""
+    """Make the stored heartbeats match the settings. A heartbeat whose interval is unchanged keeps its next slot."""
     now = clock()
     wanted = settings.agents if settings.every_ms else ()
     known = {job.id: job for job in cron.hidden_jobs(store)}

@@ -1,4 +1,4 @@
-"""What callers say about a job, read into a `Job`. Raises InvalidArgs naming the field at fault."""
+"""Parse callers' descriptions of jobs into `Job`. Raises InvalidArgs that names the invalid field."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import validate_node_id
 from farhand.store.tables.cron import At, Cron, Every, Job, Schedule, Spec, SystemEvent, Task
 
-# How far in the past a one-shot may lie: it fires at once.
+# How far in the past a one-shot may be; it then fires at once.
 PAST_MS: Final = 60_000
-# A smaller number is seconds since 1970, a larger one milliseconds.
+# Smaller numbers are seconds since 1970, larger ones milliseconds.
 SECONDS_BEFORE: Final = 100_000_000_000
 MIN_EVERY_MS: Final = 100
 MAX_TEXT: Final = 100_000
@@ -78,7 +78,7 @@ _EVERY_TEXT = re.compile(r"every\s+(?:(\d.*)|([a-z]+))")
 
 
 def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str = "main") -> Job:
-    """A new job. `agent_id` owns it unless the payload says who does."""
+    """Return a new job. `agent_id` owns it unless the payload names an agent."""
     if any(payload.get(field) is None for field in ("name", "schedule", "spec")):
         missing = next(field for field in ("name", "schedule", "spec") if payload.get(field) is None)
         raise InvalidArgs(f"cron add requires name, schedule, and spec; {missing} is missing")
@@ -99,7 +99,7 @@ def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str
 
 
 def patch_job(job: Job, patch: Mapping[str, Any], now: int, zone: ZoneInfo) -> Job:
-    """The job with some of its fields changed."""
+    """Return the job with the fields of `patch` changed."""
     _known_fields("patch", patch, JOB_FIELDS)
     changed = _with_fields(job, patch)
     if patch.get("schedule") is not None:
@@ -115,7 +115,7 @@ def patch_job(job: Job, patch: Mapping[str, Any], now: int, zone: ZoneInfo) -> J
 
 
 def _placed(job: Job, now: int, zone: ZoneInfo) -> Job:
-    """Every slot after now is still to come, and that of a one-shot even if it was a moment ago."""
+    """Return the job with its cursor at now; a one-shot that is slightly in the past stays due."""
     cursor = min(now, job.schedule.at_ms - 1) if isinstance(job.schedule, At) else now
     next_at = next_slot(job.schedule, cursor, zone)
     if isinstance(job.schedule, At) and job.schedule.at_ms < now - PAST_MS and job.enabled:
@@ -178,7 +178,7 @@ def read_schedule(value: Any, now: int, zone: ZoneInfo) -> Schedule:
 
 
 def read_schedule_text(text: str, now: int, zone: ZoneInfo, tz: str | None = None) -> Schedule:
-    """One line for all kinds: a cron expression, `every 30 minutes`, or the moment of a one-shot."""
+    """Parse a cron expression, `every 30 minutes`, or the moment of a one-shot."""
     there: dict[str, Any] = {} if tz is None else {"tz": tz}
     words = words_of(text)
     if found := _EVERY_TEXT.fullmatch(words):
@@ -254,7 +254,7 @@ def _read_cron(value: Mapping[str, Any], now: int, zone: ZoneInfo) -> Cron:
     _zone(value, zone)
     schedule = Cron(expr, value.get("tz"))
     if next_slot(schedule, now, zone) is None:
-        raise InvalidArgs(f"cron expression {expr!r} never comes true")
+        raise InvalidArgs(f"cron expression {expr!r} matches no date")
     return schedule
 
 
@@ -263,7 +263,7 @@ def _zone(value: Mapping[str, Any], zone: ZoneInfo) -> ZoneInfo:
 
 
 def _multiple(place: str, value: Mapping[str, Any], stem: str, plain: Collection[str] = ()) -> float | None:
-    """Milliseconds of whichever of inSeconds, inMinutes … is there; of more than one, none can be chosen."""
+    """Return the milliseconds of inSeconds, inMinutes …; None if none is given. Raises InvalidArgs if several are."""
     factors = {f"{stem}{unit}": factor for unit, factor in MULTIPLES.items()} | dict.fromkeys(plain, 1)
     given = [field for field in factors if value.get(field) is not None]
     if not given:
@@ -282,7 +282,7 @@ def _epoch(field: str, value: Any) -> int:
 
 
 def read_spec(value: Any, before: Spec | None = None) -> Spec:
-    """`before`: the spec to change; what is left out stays, as long as the mode does."""
+    """Parse a spec. With `before`, change that spec: omitted fields stay as long as the mode is the same."""
     if not isinstance(value, Mapping):
         raise InvalidArgs("spec must be an object")
     given = dict(value)

@@ -1,4 +1,4 @@
-"""What a slot is for: a turn of the agent, and its reply on the way to whoever is to read it."""
+"""Run slots: start a turn of the agent and deliver its reply."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ SUMMARY_CHARACTERS = 500
 
 
 class Courier(Protocol):
-    """Who brings replies to people."""
+    """Deliver replies to people."""
 
     async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
-        """Accept a message for sending, once for each `key`; the place it goes to.
+        """Accept a message for sending, once for each `key`; return its destination.
 
-        Without `channel` and `to`: to whoever last talked to the agent; None when nobody has. Raises ToolError.
+        Without `channel` and `to`, it goes to the person who last talked to the agent; returns None if there is none.
+        Raises ToolError.
         """
         ...
 
 
 class CronRuns:
-    """Performs slots: a run is `ok` only when the agent's turn was, and its reply is on its way."""
+    """Run slots; a run is `ok` only if the agent's turn succeeded and its reply was accepted for delivery."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class CronRuns:
         heartbeat: Callable[[Job, Slot], Awaitable[Ended]],
         courier: Courier | None = None,
     ) -> None:
-        """`zone`: the user's, as it is now."""
+        """Create the runner; `zone` returns the user's current time zone."""
         self._zone = zone
         self._turns = turns
         self._courier = courier
@@ -61,7 +62,7 @@ class CronRuns:
             )
         if turn.status is not SlotStatus.OK:
             return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
-        # What a token for some tools or nodes started reaches people only through a tool that it is for.
+        # Work started by a token that is restricted to some tools or nodes reaches people only through an allowed tool.
         wanted = (spec is None or spec.deliver is not False) and not maker_of(job).narrowed
         error, where = await self._deliver(job, slot, spec, turn.reply) if wanted else (None, None)
         summary = turn.reply.strip()[:SUMMARY_CHARACTERS]
@@ -73,7 +74,7 @@ class CronRuns:
         return Ended(SlotStatus.OK, None, note or None, session)
 
     async def report(self, job: Job, slot: Slot, ended: Ended) -> None:
-        """Tell people that a job began to fail: where its replies go, else where the agent was last talked to."""
+        """Report that a job started to fail, to where its replies go or else to where the agent was last addressed."""
         if self._courier is None or job.hidden:
             return
         text = f"Scheduled job “{job.name}” failed ({ended.status.value}): {ended.error or 'no reason given'}"
@@ -83,12 +84,12 @@ class CronRuns:
             try:
                 await self._courier.deliver(job.agent_id, text, channel=channel, to=to, key=key)
             except ToolError as error:
-                log.warning("the failure of job %s (%s) was not told: %s", job.id, job.name, error.message)
+                log.warning("failed to report the failure of job %s (%s): %s", job.id, job.name, error.message)
             else:
                 return
 
     async def _deliver(self, job: Job, slot: Slot, spec: Task | None, reply: str) -> tuple[str | None, str | None]:
-        """What went wrong, and where the reply goes."""
+        """Deliver the reply; return the error, if any, and the destination."""
         if not reply.strip():
             return None, None
         channel, to = (spec.channel, spec.to) if spec else (None, None)

@@ -1,4 +1,4 @@
-"""Turns of the agent for scheduled work: each one is a run of its session, found again by its id."""
+"""Run turns of the agent for scheduled work: each is a run of its session and can be found again by its id."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _RUNS = uuid.UUID("6f0a3a3e-2b5c-4a58-9a39-4d3e6b8f7c10")
 
 
 def maker_of(job: Job) -> Credential:
-    """The credential on whose behalf a job runs."""
+    """Return the credential on whose behalf a job runs."""
     return decode_credential(job.made_by) if job.made_by else OWNER
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """How a turn of the agent ended."""
+    """Describe how a turn of the agent ended."""
 
     status: SlotStatus
     reply: str = ""
@@ -37,7 +37,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class AgentTurns:
-    """Puts messages into sessions and sees the agent's turns through."""
+    """Put messages into sessions and wait for the agent's turns."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class AgentTurns:
         hide: Callable[[str], str] = str,
         reduced: Callable[[Credential], Credential] = lambda credential: credential,
     ) -> None:
-        """`hide` takes the gateway's secrets out of a reply, which is told elsewhere in short. `reduced` returns a
-        stored credential with those of its rights that it still has.
+        """Create the runner.
+
+        `hide` removes the gateway's secrets from a reply, which is shortened elsewhere. `reduced` returns a stored
+        credential with the rights that it still has.
         """
         self._sessions = sessions
         self._reduced = reduced
@@ -63,10 +65,10 @@ class AgentTurns:
         thinking: str | None = None,
         fresh: bool = False,
     ) -> Turn:
-        """The turn of one attempt at a slot. Asked for again after a restart, it is the same turn.
+        """Run the turn of one attempt at a slot. After a restart, the same attempt finds the same turn.
 
-        Cancelling it stops the turn with every process it started, and it returns only after that; unless the gateway
-        stops, for then the turn goes on after its next start. `fresh`: the session begins anew.
+        Cancellation stops the turn and every process it started, and returns only after that. If the gateway is
+        stopping, the turn continues after the next start instead. `fresh`: start a new conversation in the session.
         """
         run_id = str(uuid.uuid5(_RUNS, f"{job.id} {slot.slot} {slot.attempts}"))
         run: Run | None = None
@@ -99,7 +101,7 @@ class AgentTurns:
             raise
         except ToolError as error:
             if self._sessions.paused:
-                await asyncio.Event().wait()  # until whoever asked is cancelled: this turn is not over
+                await asyncio.Event().wait()  # wait for cancellation: this turn has not ended
             return Turn(SlotStatus.ERROR, error=error.message)
         if outcome.ok:
             return Turn(SlotStatus.OK, self._hide(outcome.reply))
@@ -108,7 +110,7 @@ class AgentTurns:
 
     async def _stop(self, run: Run) -> None:
         if run.joined is not None:
-            return  # it is part of somebody else's run by now, which is not ours to end
+            return  # it has joined another run, which must not be stopped here
         self._sessions.ask_to_stop(run, RunState.STOPPED, "its scheduled job ended it")
         with contextlib.suppress(Failed):
             await run.reply()

@@ -1,4 +1,4 @@
-"""The book of jobs: everything a tool, a route or a command can do with schedules."""
+"""Implement every operation on jobs for the tools, routes and commands."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_PAGE: Final = 200
 MAX_PREVIEW: Final = 100
 WAIT_SECONDS: Final = 60.0
 MAX_WAIT_SECONDS: Final = 240.0
-# More than there can be.
+# More than the maximum number of jobs.
 EVERY: Final = 100_000
 RESUME: Final = "enable it with another credential to take it over, or remove it"
 
 
 class JobFacts(msgspec.Struct, frozen=True):
-    """A job with its slots, as far as they are shown: the newest, the newest that ran, and one that is running."""
+    """Hold a job with the slots that are shown: the newest, the newest that ran, and the running one."""
 
     job: Job
     latest: Slot | None
@@ -44,12 +44,12 @@ class JobFacts(msgspec.Struct, frozen=True):
 
 
 class CronBook:
-    """Jobs and their runs, as callers see them."""
+    """Manage jobs and their runs for callers."""
 
     def __init__(
         self, database: Store, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
     ) -> None:
-        """`paused` returns why a job does not run: the credential on whose behalf it would is no longer valid."""
+        """Create the book; `paused` returns why a job does not run, such as a credential that is no longer valid."""
         self._paused = paused
         self._database = database
         self._scheduler = scheduler
@@ -89,9 +89,9 @@ class CronBook:
         offset: int = 0,
         own_to: str | None = None,
     ) -> dict[str, Any]:
-        """Jobs by their next slot; `count` is how many there are, whatever part of them is shown.
+        """List jobs by their next slot; `count` is the total, however many are returned.
 
-        `own_to`: only those that run on behalf of this credential.
+        `own_to`: only jobs that run on behalf of this credential.
         """
         now = clock()
         agent = _agent(agent_id)
@@ -111,15 +111,15 @@ class CronBook:
         return {"jobs": jobs, "count": count, "offset": start, "limit": most, **self._time(now)}
 
     async def get(self, job_id: str) -> dict[str, Any]:
-        """Raises NotFound."""
+        """Return a job. Raises NotFound."""
         return self._job_view(await self._database.read(lambda store: _facts(store, _known(store, job_id))))
 
     async def runs(
         self, job_id: str | None = None, *, limit: int | None = None, offset: int = 0, own_to: str | None = None
     ) -> dict[str, Any]:
-        """What became of slots, newest first; with `own_to`, of jobs that run on behalf of this credential.
+        """List the outcomes of slots, newest first; with `own_to`, of jobs that run on behalf of this credential.
 
-        Raises NotFound for a job that never was.
+        Raises NotFound for a job that never existed.
         """
         most = _page(limit, MAX_RUNS)
         start = max(0, offset)
@@ -138,7 +138,7 @@ class CronBook:
         return {"runs": runs, "count": count, "offset": start, "limit": most, **self._time(clock())}
 
     async def preview(self, of: str | Mapping[str, Any], count: int = 5) -> dict[str, Any]:
-        """The next slots of a job, by its id, or of a schedule that is none's yet. Raises NotFound, InvalidArgs."""
+        """Return the next slots of a job, given by its id, or of a new schedule. Raises NotFound, InvalidArgs."""
         now = clock()
         if isinstance(of, str):
             job = await self._database.read(lambda store: _known(store, of))
@@ -155,7 +155,7 @@ class CronBook:
         }
 
     def read_schedule(self, value: Any) -> Schedule:
-        """A schedule object, or one line of text: as it is, or as `text` beside a `tz`. Raises InvalidArgs."""
+        """Parse a schedule object, a line of text, or an object with `text` and `tz`. Raises InvalidArgs."""
         if isinstance(value, str):
             return read_schedule_text(value, clock(), self._zone)
         if isinstance(value, Mapping) and isinstance(value.get("text"), str):
@@ -179,9 +179,9 @@ class CronBook:
         *,
         origins: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Add a job that runs on behalf of `maker`; `origins`: where it comes from, as `RunOptions.origins`.
+        """Add a job that runs on behalf of `maker`; `origins` is where it comes from, as in `RunOptions.origins`.
 
-        Raises InvalidArgs, Failed when there are too many.
+        Raises InvalidArgs, or Failed if there are too many jobs.
         """
         now = clock()
         job = _made_by(self.planned(payload, now, agent_id), maker, origins)
@@ -204,10 +204,10 @@ class CronBook:
     ) -> dict[str, Any]:
         """Change a job.
 
-        Where `by` is not its maker, it has to cover the maker's rights. The job runs on behalf of `by` from then on
-        if what the agent is told changes, or if a paused job is enabled. Raises NotFound, InvalidArgs, NotAllowed.
+        If `by` is not its maker, it has to cover the maker's rights. The job runs on behalf of `by` from then on if the
+        agent's instructions change or a paused job is enabled. Raises NotFound, InvalidArgs, NotAllowed.
         """
-        await self._scheduler.record()  # what was due by the old schedule stays due
+        await self._scheduler.record()  # slots due under the old schedule stay due
         now, zone = clock(), self._zone
         seen = await self._database.read(lambda store: _own(store, job_id))
         invalid = maker_of(seen).id if self._paused(seen) is not None else None
@@ -229,7 +229,7 @@ class CronBook:
         return {"ok": True, "job": view}
 
     async def remove(self, job_id: str, by: Credential) -> dict[str, Any]:
-        """Remove a job and its history; a run of it is stopped. Raises NotFound, NotAllowed."""
+        """Remove a job and its history, and stop its run. Raises NotFound, NotAllowed."""
         now = clock()
 
         def write(store: Tx) -> None:
@@ -253,12 +253,12 @@ class CronBook:
         session: str | None = None,
         own_to: str | None = None,
     ) -> dict[str, Any]:
-        """Start what is due, or one job whatever its schedule, and wait a while for the end.
+        """Start the due jobs, or one job regardless of its schedule, and wait a while for the results.
 
-        `own_to`: the results are told only of jobs that run on behalf of this credential.
+        `own_to`: return only results of jobs that run on behalf of this credential.
 
-        `session`: that of whoever asks. A message into it runs after the turn that asks, so it is not waited for.
-        Raises NotFound, InvalidArgs, NotAllowed.
+        `session`: the caller's session. A message into it runs after the caller's turn, so it is not waited for. Raises
+        NotFound, InvalidArgs, NotAllowed.
         """
         mode = mode or "due"
         if mode not in ("due", "force"):
@@ -419,7 +419,7 @@ def _is_own(store: Tx, job_id: str, credential: str) -> bool:
 
 
 def _check(job: Job, by: Credential) -> None:
-    """Raises NotAllowed for a credential that could not have made the job."""
+    """Check that a credential could have made the job. Raises NotAllowed."""
     maker = maker_of(job)
     if not covers(by, maker):
         raise NotAllowed(

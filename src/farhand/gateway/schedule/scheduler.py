@@ -1,16 +1,17 @@
-"""The scheduler: every slot of every job gets its row, and runs at most once.
+"""Record every slot of every job as a row, and run each at most once.
 
-A slot's row is its claim: (job, slot) is the primary key, so of any number of schedulers on one store one records it.
-Its life:
+The row is the claim: (job, slot) is the primary key, so if several schedulers share a store, only one of them records a
+slot. Its states:
 
-    waiting   its time has come; it starts when nothing of its job runs and the job's node is there
-    running   a holder works on it, and shows that it lives
+    waiting   due; starts when no other slot of the job is running and the job's node is connected
+    running   a holder is working on it and renews its lease
     ok | error | timeout            how the run ended
-    missed | skipped                it never ran, and says why
-    unknown                         its holder vanished in the middle; it is not run again
+    missed | skipped                did not run; the row has the reason
+    unknown                         the holder died during the run; it is not run again
 
-The wall clock may jump. Ahead, it makes slots late, and the job's own policy decides about them. Back, it makes rows
-of slots that are still to come: those that ran stay (a slot runs once), the others are dropped and come again.
+The wall clock may jump. If it jumps forward, slots are late, and the job's policy decides what happens to them. If it
+jumps back, some rows are in the future: those that ran stay, because a slot runs once; the others are dropped and
+recorded again when they are due.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How often the clock and what other schedulers wrote is looked at, when nothing is due before.
+# How often to check the clock and other schedulers' rows if nothing is due earlier.
 POLL_SECONDS = 5.0
-# A holder that showed no life for so long is taken for dead.
+# A holder that has not renewed its lease for this long is considered dead.
 LEASE_SECONDS = 20.0
 WRITE_AGAIN_SECONDS = 2.0
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How an attempt at a slot ended."""
+    """Describe how an attempt at a slot ended."""
 
     status: SlotStatus
     error: str | None = None
@@ -57,7 +58,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A slot that has begun; the task ends with it and never raises."""
+    """Hold a slot that has started. The task ends with the slot and never raises."""
 
     job: Job
     slot: Slot
@@ -74,12 +75,12 @@ class ScheduleSettings(msgspec.Struct, frozen=True):
     report_failures: bool = True
 
 
-# Does what a job is there for. Cancelling it stops whatever it began, and it returns only after that.
+# Runs a job. Cancellation stops everything it started, and returns only after that.
 Perform = Callable[[Job, Slot], Awaitable[Ended]]
 
 
 class Scheduler:
-    """Runs from `async with` to its end; then what still ran is stopped and says so."""
+    """Run jobs inside `async with`; at its end, running slots are stopped and recorded as such."""
 
     def __init__(
         self,
@@ -99,15 +100,16 @@ class Scheduler:
         poll_seconds: float = POLL_SECONDS,
         settle_seconds: float = 0.0,
     ) -> None:
-        """`current`: the settings as they are now, where they may change. `prepare` is called before each look at what
-        is due. `reachable`: whether the node a job is pinned to is there. `paused`: why a job may not start, if so.
-        `report` is told of a job's first failure.
-        `held`: whether nothing may start now; what passes meanwhile is missed, as if nobody had been there.
+        """Create a scheduler.
 
-        `alone`: no other scheduler works on this store, so what ran before this one's start has lost its holder.
-        `resume`: performing the same attempt again finds the work of the first time, so such slots are taken up instead
-        of given up, and what runs at the end is left for the next start. The first new slots are taken
-        `settle_seconds` after the start.
+        `current` returns the current settings. `prepare` is called before each check for due slots. `reachable` returns
+        whether the node that a job is pinned to is connected, `paused` why a job may not start. `report` is called with
+        a job's first failure. While `held` returns True nothing starts, and slots that pass are missed.
+
+        `alone`: no other scheduler uses this store, so slots that were running before the start have lost their holder.
+        `resume`: repeating an attempt finds the work it started before, so such slots are resumed instead of abandoned,
+        and slots that are running at the end are left for the next start. New slots are started from `settle_seconds`
+        after the start.
         """
         self._database = database
         self._current = current or (lambda: settings)
@@ -150,7 +152,7 @@ class Scheduler:
         self.hold()
         claiming = {task for task in (self._keeper, *self._claims) if task is not None}
         if claiming:
-            await asyncio.wait(claiming)  # what was claimed has its run before the runs are ended
+            await asyncio.wait(claiming)  # every claimed slot has a run before the runs are stopped
         await asyncio.sleep(0)
         runs = list(self._runs.values())
         for run in runs:
@@ -159,7 +161,7 @@ class Scheduler:
             await asyncio.wait(runs)
 
     async def _follow_settings(self) -> None:
-        """What the settings file says now holds for what is due next."""
+        """Apply changed settings to the slots that are due next."""
         if self._prepare is not None:
             await self._prepare()
         if self._planned_for != self.zone:
@@ -167,7 +169,7 @@ class Scheduler:
             await self._database.write(functools.partial(_replan, zone=self.zone))
 
     def wake(self) -> None:
-        """Look now: something changed."""
+        """Check for due slots now."""
         self._wakes.set()
 
     @property
@@ -178,10 +180,10 @@ class Scheduler:
     def zone(self) -> ZoneInfo:
         return self.settings.zone
 
-    # -- keeping time -----------------------------------------------------------------------------------
+    # -- main loop --------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Start nothing any more: the gateway is about to stop. What runs goes on until the end of `async with`."""
+        """Start nothing more: the gateway is about to stop. Running slots continue until the end of `async with`."""
         self._stopping = True
         self.wake()
 
@@ -197,14 +199,14 @@ class Scheduler:
                     pause = await self._pause()
                 await self._look_after_runs()
             except StoreError as error:
-                log.error("slots could not be recorded, trying again: %s", error)
+                log.error("failed to record slots; retrying: %s", error)
                 pause = 1.0
             except Exception:
-                log.exception("the scheduler stumbled; it goes on")
+                log.exception("scheduler iteration failed; continuing")
             await self._rest(pause)
 
     async def _rest(self, seconds: float) -> None:
-        """Until it is woken, or some time has passed."""
+        """Wait until woken or `seconds` have passed."""
         if self._stopping:
             return
         with contextlib.suppress(TimeoutError):
@@ -213,7 +215,7 @@ class Scheduler:
         self._wakes.clear()
 
     async def _pause(self) -> float:
-        """Until the next slot, but no longer than the clock may be left out of sight."""
+        """Return the time until the next slot, limited by how often the clock is checked."""
         next_at = await self._database.read(cron.next_at)
         pause = self._poll if next_at is None else min(self._poll, (next_at - clock()) / 1000)
         if self._runs:
@@ -225,24 +227,24 @@ class Scheduler:
         jumped = wall - self._clocks[0] - round((steady - self._clocks[1]) * 1000)
         before, self._clocks = self._clocks[0], (wall, steady)
         if abs(jumped) > JUMP_MS:
-            log.warning("the clock moved by %.1f s against the time that passed", jumped / 1000)
+            log.warning("the wall clock jumped by %.1f s", jumped / 1000)
             data = {"from": before, "to": wall, "by_ms": jumped}
             await self._database.write(lambda store: append_event(store, wall, "cron.clock", "clock", data))
 
     async def advance(self, only: str | None = None) -> list[Run]:
-        """Record every slot whose time has come, and start what can start; the runs that did.
+        """Record every due slot, start those that can start, and return their runs.
 
-        `only`: start nothing but slots of this job.
+        `only`: start only slots of this job.
         """
         return await self._undivided(self._advance(only))
 
     async def record(self) -> None:
-        """Record every slot whose time has come, and start nothing."""
+        """Record every due slot without starting any."""
         if self.settings.enabled:
             await self._undivided(self._advance(""))
 
     async def _undivided(self, claiming: Coroutine[Any, Any, T]) -> T:
-        """What claims a slot begins its run, even if whoever asked for it has left in between."""
+        """Finish claiming and starting a slot even if the caller is cancelled meanwhile."""
         task = asyncio.ensure_future(claiming)
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
@@ -265,7 +267,7 @@ class Scheduler:
             room, holder, since = self.settings.max_concurrent - len(self._runs), self._holder, self._started
 
             def record(store: Tx) -> list[tuple[Job, Slot]]:
-                now = clock()  # within the transaction: the cursor of another scheduler is never ahead of it
+                now = clock()  # inside the transaction: no other scheduler's cursor is later
                 for job in cron.due_jobs(store, now, now + JUMP_MS):
                     account(store, job, now, zone, keep)
                 if stopping:
@@ -276,7 +278,7 @@ class Scheduler:
             return [self._begin(job, slot) for job, slot in begun]
 
     async def _take_up(self, slot: Slot) -> bool:
-        """Go on with a slot whose holder is gone."""
+        """Resume a slot whose holder is dead."""
 
         holder = self._holder
 
@@ -293,7 +295,7 @@ class Scheduler:
     # -- running ----------------------------------------------------------------------------------------
 
     async def run_now(self, job_id: str) -> Run | None:
-        """Run a job at once, beside its schedule. None while a run of it is under way."""
+        """Run a job now, outside its schedule; return None while it is already running."""
         return await self._undivided(self._run_now(job_id))
 
     async def _run_now(self, job_id: str) -> Run | None:
@@ -325,7 +327,7 @@ class Scheduler:
         return None if begun is None else self._begin(*begun)
 
     def stop_runs(self, job_id: str) -> None:
-        """Stop what runs of a job that was removed."""
+        """Stop the runs of a job that was removed."""
         for (job, _), run in self._runs.items():
             if job == job_id:
                 run.cancel()
@@ -334,7 +336,7 @@ class Scheduler:
         task = asyncio.create_task(self._run(job, slot), name=f"cron {job.id} {slot.slot}")
         self._runs[slot.job, slot.slot] = task
         task.add_done_callback(lambda _: self._over(slot))
-        self.wake()  # to show life in time
+        self.wake()  # renew the lease in time
         return Run(job, slot, task)
 
     def _over(self, slot: Slot) -> None:
@@ -357,14 +359,14 @@ class Scheduler:
             ended = await self._attempt(job, slot)
             if ended.status is SlotStatus.OK or ended.status is SlotStatus.SKIPPED or slot.attempts > job.retries:
                 return ended
-            log.warning("job %s (%s) failed and is tried again: %s", job.id, job.name, ended.error)
+            log.warning("job %s (%s) failed; retrying: %s", job.id, job.name, ended.error)
             await asyncio.sleep(job.retry_delay_seconds)
             error = f"attempt {slot.attempts}: {ended.error or ended.status.value}"
             slot = msgspec.structs.replace(slot, attempts=slot.attempts + 1)
             await self._database.write(functools.partial(cron.note_attempt, slot=slot, error=error))
 
     async def _attempt(self, job: Job, slot: Slot) -> Ended:
-        """One attempt, ended for certain when this returns: what ran too long was stopped."""
+        """Make one attempt; when this returns, it has ended, and an attempt that exceeded its timeout was stopped."""
         limit = getattr(job.spec, "timeout_seconds", None) or self.settings.timeout_seconds
         try:
             async with asyncio.timeout(limit) as scope:
@@ -378,7 +380,7 @@ class Scheduler:
             return Ended(SlotStatus.ERROR, f"the run failed: {type(error).__name__}: {error}")
 
     async def _end(self, slot: Slot, ended: Ended) -> None:
-        """Write the end down. The first failure after a success, or ever, is reported."""
+        """Record the outcome. A failure is reported if it is the first, or the first after a success."""
         now = clock()
         keep = self.settings.keep_runs
 
@@ -417,19 +419,19 @@ class Scheduler:
             except StoreError as error:
                 if self._stopping:
                     return
-                log.error("the end of %s at %d could not be written, trying again: %s", slot.job, slot.slot, error)
+                log.error("failed to record the end of %s at %d; retrying: %s", slot.job, slot.slot, error)
                 await asyncio.sleep(WRITE_AGAIN_SECONDS)
         wanted = self.settings.report_failures and not self._stopping
         if failing_now is not None and self._report is not None and wanted:
             try:
                 await self._report(failing_now, slot, ended)
             except Exception:
-                log.exception("the failure of job %s could not be reported", slot.job)
+                log.exception("failed to report the failure of job %s", slot.job)
 
-    # -- signs of life ----------------------------------------------------------------------------------
+    # -- leases -----------------------------------------------------------------------------------------
 
     async def _look_after_runs(self) -> None:
-        """Show that this one lives, and find out whether others still do."""
+        """Renew this scheduler's lease, and check those of others."""
         if self._runs:
             await self._database.write(functools.partial(cron.beat, holder=self._holder), durable=False)
         opened = await self._database.read(cron.open_slots)
@@ -438,7 +440,7 @@ class Scheduler:
             for slot in opened
             if slot.status is SlotStatus.RUNNING and slot.holder != self._holder
         }
-        # The steady clock of this process, not the wall's: a clock that jumps kills nobody.
+        # Monotonic: a jump of the wall clock must not expire leases.
         steady = time.monotonic()
         beats: dict[tuple[str, int], tuple[int, float]] = {}
         for key, slot in others.items():
@@ -451,7 +453,7 @@ class Scheduler:
 
 
 def _replan(store: Tx, zone: ZoneInfo) -> None:
-    """Plan again in another time zone, or after a change of the time zone data."""
+    """Recompute the next slots after a change of the time zone or of the time zone data."""
     for job in cron.enabled_jobs(store):
         next_at = next_slot(job.schedule, job.cursor, zone)
         if next_at != job.next_at:
@@ -459,7 +461,7 @@ def _replan(store: Tx, zone: ZoneInfo) -> None:
 
 
 def _candidates(store: Tx) -> list[Job] | None:
-    """Return the jobs that may have a slot to start; None when there is no slot to record or to start."""
+    """Return the jobs that may have a slot to start; None if there is no slot to record or start."""
     now = clock()
     if not cron.pressing(store, now, now + JUMP_MS):
         return None
@@ -472,7 +474,7 @@ def _candidates(store: Tx) -> list[Job] | None:
 
 
 def clock() -> int:
-    """The wall clock, in milliseconds."""
+    """Return the wall clock time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,6 +1,6 @@
-"""Accounting: every slot whose time has come gets its row, and a row that waits is claimed by one holder.
+"""Record a row for every slot that is due, and claim waiting rows.
 
-All of it happens inside one transaction of the store; see `schedule.py` for a slot's life.
+Everything runs inside one store transaction; see `scheduler.py` for the states of a slot.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from farhand.store.ports import Tx
 from farhand.store.tables import cron
 from farhand.store.tables.cron import At, Job, Slot, SlotStatus
 
-# How late a job that does not want its slots late may still start: a restart is no reason to lose one.
+# How late a job may start even if its policy skips late slots, so that a restart does not lose one.
 GRACE_MS = 60_000
 LATE_MS = 10_000
-# A clock that differs by less from the time that passed was only set right.
+# Smaller differences between the wall clock and elapsed time are corrections, not jumps.
 JUMP_MS = 5_000
-# How many slots that passed are recorded one by one, newest first; one row stands for those before.
+# How many passed slots get their own row, newest first; one row stands for all earlier ones.
 MOST_ROWS = 100
 
 _PASSED = "its time passed while nothing could run it"
 
 
 def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
-    """Give each slot between the job's cursor and now its row; `keep` rows of those that are over stay."""
-    # A clock that was days ahead was wrong: better run a slot's hour twice in years than nothing until then.
+    """Record each slot between the job's cursor and now; keep at most `keep` finished rows."""
+    # If the clock was days ahead, ignore the floor: repeating a slot is better than running nothing for days.
     earliest = max(now, job.floor) if job.floor - now < DAY_MS else now
     cursor = job.cursor
     if cursor > earliest + JUMP_MS:
@@ -40,7 +40,7 @@ def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
     open_slots = [slot for slot in cron.open_slots(store) if slot.job == job.id]
     statuses = _fates(job, slots, now, open_slots)
     if more and slots:
-        # The row before the first one that has its own stands for all the others.
+        # The row before the first individual one stands for all earlier slots.
         older = _row(job, slots[0] - 1, now, SlotStatus.MISSED, _PASSED)
         cron.add_slot(store, msgspec.structs.replace(older, since=cursor))
     for slot, (status, error) in zip(slots, statuses, strict=True):
@@ -61,7 +61,7 @@ def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
 
 
 def _fates(job: Job, slots: list[int], now: int, open_slots: list[Slot]) -> list[tuple[SlotStatus, str | None]]:
-    """What becomes of slots whose time has come, by the job's own policy; oldest first."""
+    """Return what to do with each due slot by the job's policy; oldest first."""
     wait: tuple[SlotStatus, str | None] = (SlotStatus.WAITING, None)
     missed = (SlotStatus.MISSED, _PASSED)
     if not slots:
@@ -81,12 +81,12 @@ def _fates(job: Job, slots: list[int], now: int, open_slots: list[Slot]) -> list
 
 
 class JobChecks(msgspec.Struct, frozen=True):
-    """Which jobs may start, as checked before the transaction."""
+    """List which jobs may start, as checked before the transaction."""
 
     checked: frozenset[str]
-    # The pinned node of these is not connected.
+    # Jobs whose pinned node is not connected.
     away: frozenset[str]
-    # The reason for each job that is paused.
+    # The reason for each paused job.
     paused: dict[str, str]
 
 
@@ -95,8 +95,8 @@ def take(
 ) -> list[tuple[Job, Slot]]:
     """Claim for `holder` at most `room` slots that can start now.
 
-    A slot from before `since`, the holder's own start, is late however little. `only`: none but this job's. The slots
-    of a job that was not checked, is away or paused wait.
+    Any slot from before `since`, the holder's start, counts as late. `only`: only slots of this job. Slots of a job
+    that was not checked, is away or is paused stay waiting.
     """
     opened = cron.open_slots(store)
     busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}

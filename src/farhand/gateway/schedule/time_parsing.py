@@ -1,7 +1,7 @@
-"""Moments in words and numbers, and the slots of a schedule. Pure: what is now and which zone holds comes in.
+"""Parse times from text and numbers, and compute the slots of a schedule. All functions are pure.
 
-A moment is milliseconds since 1970. Words are read in a time zone; a local time that a change of clocks leaves out is
-refused, one that happens twice means the first.
+Times are milliseconds since 1970. Text is interpreted in a time zone; a local time that a clock change skips is
+rejected, and one that occurs twice means the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farhand.store.tables.cron import At, Cron, Every, Schedule
 MILLISECOND = timedelta(milliseconds=1)
 SECOND_MS = 1000
 DAY_MS = 86_400_000
-# The year 9999 begins: later moments have no local time everywhere.
+# The start of the year 9999: later times have no local time in some zones.
 LAST_MS = 253_370_764_800_000
 MAX_EXPRESSION = 256
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,12 +57,12 @@ _ISO = re.compile(
 FORMS = '"2026-03-01T09:00", "in 2 hours", "tomorrow 9am", or seconds or milliseconds since 1970'
 
 
-# -- reading ----------------------------------------------------------------------------------------------
+# -- parsing ----------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
 def zone_named(name: str) -> ZoneInfo:
-    """Raises InvalidArgs for a name that is no IANA time zone."""
+    """Return the time zone of this name. Raises InvalidArgs if it is not an IANA time zone."""
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError):
@@ -70,7 +70,7 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def words_of(text: str) -> str:
-    """A time in lower case with single blanks. Raises InvalidArgs for a text that is too long to be one."""
+    """Normalize a time to lower case and single spaces. Raises InvalidArgs if the text is too long."""
     if len(text) > MAX_EXPRESSION:
         raise InvalidArgs(
             f"{text[:40]!r}… is not a time: it has {len(text)} characters, at most {MAX_EXPRESSION} are read"
@@ -79,7 +79,7 @@ def words_of(text: str) -> str:
 
 
 def read_moment(text: str, now: int, zone: ZoneInfo) -> int:
-    """The moment a text means. Raises InvalidArgs, and never guesses."""
+    """Parse a point in time. Raises InvalidArgs if the text is ambiguous or not a time."""
     words = words_of(text)
     if _NUMBER.fullmatch(words):
         return checked(int(words) * (SECOND_MS if len(words) == 10 else 1), text)
@@ -95,7 +95,7 @@ def read_moment(text: str, now: int, zone: ZoneInfo) -> int:
 
 
 def read_deadline(value: str | int, now: int, zone: ZoneInfo) -> int:
-    """The moment before which something is to happen; a time of day alone is the next one. Raises InvalidArgs."""
+    """Parse a deadline; a time of day alone means its next occurrence. Raises InvalidArgs."""
     if isinstance(value, int):
         return checked(value, value)
     words = words_of(value)
@@ -109,7 +109,7 @@ def read_deadline(value: str | int, now: int, zone: ZoneInfo) -> int:
 
 
 def read_duration(text: str) -> int:
-    """Milliseconds of `in 2 hours`, `1h 30m`, `an hour and 5 minutes`. Raises InvalidArgs."""
+    """Return the milliseconds of `in 2 hours`, `1h 30m`, `an hour and 5 minutes`. Raises InvalidArgs."""
     words = words_of(text).removeprefix("in ").replace("half an hour", "30 minutes")
     place, total = 0, 0.0
     while found := _PART.match(words, place):
@@ -121,7 +121,7 @@ def read_duration(text: str) -> int:
 
 
 def checked(moment: float, text: object) -> int:
-    """Raises InvalidArgs for a moment outside of the calendar."""
+    """Return the time if it is within the calendar. Raises InvalidArgs otherwise."""
     if not 0 <= moment <= LAST_MS:
         raise InvalidArgs(f"{text!r} is outside of the years 1970 to 9998")
     return round(moment)
@@ -188,7 +188,7 @@ def milliseconds(moment: datetime) -> int:
 
 
 def _left_out(moment: datetime) -> bool:
-    """Whether a local time does not exist, because the clocks were put forward over it."""
+    """Return whether a local time does not exist because a clock change skips it."""
     back = moment.astimezone(UTC).astimezone(moment.tzinfo)
     return back.replace(tzinfo=None) != moment.replace(tzinfo=None)
 
@@ -197,7 +197,7 @@ def _left_out(moment: datetime) -> bool:
 
 
 def check_expression(expr: str) -> None:
-    """Raises InvalidArgs naming the field at fault."""
+    """Check a cron expression. Raises InvalidArgs that names the invalid field."""
     if len(expr.split()) != 5 or len(expr) > MAX_EXPRESSION:
         raise InvalidArgs(
             "cron expression must contain exactly 5 fields (minute hour day-of-month month day-of-week), "
@@ -210,12 +210,12 @@ def check_expression(expr: str) -> None:
 
 
 def next_slot(schedule: Schedule, after: int, zone: ZoneInfo) -> int | None:
-    """The first slot later than `after`. `zone` is the user's, for a schedule that names none."""
+    """Return the first slot after `after`. `zone` is the user's, for schedules without a time zone."""
     return next(slots_after(schedule, after, zone), None)
 
 
 def slots_after(schedule: Schedule, after: int, zone: ZoneInfo) -> Iterator[int]:
-    """Every slot later than `after`, in order."""
+    """Yield every slot after `after`, in order."""
     if isinstance(schedule, At):
         if schedule.at_ms > after:
             yield schedule.at_ms
@@ -231,9 +231,9 @@ def slots_after(schedule: Schedule, after: int, zone: ZoneInfo) -> Iterator[int]
 
 
 def slots_between(schedule: Schedule, after: int, until: int, zone: ZoneInfo, most: int) -> tuple[list[int], bool]:
-    """The newest slots after `after` up to `until`, at most `most` of them, and whether there were more.
+    """Return the newest slots after `after` up to `until`, at most `most`, and whether there were more.
 
-    Costs little however long ago `after` is: whoever was away for a year is not kept waiting.
+    The cost does not grow with the distance to `after`.
     """
     found = _up_to(schedule, after, until, zone, most + 1)
     if len(found) <= most:
@@ -255,11 +255,12 @@ def _up_to(schedule: Schedule, after: int, until: int, zone: ZoneInfo, most: int
 
 
 def _cron_slots(schedule: Cron, after: int, zone: ZoneInfo) -> Iterator[int]:
-    """The library knows the calendar; which instants its local times mean is settled here, by the rule of cron.
+    """Yield the slots of a cron expression.
 
-    A job at set hours runs once a day: right after the gap when the clocks skip its time, the first time round when
-    they repeat it. A job with a star for its hour or minute follows the time that passes: what does not exist does not
-    run, what happens twice runs twice. (Given a zone, the library loses slots where clocks move by half an hour.)
+    The library computes local calendar times; this function maps them to instants by the rules of cron. A job at fixed
+    hours runs once a day: right after the gap if a clock change skips its time, and at the first occurrence if its time
+    repeats. A job with `*` as its hour or minute follows elapsed time: skipped times do not run, repeated times run
+    twice. (If given a zone, the library loses slots where clocks change by half an hour.)
     """
     minute, hour = schedule.expr.split()[:2]
     if minute.startswith("*") or hour.startswith("*"):
@@ -267,7 +268,7 @@ def _cron_slots(schedule: Cron, after: int, zone: ZoneInfo) -> Iterator[int]:
         return
     here = local(after, zone)
     begin = here.replace(tzinfo=None, fold=0)
-    if _offset(after, zone) > _offset(after - DAY_MS, zone):  # a slot of the gap may have been put off to after now
+    if _offset(after, zone) > _offset(after - DAY_MS, zone):  # a slot in the gap may have moved to after now
         begin -= timedelta(days=1, hours=1)
     last = after
     for written in _calendar(schedule.expr, begin):
@@ -281,7 +282,7 @@ def _cron_slots(schedule: Cron, after: int, zone: ZoneInfo) -> Iterator[int]:
 
 
 def _passing_slots(expr: str, after: int, zone: ZoneInfo) -> Iterator[int]:
-    """Stretch by stretch of one offset from UTC; within such a stretch the local calendar is plain."""
+    """Yield slots period by period, each with one offset from UTC and thus a regular local calendar."""
     offset = _offset(after, zone)
     begin = after
     while begin < LAST_MS:
@@ -298,13 +299,13 @@ def _passing_slots(expr: str, after: int, zone: ZoneInfo) -> Iterator[int]:
             return
         offset = _offset(changed, zone)
         after = changed
-        begin = changed - SECOND_MS  # the first moment of the next stretch may be a slot itself
+        begin = changed - SECOND_MS  # the first moment of the next period may be a slot
 
 
 def _calendar(expr: str, begin: datetime) -> Iterator[datetime]:
     try:
         yield from CronSim(expr, begin)
-    except OverflowError:  # the calendar ends
+    except OverflowError:  # end of the calendar
         return
 
 
@@ -313,7 +314,7 @@ def _offset(moment: int, zone: ZoneInfo) -> timedelta:
 
 
 def _first_change(after: int, until: int, offset: timedelta, zone: ZoneInfo) -> int | None:
-    """The first moment after `after`, up to `until`, at which the zone's offset is another."""
+    """Return the first moment after `after`, up to `until`, at which the zone's offset differs from `offset`."""
     low, high = after, after
     while _offset(high, zone) == offset or high == after:
         if high >= until:
@@ -329,17 +330,17 @@ def _first_change(after: int, until: int, offset: timedelta, zone: ZoneInfo) -> 
 
 
 def _after_gap(there: datetime) -> datetime:
-    """The first moment after the gap in which a local time lies."""
+    """Return the first moment after the gap that contains a local time."""
     before = milliseconds(there.replace(fold=1))
     changed = _first_change(before - 1, milliseconds(there), _offset(before, there.tzinfo), there.tzinfo)  # type: ignore[arg-type]
     return there if changed is None else local(changed, there.tzinfo)  # type: ignore[arg-type]
 
 
-# -- showing ----------------------------------------------------------------------------------------------
+# -- formatting -------------------------------------------------------------------------------------------
 
 
 def in_words(moment: int, zone: ZoneInfo) -> str:
-    """`Friday, February 13, 2026 — 3:30 PM CST`."""
+    """Format a time as `Friday, February 13, 2026 — 3:30 PM CST`."""
     there = local(moment, zone)
     half = "AM" if there.hour < 12 else "PM"
     return f"{there:%A, %B} {there.day}, {there.year} — {there.hour % 12 or 12}:{there:%M} {half} {there:%Z}"

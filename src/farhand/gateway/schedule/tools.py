@@ -1,4 +1,4 @@
-"""`gsv__Cron` and `cron`: two faces of one book of jobs."""
+"""Implement `gsv__Cron` and `cron`, two interfaces to the jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from farhand.tools.tool import CallContext, Tool
 
 ACTIONS: Final = ("status", "list", "add", "update", "remove", "run", "runs")
 NAME_CHARACTERS: Final = 60
-# Longer than anybody may wait for a run.
+# Longer than the maximum wait for a run.
 TIMEOUT_MS: Final = 270_000
 
 _SCHEDULE: Final = {
@@ -132,12 +132,12 @@ _PLAIN_SPEC: Final = ToolSpec(
     description="Schedule recurring tasks: list jobs, add one (schedule and prompt), remove one by id.",
     parameters=_PLAIN,
 )
-# The fields of a job may also stand beside `action: add`.
+# The fields of a job may also be given next to `action: add`.
 _FLAT: Final = tuple(name for name in JOB_FIELDS if name not in _NATIVE["properties"])
 
 
 def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> list[Tool]:
-    """The tools of the schedule: the native one, and the agent's own. `pin_of`: to what a session's run is pinned."""
+    """Return the schedule tools; `pin_of` returns what a session's run is pinned to."""
 
     async def native(arguments: Mapping[str, Any], context: CallContext) -> Any:
         return await act(book, arguments, context, pin_of(context.session_key))
@@ -171,13 +171,13 @@ def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> li
             names=lambda: (*_NATIVE["properties"], *_FLAT),
             preview=preview_native,
         ),
-        # `expression` is the older name of the parameter.
+        # `expression` is the parameter's former name.
         Tool(_PLAIN_SPEC.name, lambda: _PLAIN_SPEC, plain, aliases={"expression": "schedule"}, preview=preview_plain),
     ]
 
 
 async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> dict[str, Any]:
-    """One action of `gsv__Cron`. What a pinned run makes is pinned alike. Raises ToolError."""
+    """Perform one action of `gsv__Cron`. Jobs made by a pinned run get the same pin. Raises ToolError."""
     action = _text(arguments, "action")
     if action is None:
         raise InvalidArgs(f"gsv__Cron parameter action is required: {', '.join(ACTIONS)}")
@@ -235,13 +235,13 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
 
 
 def _only(context: CallContext) -> str | None:
-    """The credential whose own jobs a caller is shown; None: all of them."""
+    """Return the credential whose jobs the caller may see; None if it may see all."""
     principal = principal_of(context)
     return None if principal.may(Scope.READ) else principal.asker.id
 
 
 def _job(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The job to add: the object `job`, or its fields beside `action`. Raises InvalidArgs for both."""
+    """Return the job to add: the object `job`, or fields next to `action`. Raises InvalidArgs if both are given."""
     payload = _object(arguments, "job")
     flat = {name: arguments[name] for name in _FLAT if name in arguments}
     if payload is not None and flat:
@@ -271,7 +271,7 @@ async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallCont
 
 
 def _prompted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The job that `cron` adds. Raises InvalidArgs."""
+    """Return the job that `cron` adds. Raises InvalidArgs."""
     schedule = _text(arguments, "schedule")
     prompt = _text(arguments, "prompt")
     if not schedule:
@@ -283,7 +283,7 @@ def _prompted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _preview_added(book: CronBook, payload: Mapping[str, Any], agent_id: str | None) -> Preview:
-    """What `add` would do. Times are shown as they were given: relative ones count from when the call runs."""
+    """Describe what `add` would do. Times are shown as given: relative ones count from when the call runs."""
     job = book.planned(payload, clock(), agent_id)
     rest = {name: value for name, value in payload.items() if name not in ("name", "agentId")}
     return Preview(summary=f"adds a job for agent {job.agent_id}: {job.name}\n{_json(rest)}")
@@ -301,7 +301,7 @@ def _json(value: Any) -> str:
 
 
 def _alike(pin: Pin | None, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A job as a pinned run may make it. Raises NotAllowed."""
+    """Return the job with the pin of the run that makes it. Raises NotAllowed."""
     if pin is None:
         return payload
     if not payload.get("node") and not payload.get("tag"):

@@ -1,4 +1,4 @@
-"""Copies of the store, taken by themselves while the gateway runs."""
+"""Back up the store periodically while the gateway runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class BackupSettings(msgspec.Struct, frozen=True):
-    # 0: never.
+    # 0 disables backups.
     every_seconds: float = 3600.0
     keep: int = 24
 
 
 class Backups(Repeating):
-    """Takes a copy now and then; a store in which nothing changed is not copied again. Use as a context manager."""
+    """Copy the store periodically, unless it is unchanged. Use as a context manager."""
 
     def __init__(
         self,
@@ -57,14 +57,17 @@ class Backups(Repeating):
             await asyncio.sleep(every)
 
     async def take(self) -> None:
-        """One copy, unless nothing has changed since the last. A failure is told, and tried again next time."""
+        """Make a copy, unless nothing has changed since the last.
+
+        A failure is logged and retried at the next interval.
+        """
         commits = self._database.commits
         if commits == self._copied_at:
             return
         try:
             taken = await asyncio.to_thread(self._snapshots.take, self._database.path)
         except StoreError as error:
-            # Older copies stay: should the store itself be damaged, they are what is left.
+            # Older copies stay: if the store itself is damaged, they are needed.
             log.error("the hourly copy of the store failed: %s", error)
             self.failure = str(error)
             self._journal.note("backup.failed", "store", {"reason": str(error)})
@@ -72,4 +75,4 @@ class Backups(Repeating):
         self._snapshots.rotate(self._settings.keep)
         self._copied_at = commits
         self.taken_at, self.failure = taken.taken_at, None
-        log.info("the store was copied to %s (%d bytes)", taken.path, taken.size)
+        log.info("copied the store to %s (%d bytes)", taken.path, taken.size)

@@ -1,4 +1,4 @@
-"""What is done again and again while the gateway runs."""
+"""Run periodic work while the gateway runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Repeating:
-    """Has a task for as long as it is used as a context manager."""
+    """Run a task while used as a context manager."""
 
     _task: asyncio.Task[None] | None = None
 

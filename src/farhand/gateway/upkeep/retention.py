@@ -1,6 +1,6 @@
-"""Removes what is older than the settings keep: sent messages, handled hook posts, runs of deleted jobs, and history.
+"""Remove data older than the settings allow: sent messages, handled hook posts, runs of deleted jobs, and history.
 
-Nothing that is still under way is ever removed.
+Unfinished work is never removed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from farhand.store.tables import cron, hooks, outbox
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS: Final = 3600.0
-# Between two looks at how much the store has grown.
+# How often to check how much the store has grown.
 LOOK_SECONDS: Final = 5.0
-# Between two transactions that remove history, at least; and as long as the last one took.
+# The minimum pause between two transactions that remove history; otherwise as long as the last one took.
 PAUSE_SECONDS: Final = 0.01
 DAY_MS: Final = 24 * 3600 * 1000
-# Rows that are dropped in one go: others write meanwhile.
+# Rows to remove per transaction, so that other writers can proceed.
 AT_ONCE: Final = 500
 
-# Drops rows that ended before a moment, at most so many; how many that were.
+# Removes a limited number of rows that ended before a moment; returns how many it removed.
 Forget = Callable[[Tx, int, int], int]
 FORGETTING: Final[tuple[Forget, ...]] = (
     outbox.forget_ended,
@@ -42,10 +42,10 @@ FORGETTING: Final[tuple[Forget, ...]] = (
 
 
 class Retention(Repeating):
-    """Looks once in an hour what may be forgotten. Use as a context manager."""
+    """Remove expired rows once an hour. Use as a context manager."""
 
     def __init__(self, database: Store, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
-        """`keep_days`: how long what has ended is kept, as the settings have it now; 0: for ever."""
+        """Create the task; `keep_days` returns the current retention period of ended rows, 0 for unlimited."""
         self._database = database
         self._keep_days = keep_days
         self._clock = clock
@@ -59,7 +59,7 @@ class Retention(Repeating):
             await asyncio.sleep(EVERY_SECONDS)
 
     async def forget(self) -> int:
-        """Drop what ended long enough ago; how many rows that were."""
+        """Remove rows that ended before the retention period; return how many."""
         days = self._keep_days()
         if days <= 0:
             return 0
@@ -79,7 +79,7 @@ def _at_most(forget: Forget, before: int) -> Callable[[Tx], int]:
 
 
 class HistoryLimits(msgspec.Struct, frozen=True):
-    """How long the journal and the record of calls are kept, and how much they may take; 0: without a limit."""
+    """Limit the age and size of the journal and the call records; 0 means unlimited."""
 
     days: float = 0.0
     megabytes: int = 0
@@ -90,10 +90,10 @@ class HistoryLimits(msgspec.Struct, frozen=True):
 
 
 class HistoryRetention(Repeating):
-    """Keeps the journal and the record of calls within their limits. Use as a context manager.
+    """Keep the journal and the call records within their limits. Use as a context manager.
 
-    Looks once an hour, and whenever the store has grown by a twentieth of what it may take. It removes a little at a
-    time and pauses in between, so that calls go on meanwhile.
+    Checks once an hour, and whenever the store has grown by a twentieth of its limit. Removes small batches with
+    pauses, so that calls can proceed.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HistoryRetention(Repeating):
         clock: Callable[[], int],
         has_undo: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`has_undo`: whether the old content of files that a call changed is still there; such a call is kept."""
+        """Create the task; `has_undo` returns whether a call can still be undone, in which case it is kept."""
         self._database = database
         self._limits = limits
         self._clock = clock
@@ -125,7 +125,7 @@ class HistoryRetention(Repeating):
             await asyncio.sleep(LOOK_SECONDS)
 
     async def prune(self) -> int:
-        """Remove what exceeds the limits, oldest first; how many bytes that were."""
+        """Remove what exceeds the limits, oldest first; return how many bytes."""
         limits, now = self._limits(), self._clock()
         if not limits.days and not limits.megabytes:
             return 0
@@ -156,7 +156,7 @@ class HistoryRetention(Repeating):
         return freed
 
     async def _excess(self, limits: HistoryLimits) -> int:
-        """How much has to go for the history to take nine tenths of its limit; 0 while it is within the limit."""
+        """Return how many bytes to remove to reach nine tenths of the limit; 0 while within the limit."""
         used = (await self._database.read(pruning.usage)).total
         return used - limits.most_bytes * 9 // 10 if used > limits.most_bytes else 0
 

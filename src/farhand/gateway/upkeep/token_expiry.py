@@ -1,4 +1,4 @@
-"""Announces tokens that expire while the gateway runs, as `Credentials.remove` announces those that are revoked."""
+"""Announce tokens that expire while the gateway runs, as `Credentials.remove` announces revoked ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import asyncio
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.upkeep.periodic import Repeating
 
-# The longest wait: the wall clock may be set, and a token may be made that expires sooner than all others.
+# The longest wait: the wall clock may change, and a new token may expire before all others.
 LONGEST_WAIT = 1.0
 
 
 class TokenExpiry(Repeating):
-    """Watches the clock between `async with` and its end."""
+    """Check for expired tokens while used as a context manager."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials

@@ -1,4 +1,4 @@
-"""When each token was last used, written down now and then."""
+"""Record periodically when each token was last used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EVERY_SECONDS = 60.0
 
 
 class TokenUses(Repeating):
-    """Once a minute, and at the end, writes down which tokens were used. Use as a context manager.
+    """Write token uses once a minute and at the end. Use as a context manager.
 
-    In between a token that was seen is not looked at again, so that a request pays nothing for this.
+    Between writes, further uses of a token are not tracked, so requests have no extra cost.
     """
 
     def __init__(self, database: Store, credentials: Credentials, every_seconds: float = EVERY_SECONDS) -> None:
@@ -42,4 +42,4 @@ class TokenUses(Repeating):
         try:
             await self._database.write(lambda store: tokens_used(store, used), durable=False)
         except StoreError as error:
-            log.warning("when tokens were last used could not be written down: %s", error)
+            log.warning("failed to record when tokens were last used: %s", error)

@@ -1,6 +1,6 @@
-"""`gsv__ReadFile`, `gsv__WriteFile`, `gsv__EditFile` and `gsv__DeleteFile`: an agent's files in the object store."""
+"""Implement `gsv__ReadFile`, `gsv__WriteFile`, `gsv__EditFile` and `gsv__DeleteFile` on an agent's files."""
 
-# The names of parameters are the reference's, and the schema is read from these signatures.
+# The reference fixes the parameter names, and the schema is derived from these signatures.
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ReplaceAll = Annotated[
 
 
 class _Edit(NamedTuple):
-    """An edit as it is made: the object that is written, and what it was read from."""
+    """Describe an edit: the object to write, and the object it was read from."""
 
     key: str
     found: Found
@@ -45,7 +45,7 @@ class _Edit(NamedTuple):
 
 
 class NativeFiles:
-    """The four file tools over the agents' workspaces."""
+    """Provide the four file tools over the agents' workspaces."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -171,7 +171,7 @@ class NativeFiles:
         return Preview(files=(file_effect(key, content, None),))
 
     async def _own_content(self, key: str) -> bytes | None:
-        """What an object holds; None if there is none. Raises Failed for more than can be shown."""
+        """Return an object's content, or None if it does not exist. Raises Failed if it is too large to show."""
         info = await self._workspace.objects.head(key)
         if info is None:
             return None
@@ -180,7 +180,7 @@ class NativeFiles:
         return (await self._workspace.objects.get(key))[1]
 
     async def _text(self, found: Found, path: str) -> tuple[ObjectInfo, str]:
-        """The object as it is now. Raises Failed when it is no text, or too much of it."""
+        """Return the object and its text. Raises Failed if it is not text or too large."""
         if found.info.size > MOST_TEXT:
             raise Failed(f"'{path}' has {found.info.size} bytes, more than {MOST_TEXT}; transfer it to a node instead")
         info, data = await self._workspace.objects.get(found.info.key)
@@ -193,7 +193,7 @@ class NativeFiles:
 
 
 def _written_as(key: str) -> str:
-    """What is written by a tool is text, whatever its name."""
+    """Return the content type for a file written by a tool: always a text type."""
     name = key.rpartition("/")[2]
     return TEXT_TYPES.get("." + name.rpartition(".")[2].lower(), PLAIN) if "." in name else PLAIN
 

@@ -1,4 +1,4 @@
-"""Where an agent's memory lies: the local workspace, and the agent's own objects."""
+"""Locate an agent's memory: the local workspace, and the agent's objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farhand.store.objects.folder import FolderObjects
 
 
 class ObjectsSource:
-    """The memory files among the objects of an agent, wherever the engine keeps them."""
+    """Read memory files from an agent's objects, in any object store."""
 
     def __init__(self, objects: Objects, agent: str, prefix: str) -> None:
         self._objects = objects
@@ -44,14 +44,14 @@ class ObjectsSource:
         return data
 
     def close(self) -> None:
-        """There is nothing that it holds open."""
+        """Do nothing: no resources are held."""
 
 
 def memory_sources(home: Path, workspace: Path, objects: Objects) -> Sources:
-    """The places of each agent's memory.
+    """Return the memory sources of each agent.
 
-    The local workspace comes first and shows plain paths; the objects show their keys, unless they are all there is.
-    The default workspace is the main agent's own folder, and no place for another agent's memory.
+    The local workspace comes first and uses plain paths; objects use their keys, unless they are the only source. The
+    default workspace is the main agent's folder and is not a source for other agents.
     """
     folder = isinstance(objects, FolderObjects)
     local = os.path.realpath(workspace)

@@ -1,4 +1,4 @@
-"""`gsv__ConfigGet`: the gateway's settings, without their secrets."""
+"""Implement `gsv__ConfigGet`: the gateway's settings, without secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ConfigPath = Annotated[
 
 
 class Settings:
-    """The settings as callers may see them: masked as a whole first, so that no path leads to a secret."""
+    """Return settings to callers. Secrets are masked first, so that no path reaches one."""
 
     def __init__(self, values: Callable[[], Mapping[str, Any]]) -> None:
         self._values = values
@@ -34,12 +34,15 @@ class Settings:
         return {"path": path, "value": find(shown, path)} if path and path.strip() else {"config": shown}
 
     def holds(self, path: str) -> bool:
-        """Whether something is set at a dotted path."""
+        """Return whether a value is set at a dotted path."""
         return bool(find(self._values(), path))
 
 
 def find(values: Any, path: str) -> Any:
-    """The value at a dotted path, or None. A name may have dots itself; `session.dmScope` finds `sessions.dm_scope`."""
+    """Return the value at a dotted path, or None.
+
+    Names may contain dots, and `session.dmScope` finds `sessions.dm_scope`.
+    """
     parts = [part for part in path.strip().split(".") if part]
     return _find(values, parts)
 
@@ -52,12 +55,12 @@ def _find(value: Any, parts: list[str]) -> Any:
         known = index.isdecimal() and len(index) < 10 and int(index) < len(value)
         return _find(value[int(index)], parts[1:]) if known else None
     if isinstance(value, Mapping):
-        # No further than the longest name here: a path of many parts would cost their square.
+        # Limited by the longest name here: otherwise a path of many parts would take quadratic time.
         most = max((str(name).count(".") + 1 for name in value), default=0)
         for count in range(1, min(most, len(parts)) + 1):
             name = ".".join(parts[:count])
             for spelling in (name, snake_case(name), f"{snake_case(name)}s"):
-                # Beside `gpt-4` there may be a `gpt-4.1`.
+                # There may be a `gpt-4.1` next to `gpt-4`.
                 if spelling in value and (found := _find(value[spelling], parts[count:])) is not None:
                     return found
     return None

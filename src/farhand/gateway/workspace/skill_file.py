@@ -1,6 +1,6 @@
-"""The head of a `SKILL.md`: YAML between two lines of dashes, as people write it, mistakes included."""
+"""Parse the front matter of a `SKILL.md`: YAML between two lines of dashes, with tolerance for common mistakes."""
 
-# The names of requirements are those of the files.
+# The file format fixes the names of the requirements.
 # ruff: noqa: N815
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 MOST_HEAD: Final = 16 * 1024
-# In a head: the parser takes cubic time for lists in lists.
+# Limits brackets in the front matter: the parser takes cubic time for nested lists.
 MOST_BRACKETS: Final = 200
 MOST_DESCRIPTION: Final = 200
 NAMESPACES: Final = ("gsv", "farhand", "openclaw", "clawdbot")
@@ -20,7 +20,7 @@ _KEY: Final = re.compile(r"[A-Za-z_][\w-]*:(?:\s|$)")
 
 
 class Requirements(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one single machine must have, and (`config`) what must be set."""
+    """List what a single machine must have, and (`config`) which settings must be set."""
 
     hostRoles: list[str] = []
     capabilities: list[str] = []
@@ -37,7 +37,7 @@ class Requirements(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SkillEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner's settings say of one skill."""
+    """Define the settings of one skill."""
 
     enabled: bool = True
     always: bool | None = None
@@ -53,16 +53,16 @@ class SkillFile(msgspec.Struct, frozen=True):
     source: str
     always: bool
     requirements: Requirements
-    # False: its requirements cannot be read, so nobody can say that they are met.
+    # If False, the requirements cannot be parsed and count as not met.
     well_formed: bool
-    # Why nothing of it can be read, if so.
+    # Why the file cannot be read; empty if it can.
     unreadable: str = ""
-    # False: the model is not told of it (`disable-model-invocation`); a user may still ask for it by name.
+    # If False, the model does not see it (`disable-model-invocation`); a user may still request it by name.
     model_invocable: bool = True
 
 
 def read_skill(folder: str, text: str, path: str, location: str, source: str) -> SkillFile:
-    """What a `SKILL.md` says of itself; without a head, its folder is its name and its first paragraph tells of it."""
+    """Parse a `SKILL.md`. Without front matter, the folder is its name and the first paragraph its description."""
     head, body = split_head(text)
     said = read_head(head)
     requirements, well_formed = _requirements(said)
@@ -82,7 +82,7 @@ def read_skill(folder: str, text: str, path: str, location: str, source: str) ->
 
 
 def unreadable_skill(folder: str, path: str, reason: str) -> SkillFile:
-    """A skill of which nothing but its place is known."""
+    """Return an entry for a skill whose file cannot be read."""
     return SkillFile(folder, folder, "", path, path, "unknown", False, Requirements(), True, reason)
 
 
@@ -98,7 +98,10 @@ def split_head(text: str) -> tuple[str, str]:
 
 
 def read_head(head: str) -> dict[str, Any]:
-    """The head's values. A value that is no YAML (`description: Use when: …`) is the text that stands there."""
+    """Return the values of the front matter.
+
+    A value that is not valid YAML (`description: Use when: …`) is plain text.
+    """
     whole = _yaml(head)
     if isinstance(whole, dict):
         return {str(name): value for name, value in whole.items()}
@@ -111,7 +114,7 @@ def read_head(head: str) -> dict[str, Any]:
 
 
 def _blocks(head: str) -> Iterator[str]:
-    """The head, cut before every line that begins with a name."""
+    """Split the front matter before every line that starts with a name."""
     block: list[str] = []
     for line in head.splitlines():
         if _KEY.match(line) and block:
@@ -128,7 +131,7 @@ def _yaml(text: str) -> Any:
 
     if text.count("[") + text.count("{") > MOST_BRACKETS:
         return None
-    # Anchors could unfold a small text into a large value; no head needs them.
+    # Anchors could expand a small text into a large value; front matter does not need them.
     try:
         if any(isinstance(token, yaml.AnchorToken | yaml.AliasToken) for token in yaml.scan(text)):
             return None

@@ -1,7 +1,7 @@
-"""Skills as real folders: copies of their objects that the file and shell tools of the gateway's machine can open.
+"""Copy skills from objects to folders that the file and shell tools on the gateway's machine can open.
 
-`{folder}/all/{name}` is a skill for all agents, `{folder}/agents/{id}/{name}` one that an agent has a copy of its own
-of. The tools may only read them; the objects stay the original, and a copy that differs is replaced.
+`{folder}/all/{name}` is a skill for all agents, `{folder}/agents/{id}/{name}` a skill of which an agent has its own
+copy. The tools may only read the folders; the objects are authoritative, and a copy that differs is replaced.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SKILL_FILE: Final = "SKILL.md"
 ALL: Final = "all"
 MOST_FILES: Final = 2000
 LARGEST: Final = 256 * 1024 * 1024
-# Objects have no mode: scripts and programs are known by how they begin.
+# Objects have no mode: scripts and programs are detected by their first bytes.
 _RUNNABLE: Final = (b"#!", b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
-# An object's etag, and size and modification time of its copy.
+# An object's etag, and the size and modification time of its copy.
 Copied = tuple[str, int, int]
 
 
 class SkillFolders:
-    """Keeps the copies in `folder` up to date. One task at a time works on a skill."""
+    """Keep the copies in `folder` up to date. Only one task works on a skill at a time."""
 
     def __init__(self, objects: Objects, folder: Path) -> None:
         self._objects = objects
@@ -40,8 +40,9 @@ class SkillFolders:
         self._locks: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def copy(self, name: str, agent: str | None = None) -> Path:
-        """Bring the folder of a skill up to date and return it: the one for all agents, or that with the agent's own
-        files in place of them. Raises ToolError when it cannot be copied, NotFound when there is no such skill.
+        """Update the folder of a skill and return it: the one for all agents, or the one with the agent's own files.
+
+        Raises ToolError if it cannot be copied, NotFound if the skill does not exist.
         """
         target = self._folder / ALL / name if agent is None else self._folder / AGENTS / agent / name
         async with self._locks[target]:
@@ -63,7 +64,7 @@ class SkillFolders:
         return target
 
     async def prune(self, agent: str, names: Collection[str]) -> None:
-        """Remove the copies of skills that are gone; `names` are those that the agent can see."""
+        """Remove the copies of skills that no longer exist; `names` are those that the agent can see."""
         for folder in (self._folder / ALL, self._folder / AGENTS / agent):
             for name in await asyncio.to_thread(_others, folder, names):
                 async with self._locks[folder / name]:
@@ -123,7 +124,7 @@ def _is_copied(path: Path, info: ObjectInfo, known: Copied | None) -> bool:
 
 
 def _clear(folder: Path, wanted: Collection[str]) -> None:
-    """Remove what is not part of the skill: files that are gone, links, and folders that are empty then."""
+    """Remove everything that is not part of the skill: old files, links, and folders left empty."""
     names = {str(folder / inner) for inner in wanted}
     if folder.is_symlink():
         folder.unlink()
@@ -133,7 +134,7 @@ def _clear(folder: Path, wanted: Collection[str]) -> None:
             if path.is_symlink() or (name in files and str(path) not in names):
                 path.unlink()
             elif name in folders:
-                with contextlib.suppress(OSError):  # it is not empty
+                with contextlib.suppress(OSError):  # not empty
                     path.rmdir()
     if not names:
         with contextlib.suppress(OSError):

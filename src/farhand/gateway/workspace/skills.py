@@ -1,6 +1,6 @@
-"""Skills: `SKILL.md` files an agent can read, the machines each of them needs, and why one cannot be used now.
+"""Find the skills of an agent, the machines each one needs, and why a skill cannot be used now.
 
-A skill is a folder `skills/{name}/` with a `SKILL.md`; an agent's own hides a global one of the same name.
+A skill is a folder `skills/{name}/` with a `SKILL.md`; an agent's own skill hides a global one of the same name.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Probe = Callable[[str, list[str]], Awaitable[Any]]
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """A skill as an agent may use it now, or why it may not."""
+    """Describe a skill that an agent can use, or why it cannot."""
 
     name: str
     description: str
-    # Where the agent reads it: a path of its workspace.
+    # The path in the agent's workspace.
     path: str
     # The key of the object.
     location: str
     source: str
     always: bool
     eligible: bool
-    # The nodes that have everything it requires.
+    # The nodes that meet every requirement.
     hosts: list[str]
     reasons: list[str]
     requirements: Requirements
-    # The SKILL.md as the file tools of the gateway's machine open it.
+    # The path of the SKILL.md for file tools on the gateway's machine.
     file: str = ""
-    # False: the prompt does not list it.
+    # If False, the prompt does not list it.
     model_invocable: bool = True
 
 
 class LocalSkills(msgspec.Struct, frozen=True):
-    """Where skills are on the gateway's machine.
+    """Describe where skills are on the gateway's machine.
 
-    `files`: what its tools may read. `own`: the agent whose objects are the files of the workspace, if that is so.
-    `workspace_of`: the agent that also has the skills in a workspace elsewhere, if there is one.
+    `files`: what its tools may read. `own`: the agent whose objects are the workspace files, if any. `workspace_of`:
+    the agent that also has the skills of a separate workspace, if any.
     """
 
     files: Files
@@ -70,9 +70,10 @@ class LocalSkills(msgspec.Struct, frozen=True):
 
 
 class Skills:
-    """Finds skills and judges them. `holds` tells whether a setting is set, `probe` asks a node for programs.
+    """Find skills and check their requirements.
 
-    `folders` copies skills to where the file tools can open them; `local` tells which need no copy.
+    `holds` returns whether a setting is set; `probe` asks a node for programs. `folders` copies skills to where the
+    file tools can open them; `local` determines which need no copy.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class Skills:
         self._entries = entries or {}
 
     async def eligible(self, agent_id: str | None = None) -> list[Skill]:
-        """The skills an agent can use now, by name."""
+        """Return the skills an agent can use now, by name."""
         return [skill for skill in await self.all(agent_id) if skill.eligible]
 
     async def all(self, agent_id: str | None = None) -> list[Skill]:
-        """Every skill an agent can see, with the reasons where it cannot be used."""
+        """Return every skill an agent can see, with the reasons if it cannot be used."""
         agent = agent_id or MAIN_AGENT
         folder = await self._workspace.folder(agent, SKILLS)
         names = {name.split("/")[1] for name in folder.directories} if folder else set()
@@ -111,18 +112,19 @@ class Skills:
         return [self._judged(file, place) for file, place in sorted(files, key=lambda pair: pair[0].name)]
 
     async def refresh(self, name: str) -> None:
-        """Bring the copy of a skill for all agents up to date, after it was changed."""
+        """Update the shared copy of a skill after a change."""
         try:
             await self._folders.copy(name)
         except NotFound:
             return  # it was removed, and so was its copy
         except ToolError as error:
-            log.warning("the skill %r cannot be opened by file tools: %s", name, error)
+            log.warning("file tools cannot open the skill %r: %s", name, error)
 
     async def _read(self, agent: str, name: str, local: bool) -> tuple[SkillFile, str] | None:
-        """What a skill says of itself, and where the file tools find its SKILL.md; None where there is none."""
+        """Return a parsed skill and the path of its SKILL.md for file tools; None if it does not exist."""
         file = await self._stored(agent, name)
-        if local and (file is None or file.source != "agent"):  # an agent's own objects come first, as for its files
+        # An agent's own objects take precedence, as for its files.
+        if local and (file is None or file.source != "agent"):
             return await asyncio.to_thread(self._read_here, name)
         if file is None:
             return None
@@ -134,7 +136,7 @@ class Skills:
             return unreadable_skill(name, file.path, error.message), file.path
 
     async def _openable(self, agent: str, name: str, file: SkillFile) -> str:
-        """The path of a skill's SKILL.md for file tools; a copy is made where the objects are not such files."""
+        """Return the path of a skill's SKILL.md for file tools, after copying it if necessary."""
         shared = bool((await self._workspace.objects.list(f"{SKILLS}/{name}/", limit=1)).objects)
         if file.source == "agent" and agent == self._local.own and not shared:
             return file.path
@@ -142,7 +144,7 @@ class Skills:
         return str(await self._folders.copy(name, agent if overlaid else None) / SKILL_FILE)
 
     def _names_here(self) -> set[str]:
-        """The skills in a workspace that lies elsewhere."""
+        """Return the names of the skills in a separate workspace."""
         try:
             entries = list_folder(self._local.files, SKILLS)
         except ToolError:
@@ -164,7 +166,7 @@ class Skills:
         return self._with_settings(read_skill(name, data.decode(errors="replace"), path, path, "workspace")), path
 
     async def _stored(self, agent: str, name: str) -> SkillFile | None:
-        """What is stored of a skill, the agent's own or that for all."""
+        """Return a stored skill: the agent's own, or else the global one."""
         path = f"{SKILLS}/{name}/{SKILL_FILE}"
         try:
             found = await self._workspace.find(agent, path)
@@ -174,16 +176,16 @@ class Skills:
                 raise Failed(f"it has {found.info.size} bytes, more than {LARGEST_SKILL}")
             _, data = await self._workspace.objects.get(found.info.key)
         except NotFound:
-            return None  # removed just now
-        except ToolError as error:  # the others are none the worse for it
+            return None  # removed meanwhile
+        except ToolError as error:  # a faulty skill must not affect the others
             return unreadable_skill(name, path, error.message)
-        # In a thread: YAML is slow, and whoever writes the file decides how much there is of it.
+        # In a thread: YAML parsing is slow, and the file may be large.
         text = data.decode(errors="replace")
         file = await asyncio.to_thread(read_skill, name, text, path, found.info.key, found.source)
         return self._with_settings(file)
 
     def _with_settings(self, file: SkillFile) -> SkillFile:
-        """A skill with the requirements that the owner's settings give it."""
+        """Return a skill with the requirements from the settings applied."""
         entry = self._entry(file)
         if entry is None or entry.requires is None:
             return file
@@ -199,7 +201,7 @@ class Skills:
     # -- programs ---------------------------------------------------------------------------------------
 
     async def _probe_for(self, files: list[SkillFile]) -> None:
-        """Ask the connected nodes for the programs skills need, where that is not known or was asked long ago."""
+        """Ask the connected nodes for the programs that skills need, if the answer is unknown or old."""
         wanted = {name for file in files for name in (*file.requirements.bins, *file.requirements.anyBins)}
         wanted = {name for name in wanted if _BIN.fullmatch(name)}
         if not wanted:
@@ -224,9 +226,9 @@ class Skills:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._probe(node_id, bins)
         except (ToolError, TimeoutError) as error:
-            log.warning("node %s did not tell its programs: %s", node_id, error or "time-out")
+            log.warning("failed to list the programs of node %s: %s", node_id, error or "time-out")
 
-    # -- judging ----------------------------------------------------------------------------------------
+    # -- requirements -----------------------------------------------------------------------------------
 
     def _judged(self, file: SkillFile, place: str) -> Skill:
         entry = self._entry(file)
@@ -262,7 +264,7 @@ class Skills:
         )
 
     def _hosts(self, needs: Requirements) -> tuple[list[str], list[str]]:
-        """The nodes each of which has all that is needed, or what the nearest lacks of the need that leaves none."""
+        """Return the nodes that meet every requirement; if none does, what the closest one lacks."""
         online = [node for node in self._node_registry.nodes.values() if node.online]
         names = sorted(node.card.node_id for node in online)
         missing = [f"requires config: {path}" for path in needs.config if not self._holds(path)]
@@ -294,7 +296,7 @@ def _lacks(wanted: list[str], there: set[str]) -> list[str]:
 
 
 def _lacks_all(wanted: list[str], there: set[str]) -> list[str]:
-    """All that is wanted, unless there is one of it."""
+    """Return all of `wanted` if none of them is in `there`, otherwise nothing."""
     return wanted if there.isdisjoint(wanted) else []
 
 
@@ -313,7 +315,7 @@ def _bins(node: Node) -> set[str]:
 
 
 def _spellings(system: str, wanted: list[str]) -> set[str]:
-    """What a node's system is called among the names that are wanted."""
+    """Return which of the wanted names match a node's operating system."""
     return {name for name in wanted if _system(name) == _system(system)}
 
 

@@ -1,6 +1,6 @@
-"""An agent's files: paths of its workspace over the objects, with the global skills showing through.
+"""Map paths in an agent's workspace to objects, with the global skills as a fallback.
 
-`skills/…` is virtual: the agent's own copy comes first, then the global one, and what is written is the agent's own.
+`skills/…` is virtual: reads prefer the agent's own copy to the global one, and writes go to the agent's own copy.
 """
 
 from __future__ import annotations
@@ -25,41 +25,43 @@ _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An object that a path of the workspace means, and whose copy it is."""
+    """Hold the object at a workspace path, and whether it is the agent's own."""
 
     info: ObjectInfo
     source: Source
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """What lies at a path, named from the root of the workspace; directories end with `/`."""
+    """List the contents of a folder as paths from the workspace root; directories end with `/`."""
 
     files: list[str]
     directories: list[str]
 
 
 class Workspace:
-    """The workspaces of all agents. Paths are checked here, once, for every door."""
+    """Access the workspaces of all agents. Every interface relies on the path checks here."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
 
     def key(self, agent_id: str | None, path: str) -> str:
-        """The key a file has, or would have, in the agent's own space. Raises InvalidArgs, NotAllowed."""
+        """Return the key of a file in the agent's own space, existing or not. Raises InvalidArgs, NotAllowed."""
         relative = clean(path)
         if not relative or relative == SKILLS or path.rstrip().endswith("/"):
             raise InvalidArgs(f"path must reference a file, not {path[:200]!r}")
         return f"{_root(agent_id)}{relative}"
 
     def writable_key(self, agent_id: str | None, path: str) -> str:
-        """The key of a file that is about to be written or deleted. Raises as `key`; NotAllowed for a steering file
-        that may not be changed by this caller."""
+        """Return the key of a file to write or delete.
+
+        Raises as `key`, and NotAllowed for a steering file that this caller may not change.
+        """
         key = self.key(agent_id, path)
         steering.check(clean(path), path)
         return key
 
     async def find(self, agent_id: str | None, path: str) -> Found | None:
-        """The object at a path: of two copies of a skill's file, the agent's own."""
+        """Return the object at a path; for a skill's file, the agent's own copy takes precedence."""
         relative = clean(path)
         if not relative or relative == SKILLS:
             return None
@@ -72,7 +74,7 @@ class Workspace:
         return None
 
     async def folder(self, agent_id: str | None, path: str) -> Folder | None:
-        """What lies beneath a path, or None when nothing does; the root is always there."""
+        """Return the contents of a folder, or None if it has none; the root always exists."""
         relative = clean(path)
         inner = f"{relative}/" if relative else ""
         root = _root(agent_id)
@@ -103,8 +105,8 @@ class Workspace:
 
 
 def clean(path: str) -> str:
-    """A path without its outer slashes and needless parts. Raises NotAllowed for `..`, however it is spelled."""
-    if len(path) > MOST_CHARACTERS:  # to look for `..` in it would take its time
+    """Normalize a path. Raises NotAllowed for `..`, however it is encoded."""
+    if len(path) > MOST_CHARACTERS:  # searching it for `..` would take too long
         raise InvalidArgs(f"a path has at most {MOST_CHARACTERS} characters, and not {len(path)}")
     for part in _SEPARATORS.split(unicodedata.normalize("NFKC", _unquoted(path))):
         if "".join(character for character in part if unicodedata.category(character) != "Cf").strip() == "..":
@@ -113,7 +115,7 @@ def clean(path: str) -> str:
 
 
 def _unquoted(path: str) -> str:
-    """`%2e%2e` and `%252e` as whoever decodes them later would see them."""
+    """Decode `%2e%2e` and `%252e` as a later decoder would."""
     for _ in range(4):
         following = unquote(path)
         if following == path:
