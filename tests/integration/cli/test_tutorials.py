@@ -66,7 +66,7 @@ def test_getting_started(gateway: GatewayProcess, run: Run, tmp_path: Path) -> N
         assert rules is not None
         (gateway.home / "farhand.toml").write_text(rules[1])
         edit = before[1].replace("call", "call --timeout 1", 1)
-        wait_until(lambda: "edits are asked" in run(edit).stderr, what="the rule")
+        wait_until(lambda: "ask before edits" in run(edit).stderr, what="the rule")
         assert run(show).stdout == "port = 80\n"
 
 
