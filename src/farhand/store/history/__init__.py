@@ -1,1 +1,1 @@
-"""Reading and pruning what was recorded: timelines, verification of seals, retention."""
+"""Read and prune the history: timelines, verification of seals, retention."""

@@ -1,4 +1,4 @@
-"""Removes the oldest events and calls in such a way that the rest can still be verified.
+"""Remove the oldest events and calls in such a way that the rest can still be verified.
 
 Events are removed from the front, up to one that carries a seal. The same transaction appends the event
 `journal.pruned` with that seal and what else a verification needs to begin there. It is sealed itself, so that events
@@ -159,7 +159,7 @@ class _Progress:
         )
 
     def _told(self, data: bytes) -> None:
-        with contextlib.suppress(msgspec.MsgspecError):  # one that was changed does not fit its seal either
+        with contextlib.suppress(msgspec.MsgspecError):  # a modified event does not match its seal either
             self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=ToldMessage).seq)
 
     def _old(self, data: bytes) -> None:

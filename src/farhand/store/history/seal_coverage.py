@@ -1,4 +1,4 @@
-"""What the seals of the journal cover, sealing of older journals, and the check of the journal's end at start-up."""
+"""Compute what the journal's seals cover, seal older journals, and check the journal's end at start-up."""
 
 from __future__ import annotations
 
@@ -80,10 +80,9 @@ def rows_after(tx: Tx, last: int) -> list[tuple[Any, ...]]:
 
 
 class Covers:
-    """Returns what the seals of rows cover beside the rows themselves; called for each row in order.
+    """Compute what the seals of rows cover besides the rows themselves; call it for each row in order.
 
-    A call that was stored when it had ended has one row for its start and its end, so that the calls that have begun
-    are tracked.
+    A call that was stored after its end has a single row for its start and end, so this tracks which calls have begun.
     """
 
     def __init__(self, tx: Tx, open_calls: Iterable[str] = ()) -> None:
@@ -108,7 +107,7 @@ class Covers:
             elif kind == SEALED:
                 return entries_digest(self._store, msgspec.json.decode(data, type=SealedRows).entries)
         except msgspec.MsgspecError:
-            pass  # the row was changed, so that it does not match its seal anyway
+            pass  # a modified row does not match its seal anyway
         return b""
 
     def _call(self, kind: str, subject: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Pages of the journal, filtered by session, node or time, with a short view of what each row refers to.
+"""Read pages of the journal, filtered by session, node or time, with a summary of what each row refers to.
 
 The filters have no index, so that appending stays cheap: a page reads a bounded number of rows and returns where the
 next one begins.
@@ -191,7 +191,7 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
             " OR EXISTS (SELECT 1 FROM calls WHERE calls.id = e.subject AND calls.node_id = ?))"
         )
         said = msgspec.json.encode(wanted.node)
-        place = said[:-1] + b":"  # of a transfer
+        place = said[:-1] + b":"  # the prefix of a transfer's endpoint
         values += [wanted.node, b'"node_id":' + said, b'"node":' + said, place, wanted.node]
     return clauses, values
 

@@ -1,4 +1,4 @@
-"""Verifies that the journal is complete, unchanged and in order. Only reads; the journal may be in use."""
+"""Verify that the journal is complete, unchanged and in order. Only reads; the journal may be in use."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ class _CutData(msgspec.Struct, frozen=True):
 def verify_journal(
     tx: Tx, sealer: Seals, kept: KeptHead | None, *, start: int | None = None, noted: Head | None = None
 ) -> Report:
-    """Check the whole journal, or from the event `start` on; with `noted`, that this event is in it as well.
+    """Check the whole journal, or from the event `start` on; with `noted`, also that this event is in it.
 
-    `kept` is read before the transaction begins, so that the rows include what it says.
+    Read `kept` before the transaction begins, so that the rows include what it records.
     """
     return _Verification(tx, sealer, kept, start, noted).report()
 
 
 def check_end(tx: Tx, sealer: Seals, kept: KeptHead | None) -> tuple[Head, str | None]:
-    """Return the newest row, and what is wrong with the end of the journal, if anything is."""
+    """Return the newest row, and what is wrong with the end of the journal, if anything."""
     return journal_end(tx), _Verification(tx, sealer, kept, None, None).end_fault()
 
 
@@ -170,7 +170,7 @@ class _Verification:
             not faults, checked, self._begun, first, str(end), faults[0] if faults else None, faults, self._notes
         )
 
-    # -- where to begin ---------------------------------------------------------------------------------
+    # -- starting point ---------------------------------------------------------------------------------
 
     def _beginning(self) -> tuple[int, bytes]:
         """Return the id and seal after which the check begins."""
@@ -271,7 +271,7 @@ class _Verification:
                 far = f"; the journal had reached event {gone.id}" if gone and gone.id > copy.id else ""
                 self._notes.append(Note(number, at, f"{how}, with events up to {copy.id}{far}"))
 
-    # -- the end, and what goes with it -----------------------------------------------------------------
+    # -- end and related records ------------------------------------------------------------------------
 
     def end_fault(self) -> str | None:
         self._end()
@@ -357,7 +357,7 @@ def _what(group: list[Row], last: int) -> tuple[int, str]:
     covered += ["a message older than it" for row in group if row[2] == SEALED]
     others = " or another covered record" if len(covered) > 5 else ""
     shown = f", or {' or '.join(covered[:5])}{others}," if covered else ""
-    moved = "it stands in another's place" if len(group) == 1 else "they stand in another order"
+    moved = "it was moved" if len(group) == 1 else "they stand in another order"
     return group[0][0], f"{_named(group)}{shown} was changed, or {moved}"
 
 

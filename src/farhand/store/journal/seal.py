@@ -1,4 +1,4 @@
-"""Seals the journal: the last row of each commit carries a keyed hash over its rows and the previous hash.
+"""Seal the journal: the last row of each commit carries a keyed hash over its rows and the previous hash.
 
 The key is a file beside the database, so that write access to the database alone is not enough to seal anything. The
 head (id and hash of the newest row) is recorded in a third file after every commit, so that a truncated journal is
@@ -63,7 +63,7 @@ class KeptHead(msgspec.Struct, frozen=True):
     """The content of the head file."""
 
     head: Head
-    # The gateway was stopped cleanly, so that nothing may be missing.
+    # The gateway was stopped cleanly, so nothing may be missing.
     clean: bool
     # The boot id of the machine: after a crash of the machine, commits that were not synced may be missing.
     boot: str
@@ -85,7 +85,7 @@ class Sealer:
         parts = [before]
         for row, covered in rows:
             parts.append(packed(row))
-            if len(covered) > LARGE_BYTES:  # not copied: that would hold the interpreter up
+            if len(covered) > LARGE_BYTES:  # not copied: that would block the interpreter
                 state.update(b"".join(parts))
                 state.update(covered)
                 parts = []
@@ -104,7 +104,7 @@ class SealedJournal:
         self.sealer: Seals = Sealer(load_key(home, make=True))
         # Rows of the current transaction.
         self._pending: list[JournalRow] = []
-        # Of the newest row, pending ones included.
+        # The id of the newest row, including pending ones.
         self.id = 0
         self.hash = self.sealer.beginning
         self._kept = (self.id, self.hash)
@@ -124,7 +124,7 @@ class SealedJournal:
     def write(self, tx: Tx) -> None:
         """Insert the pending rows under one seal, before the commit.
 
-        Raises IntegrityError when another process has appended rows. After a rollback, `load` continues behind them.
+        Raises IntegrityError if another process has appended rows. After a rollback, `load` continues after them.
         """
         pending = self._pending
         if not pending:
@@ -137,7 +137,7 @@ class SealedJournal:
 
     @property
     def pending(self) -> int:
-        """The number of rows that the current transaction adds."""
+        """Return the number of rows that the current transaction adds."""
         return len(self._pending)
 
     def drop(self, count: int) -> None:
@@ -146,7 +146,7 @@ class SealedJournal:
         self.id = self._pending[-1][0][0] if self._pending else self._kept[0]
 
     def opened(self) -> None:
-        """Record the end of the journal in the head file, from now on after every commit."""
+        """Record the end of the journal in the head file, now and after every commit."""
         os.pwrite(self._file, _MAGIC + _HEAD.pack(self.id, self.hash) + _REST.pack(_OPEN, boot_id().encode()), 0)
         self._kept = (self.id, self.hash)
 
@@ -169,7 +169,10 @@ class SealedJournal:
 
 
 def load_key(home: Path, *, make: bool = False) -> bytes:
-    """Return the key of a home's journal; with `make`, create a missing one. Raises FarhandError."""
+    """Return the key of a home's journal; with `make`, create a missing one.
+
+    Raises FarhandError if the key is missing or invalid.
+    """
     path = home / KEY_FILE
     try:
         key = path.read_bytes()

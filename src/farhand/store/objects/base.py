@@ -1,4 +1,4 @@
-"""The contract of the object store: bytes under keys, such as `agents/main/SOUL.md` and `skills/deploy/SKILL.md`.
+"""Define the contract of the object store: bytes under keys, such as `agents/main/SOUL.md`.
 
 Two engines implement it: a folder of plain files (`folder.py`) and S3-compatible storage (`s3.py`). One suite,
 `tests/contract/test_objects.py`, runs against both. There are no folders, only keys with a common prefix.

@@ -1,4 +1,4 @@
-"""Objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which the owner may edit directly.
+"""Store objects as plain files: `agents/main/SOUL.md` is `<home>/agents/main/SOUL.md`, which the owner may edit.
 
 A file is written beside its place and renamed. A link is followed if it stays within its agent's folder or within the
 skills; others are refused. Listings show only folders that contain an object at any depth.
@@ -70,7 +70,7 @@ class FolderObjects:
     """The object store in one home folder, used by one process at a time."""
 
     def __init__(self, home: Path, undo_log: UndoLog | None = None) -> None:
-        """`kept`: the undo log of changes by calls."""
+        """Create the store; `undo_log` keeps the content that calls replace."""
         self._home = Path(os.path.realpath(home))
         self._undo_log = undo_log
         self._trees: dict[str, Files] = {}
@@ -230,7 +230,7 @@ class FolderObjects:
         for child in self._children(folder):
             key = f"{folder}/{child.name}"
             if len(key.encode()) > MAX_KEY_BYTES:
-                continue  # no object has such a key, nor is one to be found deeper
+                continue  # no object has such a key, here or deeper
             if child.status is not None:
                 if key > after:
                     yield key, child.status
@@ -275,7 +275,7 @@ class FolderObjects:
     def _read_types(self) -> dict[str, Typed]:
         types = {}
         for path in (self._home / TYPES_FOLDER).glob("*.json"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):  # a lost type costs no content
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # losing a content type loses no content
                 typed = msgspec.json.decode(path.read_bytes(), type=Typed)
                 types[typed.key] = typed
         return types
@@ -333,14 +333,14 @@ class FolderWriter:
         if_match: str | None = None,
         noted: bool = False,
     ) -> None:
-        """`noted`: it is written in pieces, see `FolderObjects.noting`."""
+        """Create the writer; `noted`: it is written in pieces, see `FolderObjects.noting`."""
         self._objects = objects
         self._key = key
         self._content_type = content_type
         self._using = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._open = True
-        new_etag = self._new_etag = [""]  # not of this writer: one that is dropped must go at once
+        new_etag = self._new_etag = [""]  # `judge` must not hold the writer, or a dropped one stays alive
 
         def judge(old: os.stat_result | None) -> None:
             if if_absent and old is not None:
@@ -404,7 +404,7 @@ class FolderWriter:
         with self._using:
             if self._open:
                 self._open = False
-                with contextlib.suppress(ToolError):  # of a full disk: what is left to be written is not wanted
+                with contextlib.suppress(ToolError):  # the disk may be full; the rest is not needed
                     self._stack.__exit__(_Aborted, _Aborted(), None)
                 with self._objects.shaping:
                     prune(self._files, self._path)

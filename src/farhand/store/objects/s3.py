@@ -1,4 +1,4 @@
-"""Objects in S3-compatible storage, by obstore.
+"""Store objects in S3-compatible storage, with obstore.
 
 A key is an object of the bucket, below the prefix of the URL. An upload of unknown length is a multipart upload, which
 is completed by `commit` and aborted otherwise.
@@ -187,7 +187,7 @@ class S3Reader:
 
 
 class S3Writer:
-    """An upload through a short queue, so that a slow storage slows its writer down."""
+    """An upload through a short queue, so that slow storage slows down its writer."""
 
     def __init__(self, objects: S3Objects, store: S3Store, key: str, content_type: str) -> None:
         self._objects = objects
@@ -213,7 +213,7 @@ class S3Writer:
         while (piece := await self._queue.get()) is not None:
             yield piece
         if self._aborted:
-            raise Cancelled("the upload was aborted")  # the library aborts the multipart upload then
+            raise Cancelled("the upload was aborted")  # the library then aborts the multipart upload
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         for start in range(0, len(data), CHUNK):
@@ -275,7 +275,7 @@ class HeldWriter:
             await self.abort()
 
     async def abort(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written before cannot be now, and is not wanted
+        with contextlib.suppress(OSError):  # the file is discarded, so unwritten data does not matter
             self._file.close()
 
 

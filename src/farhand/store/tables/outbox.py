@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def lane(self) -> tuple[str, str, str]:
-        """Messages with the same lane are delivered in order."""
+        """Return the key of the peer's queue; messages with the same key are delivered in order."""
         return self.channel, self.account, self.peer
 
     def __str__(self) -> str:

@@ -354,7 +354,7 @@ def entry_by(tx: Tx, key: str, event: int, at: int) -> Entry | None:
     ).fetchall()
     if rows:
         return find_entry(tx, msgspec.json.decode(rows[0][0])["seq"])
-    rows = tx.execute(  # entries that are older than the events which tell of them
+    rows = tx.execute(  # entries older than the events that record them
         f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
     ).fetchall()
     return _entry(rows[0]) if rows else None
@@ -443,12 +443,12 @@ def start_run(tx: Tx, run_id: str, now: int) -> None:
 
 
 def got_on(tx: Tx, run_id: str) -> None:
-    """Reset the attempts of a run that makes progress: it is not one that crashes the gateway."""
+    """Reset the attempt count of a run that made progress."""
     tx.execute("UPDATE runs SET attempts = 1 WHERE id = ? AND attempts > 1", (run_id,))
 
 
 def forgive_attempts(tx: Tx) -> None:
-    """Reset the attempts of all open runs, since the gateway is stopped on purpose."""
+    """Reset the attempt counts of all open runs, because the gateway is stopped deliberately."""
     tx.execute("UPDATE runs SET attempts = 0 WHERE state = 'running'")
 
 
