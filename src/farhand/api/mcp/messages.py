@@ -1,7 +1,7 @@
-"""The messages of MCP: JSON-RPC in, JSON-RPC out, in its two generations.
+"""MCP messages: JSON-RPC requests and answers of both protocol generations.
 
-Until 2025-11-25 a client shakes hands (`initialize`) and carries a session id; from 2026-07-28 on every request stands
-alone, says its version in `_meta` and repeats in headers what the body says.
+Up to 2025-11-25 a client starts with `initialize` and sends a session id; from 2026-07-28 on every request is
+independent, has its version in `_meta` and repeats parts of the body in headers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farhand.protocol.json_limits import check_value_count
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
-# Of clients that send no MCP-Protocol-Version, as the revisions that have the header demand.
+# Version of clients that send no MCP-Protocol-Version, as required by the revisions with that header.
 ASSUMED_VERSION: Final = "2025-03-26"
 # Since this revision an event without data may carry the id to resume from; older clients cannot parse such an event.
 EMPTY_EVENTS_SINCE: Final = "2025-11-25"
@@ -51,12 +51,12 @@ Id = int | str
 
 
 class Message(msgspec.Struct):
-    """A request (with an id), a notification (without), or an answer to a request of ours, of which there are none."""
+    """A request (with an id), a notification (without), or an answer, though this server sends no requests."""
 
     jsonrpc: str
     id: Any = UNSET
     method: str | UnsetType = UNSET
-    # Each as it came: the arguments of a tool are passed on unread.
+    # Undecoded: the arguments of a tool are passed on unread.
     params: dict[str, msgspec.Raw] | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
@@ -65,7 +65,7 @@ class Message(msgspec.Struct):
         return None if self.params is UNSET else self.params.get(name)
 
     def value(self, name: str) -> Any:
-        """A parameter; None where there is none. Raises RpcError for one that cannot be held."""
+        """Return a parameter; None if it is missing. Raises RpcError if it cannot be decoded."""
         raw = self.raw(name)
         try:
             return None if raw is None else msgspec.json.decode(raw)
@@ -99,7 +99,7 @@ class RpcError(Exception):
         return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
     def reply(self, request_id: Id | None, *, modern: bool) -> Reply:
-        """Until 2025-11-25 an error of a request that was understood is an answer like any other."""
+        """Return the HTTP reply. Up to 2025-11-25, the error of a valid request has status 200."""
         status = self.status or (_STATUS.get(self.code, 200) if modern else 200)
         return Reply(self.told(request_id), status=status)
 
@@ -108,7 +108,7 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 def read_message(body: bytes) -> Message:
-    """Raises RpcError for what is no single message."""
+    """Parse a body. Raises RpcError unless it is a single message."""
     try:
         body.decode()
         check_value_count(body)
@@ -137,7 +137,7 @@ def notification(method: str, params: dict[str, Any]) -> bytes:
 
 
 def event(message: bytes, event_id: str | None = None) -> bytes:
-    """A server-sent event with a message; without one (`b""`), the mark from which a stream is taken up again."""
+    """Return a server-sent event with a message; an empty one (`b""`) only marks a position to resume from."""
     head = b"" if event_id is None else b"id: %b\n" % event_id.encode()
     name = b"event: message\n" if message else b""
     return b"%b%bdata: %b\n\n" % (head, name, message)
@@ -154,7 +154,7 @@ def opening(version: str, event_id: str) -> bytes:
     return event(msgspec.json.encode(ping), event_id)
 
 
-# -- the generation without sessions ------------------------------------------------------------------------
+# -- protocol versions without sessions -----------------------------------------------------------------
 
 
 def is_modern(request: Request) -> bool:
@@ -163,7 +163,7 @@ def is_modern(request: Request) -> bool:
 
 
 def check_modern(request: Request, message: Message) -> None:
-    """Raises RpcError for a request that does not say what it must, or says two things."""
+    """Raise RpcError for a request with missing or contradictory metadata."""
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
         raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}")
@@ -180,14 +180,14 @@ def check_modern(request: Request, message: Message) -> None:
 
 
 def check_version(version: str) -> None:
-    """Raises RpcError for a version of the generation without sessions that is not spoken here."""
+    """Raise RpcError for an unsupported version without sessions."""
     if version not in MODERN_VERSIONS:
         supported = {"supported": list(MODERN_VERSIONS), "requested": version[:100]}
         raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", supported)
 
 
 def _header(request: Request, name: str) -> str | None:
-    """A header's value; what a header cannot carry comes as `=?base64?…?=`."""
+    """Return a header's value, decoding the form `=?base64?…?=`."""
     value = request.header(name.encode())
     if value is None or not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
@@ -198,7 +198,7 @@ def _header(request: Request, name: str) -> str | None:
 
 
 def complete(value: dict[str, Any], *, modern: bool, cached_ms: int | None = None) -> dict[str, Any]:
-    """A result as its generation has it."""
+    """Return a result in the format of its generation."""
     if not modern:
         return value
     meta = {**value.get("_meta", {}), SERVER_KEY: SERVER}

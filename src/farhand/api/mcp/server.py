@@ -1,9 +1,9 @@
-"""`/mcp`: every tool a credential may use, for MCP clients (streamable HTTP), through the gate like any other door.
+"""`/mcp`: the tools of a credential for MCP clients (streamable HTTP), through the gate like any other call.
 
-An answer is JSON while it comes soon; a call that takes longer, or whose caller wants to hear of its progress, becomes
-a stream of server-sent events. A client of the generation with sessions that loses such a stream takes it up again with
-`Last-Event-ID`: the call goes on meanwhile, and is found in the record, also after the gateway was restarted. A client
-of the generation without them cancels a call by leaving.
+A fast answer is JSON; a call that takes longer, or whose caller asks for progress, becomes a stream of server-sent
+events. A client with a session that loses such a stream resumes it with `Last-Event-ID`: the call continues meanwhile
+and is found in the record, even after a restart of the gateway. A client without a session cancels a call by
+disconnecting.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from farhand.store.tables.calls import CallRecord
 
 # The origin of these calls, for the policy.
 MCP: Final = ("mcp",)
-# An answer that comes within this time is JSON: no client's limit for an event applies to it.
+# An answer within this time is JSON: no client's limit for an event applies to it.
 SOON_SECONDS: Final = 2.0
 PROGRESS_SECONDS: Final = 0.3
-# A call that prints nothing is still said to be at work, so often.
+# Interval of progress events for a call that prints nothing.
 QUIET_SECONDS: Final = 5.0
 MOST_TAIL: Final = 500
 GATHER_SECONDS: Final = 0.1
@@ -122,7 +122,7 @@ class McpRoutes:
             return error.reply(request_id, modern=modern)
 
     async def _take(self, request: Request, message: Message, modern: bool) -> Reply:
-        """A notification, or an answer to what we never asked."""
+        """Handle a notification, or an unexpected answer."""
         if modern:
             rpc.check_version(request.header(b"mcp-protocol-version") or "")
             return Reply(status=202)
@@ -192,7 +192,7 @@ class McpRoutes:
             session.calls[request_id] = asked
         ended = begun.ended()
         ended.add_done_callback(exchange.over)
-        # Who has no session cancels by leaving; who has one says so, and may come back for the answer.
+        # Clients without a session cancel by disconnecting; others cancel explicitly and may return for the answer.
         watch = ClientWatch(request, lambda: self._gate.abandon(begun)) if session is None else None
         patience = SOON_SECONDS if message.progress_token is None else PROGRESS_SECONDS
         try:
@@ -206,7 +206,7 @@ class McpRoutes:
                 watch.stop()
         if ended.done():
             if asked.given_up and _accepts(request, SSE):
-                return Reply(content_type=SSE)  # who cancelled is not answered: its stream ends with nothing in it
+                return Reply(content_type=SSE)  # a cancelled request gets no answer: its stream ends empty
             record = ended.result()
             render = partial(_ended, record, request_id, modern=session is None)
             return Reply(await beside_loop(result_bytes(record), render))
@@ -238,7 +238,7 @@ class McpRoutes:
         narrow=True,
     )
     async def listen(self, request: Request) -> Reply:
-        """The stream of a session, or what is left of the stream of one of its calls."""
+        """Open the stream of a session, or resume that of one of its calls."""
         if rpc.is_modern(request):
             raise Problem(405, "method_not_allowed", "send subscriptions/listen", headers=[(b"allow", b"POST")])
         if not _accepts(request, SSE):
@@ -298,7 +298,7 @@ class McpRoutes:
         return self._stream(request, pieces())
 
     async def _changes(self, listener: Listener, seen: str | None = None) -> AsyncGenerator[str, None]:
-        """A mark for each change of the tools, first of all when they are others than at the mark `seen`."""
+        """Yield a marker for each change of the tools, the first at once if they differ from `seen`."""
         self._node_registry.listeners.add(listener.wake.set)
         self._listening += 1
         try:
@@ -308,7 +308,7 @@ class McpRoutes:
                 await listener.wake.wait()
                 if listener.over:
                     return
-                await asyncio.sleep(GATHER_SECONDS)  # a node that comes or goes is several changes
+                await asyncio.sleep(GATHER_SECONDS)  # a node that connects or leaves causes several changes
                 listener.wake.clear()
                 yield self._mark()
         finally:
@@ -398,11 +398,11 @@ class _Exchange:
                 self._gate.abandon(self._opened)
 
     async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
-        """Progress is the time it has taken; what the call's command last printed goes with it."""
+        """Report the elapsed time as progress, with the last line that the call's command printed."""
         record = self._opened.record
         began = time.monotonic()
         of, commands = {"call_id": record.id}, self._commands
-        # What is secret is hidden before a line is cut out of it.
+        # Redact before cutting out a line, so that partial secrets are recognised.
         pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
         tail = b""
         printing = True
@@ -430,7 +430,7 @@ class _Exchange:
                 lines = tail.decode(errors="replace").rstrip().splitlines()
                 text = lines[-1] if lines else f"at work for {seconds:.0f} s"
                 params = {"progressToken": self._token, "progress": seconds, "message": text}
-                if news.empty():  # a reader that is slow is told the newest, once it has read the last
+                if news.empty():  # a slow reader gets only the newest, after it has read the last
                     news.put_nowait(rpc.notification("notifications/progress", params))
                 await asyncio.sleep(PROGRESS_SECONDS)
         finally:
@@ -451,7 +451,7 @@ def _ended(record: CallRecord, request_id: Id, *, modern: bool) -> bytes:
 
 
 def _place(call_id: str, request_id: Id) -> str:
-    """Where a stream is taken up again: which call, and the id its answer has."""
+    """Return the position at which a stream resumes: the call, and the id of its answer."""
     return f"call:{call_id}:{msgspec.json.encode(request_id).hex()}"
 
 

@@ -1,7 +1,7 @@
-"""Sessions of MCP clients that shake hands.
+"""Sessions of MCP clients that use `initialize`.
 
-A session id proves itself: it carries a digest of who it was made for and by which gateway. So nothing needs to be kept
-of a session but what is open in it, and a client goes on with its session after the gateway was restarted.
+A session id is self-verifying: it contains a digest of its credential and gateway. So only the open calls and streams
+of a session are stored, and a client keeps its session across restarts of the gateway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_STREAMS: Final = 1024
 
 
 class Listener:
-    """Somebody who is told of changes; `wake` is set for each, and when it is over."""
+    """A subscriber to changes; `wake` is set for each change, and at the end."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
@@ -34,18 +34,18 @@ class Listener:
 
 @dataclasses.dataclass(eq=False)
 class Asked:
-    """A call that serves a request; `given_up` once its client waits no longer."""
+    """A call that serves a request; `given_up` once its client has stopped waiting."""
 
     call_id: str
     given_up: bool = False
 
 
 class Session:
-    """What is open in one session."""
+    """The open calls and streams of one session."""
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        # Requests under way, and the calls that serve them.
+        # Open requests, and the calls that serve them.
         self.calls: dict[Id, Asked] = {}
         self.streams: set[Listener] = set()
 
@@ -63,7 +63,7 @@ class Sessions:
         return self._admit(f"{name}-{self._proof(name, credential_id)}")
 
     def find(self, session_id: str | None, credential_id: str) -> Session:
-        """Raises RpcError: 400 without an id, 404 for one that is not of this credential, or was ended."""
+        """Return a session. Raises RpcError: 400 without an id, 404 if it is another credential's or has ended."""
         if session_id is None:
             raise RpcError(INVALID_REQUEST, "a request after initialize has the header Mcp-Session-Id", status=400)
         known = self._known.get(session_id)
@@ -77,7 +77,7 @@ class Sessions:
         return known
 
     def end(self, session: Session) -> None:
-        """The id is good for nothing any more, and its streams end."""
+        """Invalidate the id and end its streams."""
         self._known.pop(session.id, None)
         self._ended[session.id] = None
         if len(self._ended) > MOST_ENDED:

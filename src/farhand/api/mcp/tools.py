@@ -1,4 +1,4 @@
-"""Tools and their outcomes as MCP has them."""
+"""Convert tools and their outcomes to MCP."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.json_limits import decode_bounded
 from farhand.store.tables.calls import CallRecord, CallState
 
-# Tools in one answer; more are asked for with its cursor.
+# Maximum tools in one answer; its cursor leads to more.
 PAGE: Final = 1000
-# A result of more bytes comes as text alone: it would be sent twice.
+# A larger result is sent as text only, since it would be sent twice.
 MOST_STRUCTURED: Final = 100_000
 CALL_KEY: Final = "farhand/call_id"
 
 
 class Names:
-    """What tools are called by MCP clients, which take letters, digits and `_ . -`; there and back."""
+    """The two-way mapping of tool names for MCP clients, which accept letters, digits and `_ . -`."""
 
     def __init__(self, node_registry: NodeRegistry, catalog: Catalog) -> None:
         self._node_registry = node_registry
@@ -33,7 +33,7 @@ class Names:
         self._names = ToolNames(())
 
     def meant(self, name: str) -> str:
-        """The tool that a client's name stands for; a tool's own name always does."""
+        """Return the tool for a client's name; a tool's own name is always accepted."""
         if self._version != self._node_registry.version:
             self._version = self._node_registry.version
             self._names = ToolNames(self._catalog.specs(), dots=True)
@@ -41,7 +41,7 @@ class Names:
 
 
 def tools(catalog: Catalog, principal: Principal, cursor: str | None) -> dict[str, Any]:
-    """What a principal may use, by name, from the one after `cursor` on."""
+    """Return the tools that a principal may use, by name, starting after `cursor`."""
     specs = catalog.specs()
     names = ToolNames(specs, dots=True)
     found = {names.sent(name): spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
@@ -60,7 +60,7 @@ def _tool(name: str, spec: ToolSpec) -> dict[str, Any]:
 
 
 def outcome(record: CallRecord) -> dict[str, Any]:
-    """How a call ended, as the result of `tools/call`."""
+    """Return the outcome of a call as the result of `tools/call`."""
     meta = {CALL_KEY: record.id}
     if record.state is not CallState.OK:
         failure = result_of(record).error
@@ -69,7 +69,7 @@ def outcome(record: CallRecord) -> dict[str, Any]:
     raw = b"null" if record.result is None else bytes(record.result)
     try:
         value = decode_bounded(raw)
-    except msgspec.DecodeError:  # it is the node's; too many values to decode, so it is passed on as text
+    except msgspec.DecodeError:  # too many values to decode: pass it on as text
         value = None
     blocks = value.get("content") if isinstance(value, dict) else None
     if isinstance(value, dict) and value.keys() == {"content"}:
@@ -88,7 +88,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _is_block(block: Any) -> bool:
-    """A text or an image, as the node's Read tells an image."""
+    """Return whether a block is text, or an image in the format of the node's Read."""
     if not isinstance(block, dict):
         return False
     if block.get("type") == "text":

@@ -1,10 +1,10 @@
-"""The OpenAI-compatible door: chat completions that an agent answers, with its tools, in a session.
+"""OpenAI-compatible chat completions, answered by an agent with its tools in a session.
 
-With `X-Session-Key` or `user` the conversation is a session kept here, and the last messages of the request are what is
-new in it. Without, the client keeps the conversation, as it would with any other server of this interface.
+With `X-Session-Key` or `user` the conversation is a stored session, and only the last messages of the request are new.
+Otherwise the client keeps the conversation, as with any other server of this API.
 
-The agent calls its own tools by itself. Tools of the request are the client's: a call of one of them ends the answer
-with `tool_calls`, and the next request brings the results.
+The agent runs its own tools. Tools of the request belong to the client: a call of one of them ends the answer with
+`tool_calls`, and the next request brings the results.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ChatRoutes:
         return self._sessions.canonical(f"agent:{agent}:{name}")
 
     async def _watched(self, request: Request, run: Run) -> RunOutcome:
-        """The end of a run; a client that hangs up ends it, as it would with any model."""
+        """Wait for the end of a run; stop it if the client disconnects, as with any model."""
         watch = ClientWatch(request, lambda: self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP))
         try:
             with problems():
@@ -144,7 +144,7 @@ class ChatRoutes:
 
 
 class _Chunks:
-    """A run as the chunks of a streamed completion."""
+    """Converts a run to the chunks of a streamed completion."""
 
     def __init__(self, run: Run, model: str, *, include_usage: bool) -> None:
         self._run = run
@@ -156,8 +156,8 @@ class _Chunks:
             "model": model,
         }
         if include_usage:
-            self._head["usage"] = None  # as OpenAI does: it is in the last chunk
-        # Something in the present step.
+            self._head["usage"] = None  # like OpenAI: the last chunk has it
+        # Whether the current step has emitted text.
         self._said = False
 
     def first(self) -> bytes:
@@ -184,7 +184,7 @@ class _Chunks:
                 {"error": {"message": failure.message, "type": "server_error", "param": None, "code": failure.kind}}
             )
             return
-        if outcome.reply and not sent:  # a command's answer, or a run that ended before it was followed
+        if outcome.reply and not sent:  # the reply of a command, or a run that ended before it was followed
             yield self._chunk({"content": outcome.reply})
         if outcome.handed:
             yield self._chunk({"tool_calls": [{"index": i, **one} for i, one in enumerate(_calls(outcome))]})
@@ -194,7 +194,7 @@ class _Chunks:
         yield b"data: [DONE]\n\n"
 
     def _told(self, event: RunEvent) -> str:
-        """What an event adds to the text."""
+        """Return the text that an event adds."""
         match event:
             case TextDelta():
                 self._said = True
@@ -204,7 +204,7 @@ class _Chunks:
                 return STARTED_OVER
             case ToolCalled() if self._said:
                 self._said = False
-                return "\n\n"  # what it says before and after its tools are two paragraphs
+                return "\n\n"  # text before and after tool calls forms two paragraphs
             case Completed() if not self._said and not event.handed:
                 return event.reply
         return ""
@@ -228,7 +228,7 @@ def _completion(run: Run, outcome: RunOutcome, model: str) -> dict[str, Any]:
 
 
 def _calls(outcome: RunOutcome) -> list[dict[str, Any]]:
-    """What the client is to carry out."""
+    """Return the calls for the client to run."""
     return [
         {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.arguments}}
         for use in outcome.handed
@@ -236,13 +236,13 @@ def _calls(outcome: RunOutcome) -> list[dict[str, Any]]:
 
 
 def _finish_reason(outcome: RunOutcome) -> str:
-    """A limit on rounds is a length too: there would have been more."""
+    """Return the finish reason; the limit on rounds counts as `length`."""
     reason = outcome.finish_reason or "stop"
     return {"rounds": "length"}.get(reason, reason)
 
 
 def _refuse_failure(outcome: RunOutcome) -> None:
-    """A reply is an answer, and so is the sentence that says what to set up; anything else is an error."""
+    """Raise Problem for a failed run, except if no model is configured: then its text is the answer."""
     if outcome.error is not None and outcome.error.kind != NOT_CONFIGURED:
         status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
         status = 423 if outcome.error.kind == FROZEN else status

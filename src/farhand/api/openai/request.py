@@ -1,4 +1,4 @@
-"""A request for a chat completion, as clients of OpenAI send it, and what the agent makes of it."""
+"""Chat completion requests of OpenAI clients, and their conversion to runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRODUCT: Final = "farhand"
 MOST_TOOLS: Final = 128
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# What the model is told as the client wrote it.
+# Parameters passed to the model unchanged.
 _PASSED_ON: Final = (
     "temperature",
     "top_p",
@@ -118,18 +118,18 @@ class ChatRequest(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """The messages of a request: what was said before, and what is new since the last answer."""
+    """The messages of a request: the history, and what is new since the last answer."""
 
     before: tuple[Message, ...]
     # Results of the client's own tools.
     answers: tuple[Message, ...]
-    # What the user says; empty where there are only results.
+    # The user's message; empty if there are only results.
     new: Message
     instructions: str
 
 
 def options(wanted: ChatRequest, said: Conversation, *, kept: bool) -> RunOptions:
-    """How the request is to be worked on; `kept`: the conversation is one of ours. Raises Problem."""
+    """Return the options of the run; `kept`: the conversation is a stored session. Raises Problem."""
     _refuse(wanted)
     tools = [] if wanted.tool_choice == "none" else [_tool(one) for one in wanted.tools or ()]
     names = {tool.name for tool in tools}
@@ -159,7 +159,7 @@ def options(wanted: ChatRequest, said: Conversation, *, kept: bool) -> RunOption
 
 
 def conversation(wanted: ChatRequest) -> Conversation:
-    """Raises Problem for messages that no conversation can have."""
+    """Split the messages of a request. Raises Problem if they do not form a conversation."""
     instructions = "\n\n".join(
         text for one in wanted.messages if one.role in ("system", "developer") and (text := _text(one))
     )
@@ -174,7 +174,7 @@ def conversation(wanted: ChatRequest) -> Conversation:
 
 
 def refuse_strangers(answers: Sequence[Message], waiting: Sequence[ToolUse]) -> None:
-    """Raises Problem for a result of a call that nobody waits for."""
+    """Raise Problem for a result without an open call."""
     for answer in answers:
         if not any(use.id == answer.tool_call_id for use in waiting):
             identity = (answer.tool_call_id or "")[:100]
@@ -225,7 +225,7 @@ def _text(message: ChatMessage) -> str:
 
 
 def _message(message: ChatMessage) -> Message:
-    """Raises Problem for parts that no model here takes."""
+    """Convert a message. Raises Problem for unsupported parts."""
     if message.role == "tool":
         if not message.tool_call_id:
             raise Problem(400, "invalid_request", "a message of role `tool` needs the `tool_call_id` it answers")
@@ -253,7 +253,7 @@ def _content(message: ChatMessage) -> str | tuple[Block, ...]:
 
 
 def _joined(messages: list[Message]) -> Message:
-    """Several messages in a row are one."""
+    """Join consecutive messages into one."""
     if len(messages) == 1:
         return messages[0]
     if not any(message.images for message in messages):

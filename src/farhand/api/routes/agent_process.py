@@ -1,4 +1,4 @@
-"""The direct door: `POST /agent/process` of the HTTP guide, and the chats it keeps."""
+"""`POST /agent/process` of the HTTP guide, and its chats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class TextPart(msgspec.Struct):
-    """A piece of a message; only text is understood."""
+    """A part of a message; only text is supported."""
 
     type: str = "text"
     text: str = ""
@@ -61,7 +61,7 @@ class InputMessage(msgspec.Struct):
 
 
 class Business(msgspec.Struct):
-    """`biz_params`; other fields are let through unread."""
+    """`biz_params`; other fields are ignored."""
 
     # `{name, input}`, or `{name, items: [input, …]}`.
     tool: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
@@ -145,7 +145,7 @@ _encode = msgspec.json.Encoder().encode
 
 class AgentProcessRoutes:
     def __init__(self, direct: Direct, ending: asyncio.Event, channels: Collection[str] = ()) -> None:
-        """`channels`: names of channels beside those of the guide."""
+        """`channels`: names of channels in addition to those of the guide."""
         self._channels = GUIDE_CHANNELS | {name.lower() for name in channels}
         self._ending = ending
         self._direct = direct
@@ -172,7 +172,7 @@ class AgentProcessRoutes:
             return await self._whole(request, events)
         first = b""
         try:
-            while not first:  # what fails before there is anything to tell is an ordinary error
+            while not first:  # errors before the first event are ordinary HTTP errors
                 first = _lines(await anext(events))
         except FarhandError as error:
             raise problem(error) from None
@@ -241,7 +241,7 @@ class AgentProcessRoutes:
 
 
 def problem(error: FarhandError) -> Problem:
-    """The guide's code and status of what went wrong."""
+    """Return the guide's code and status of an error."""
     match error:
         case ItemFailed():
             inner = problem(error.error)
@@ -278,7 +278,7 @@ def _summary(text: str) -> str:
 
 
 def _turn(wanted: ProcessRequest, channels: Collection[str], credential: Credential, key: str | None = None) -> Turn:
-    """Raises Problem for a request that cannot be a turn of a chat."""
+    """Convert a request into a turn of a chat. Raises Problem if it is invalid."""
     channel = (wanted.channel or "").strip().lower() or "console"
     for name, value in (("session_id", wanted.session_id), ("user_id", wanted.user_id), ("channel", channel)):
         if not value.strip():
@@ -332,7 +332,7 @@ def _error(problem: Problem) -> dict[str, Any]:
 
 
 def _shown(event: Event) -> Iterable[ProcessEvent]:
-    """An event as the guide's readers know it; some are nothing to them. Raises Problem for a run that failed."""
+    """Convert an event to those of the guide, possibly none. Raises Problem for a failed run."""
     match event:
         case StepStarted():
             return (StepStartedEvent(event.step),)
@@ -359,7 +359,7 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
 
 
 def _arguments(text: str) -> Any:
-    """A tool's arguments as the object they are; what a model wrote that is none stays its text."""
+    """Return a tool's arguments as an object; invalid JSON from a model stays text."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):

@@ -21,7 +21,7 @@ class FileShown(msgspec.Struct, omit_defaults=True):
 
 
 class ApprovalShown(msgspec.Struct):
-    """A question: what would run, exactly, and the hash to approve it by. Moments are milliseconds since 1970."""
+    """An approval: exactly what would run, and the hash to approve it with. Times are milliseconds since 1970."""
 
     id: str
     call_id: str
@@ -59,7 +59,7 @@ class ApprovalsAnswer(msgspec.Struct):
 
 class Decision(msgspec.Struct):
     decision: Literal["approve", "deny"]
-    # Of what was shown; an approval needs it.
+    # Hash of what was shown; required to approve.
     hash: str | None = None
     reason: str = ""
 

@@ -54,7 +54,7 @@ class ToolsAnswer(msgspec.Struct):
 
 
 class CallShown(msgspec.Struct):
-    """A call record; `result` when it went well, `error` when not. Moments are milliseconds since 1970."""
+    """A call record; `result` if it succeeded, else `error`. Times are milliseconds since 1970."""
 
     request_id: str
     id: str
@@ -73,10 +73,10 @@ class CallShown(msgspec.Struct):
     args: Any = UNSET
     result: Any = UNSET
     error: ToolFailure | UnsetType = UNSET
-    # Of a call that waits: `approval` or `node`.
+    # What a waiting call waits for: `approval` or `node`.
     waits_for: str | UnsetType = UNSET
     approval_id: str | UnsetType | None = UNSET
-    # In the answer to a cancel: the call was over before, and this request changed nothing.
+    # In the answer to a cancel: the call had ended before, and this request changed nothing.
     already_over: bool | UnsetType = UNSET
 
 
@@ -148,7 +148,7 @@ class CallRoutes:
             raise _no_call(request)
         if request.credential.id in (record.credential, record.on_behalf_of) or request.credential.may(Scope.READ):
             return msgspec.structs.replace(self._shown(record), already_over=over)
-        # A call of another credential, for one that may cancel it but not read it.
+        # A call of another credential, for a caller that may cancel it but not read it.
         return {"request_id": record.id, "id": record.id, "state": record.state.value, "already_over": over}
 
     async def _found(self, request: Request) -> CallRecord:

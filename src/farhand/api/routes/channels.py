@@ -50,7 +50,7 @@ class ChannelRoutes:
         self._reception = reception
         self._hooks = hooks
 
-    # -- what other programs post -----------------------------------------------------------------------
+    # -- hooks ------------------------------------------------------------------------------------------
 
     @route(
         "POST",

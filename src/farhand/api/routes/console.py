@@ -1,4 +1,4 @@
-"""Signing a browser in, and the page it then sees."""
+"""Sign a browser in, and serve the console page."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class FanOutRoutes:
 
 
 async def _watched(request: Request, begun: FanOut) -> Reply:
-    """Return the table. If the client leaves before, nothing more is begun."""
+    """Return the table. If the client leaves before, no more calls are started."""
     gone = asyncio.ensure_future(request.gone())
     try:
         await asyncio.wait({gone, begun.task}, return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,7 @@ class CallCounts(msgspec.Struct):
 
 
 class StoreHealth(msgspec.Struct):
-    """When the store was last copied, and what had to be repaired at this start, if anything."""
+    """Time of the last backup of the store, and any repairs at this start."""
 
     backup_at: int | None
     backup_failure: str | None

@@ -1,4 +1,4 @@
-"""`POST /v1/tools/invoke` calls a tool, `POST /v1/calls/{id}/undo` takes back what a call did to files."""
+"""`POST /v1/tools/invoke` calls a tool, `POST /v1/calls/{id}/undo` restores the files a call changed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class HeadAnswer(msgspec.Struct, frozen=True):
 
     id: int
     hash: str
-    # Both, as `farhand audit verify --head` takes them.
+    # Both of the above, in the format of `farhand audit verify --head`.
     head: str
 
 

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what a gateway does, as Prometheus reads it."""
+"""`GET /metrics`: metrics of the gateway in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from farhand.store.tables.metrics import Durations, count_rows
 
 TEXT: Final = "text/plain"
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-# Calls, in milliseconds: up to 2**21, some 35 minutes.
+# Durations of calls, in milliseconds: up to 2**21, about 35 minutes.
 CALL_BUCKETS: Final = range(22)
-# Waits for the disk, in microseconds: up to 2**24, some 17 seconds.
+# Durations of disk syncs, in microseconds: up to 2**24, about 17 seconds.
 SYNC_BUCKETS: Final = range(4, 25)
 STATES: Final = {
     "runs": "Runs of the agent that have not ended, by state.",
@@ -110,7 +110,7 @@ def _rows(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 
 def _process(started: float) -> Iterator[str]:
-    """As the usual client libraries name them."""
+    """Yield process metrics under the names of the standard client libraries."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     yield from _about("process_cpu_seconds_total", "counter", "Processor time of the gateway.")
     yield _line("process_cpu_seconds_total", round(usage.ru_utime + usage.ru_stime, 3))

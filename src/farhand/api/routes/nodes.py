@@ -15,7 +15,7 @@ from farhand.gateway.nodes.logs_tool import DEFAULT_LINES, MOST_LINES, NodeLogs
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ErrorKind, FarhandError
 
-# Of questions that a node answered with an error, or not at all.
+# Statuses for requests that a node answered with an error, or not at all.
 NODE_STATUSES = {ErrorKind.FAILED: 502, ErrorKind.TIMEOUT: 502, ErrorKind.CANCELLED: 502}
 
 

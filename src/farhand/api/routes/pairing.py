@@ -20,7 +20,7 @@ LONGEST_SECONDS = 24 * 3600
 
 
 class PairingRequest(msgspec.Struct):
-    # For this node alone; without, for any that is not known yet.
+    # Only for this node; by default, for any node id not yet known.
     node_id: str | None = None
     label: str = ""
     seconds: float = LIFE_SECONDS
@@ -35,13 +35,13 @@ class PairingMade(msgspec.Struct):
 class PairRequest(msgspec.Struct):
     code: str
     node_id: str
-    # With it the node logs in by its key from now on, and there is no token.
+    # With it, the node logs in with its key from now on, and gets no token.
     public_key: str | None = None
 
 
 class Paired(msgspec.Struct):
     node_id: str
-    # Empty for a node that gave its public key.
+    # Empty for a node that sent its public key.
     token: str
     gateway_id: str
 

@@ -18,15 +18,15 @@ from farhand.protocol.errors import ErrorKind
 
 
 class ExplainRequest(msgspec.Struct):
-    """A call that was made, or one that might be."""
+    """A recorded call, or a possible one."""
 
     call_id: str | None = None
     tool: str | None = None
     args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     origin: str = HTTP[0]
-    # The acting credential; by default the one that asks.
+    # The acting credential; by default the caller's.
     credential: str | None = None
-    # The credential on whose behalf it would act, as of an agent's call.
+    # The credential on whose behalf it would act, as in an agent's call.
     on_behalf_of: str | None = None
     session_key: str | None = None
 
@@ -34,7 +34,7 @@ class ExplainRequest(msgspec.Struct):
 class ReplayRequest(msgspec.Struct):
     # Milliseconds since 1970.
     since: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-    # Instead of the one in force; needs the scope `admin`.
+    # Used instead of the policy in force; needs the scope `admin`.
     policy: PolicySettings | None = None
 
 
@@ -89,7 +89,7 @@ class PolicyRoutes:
         answer=Replay,
     )
     async def replay(self, request: Request, wanted: ReplayRequest) -> Replay:
-        # Judging many calls by many rules takes long and runs on the event loop.
+        # Evaluating many rules on many calls takes long and runs on the event loop.
         if wanted.policy is not None and not request.credential.may(Scope.ADMIN):
             raise Problem(403, "forbidden", "replaying a policy other than the one in force needs the scope 'admin'")
         try:

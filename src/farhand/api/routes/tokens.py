@@ -18,12 +18,12 @@ class TokenRequest(msgspec.Struct):
     node_id: str | None = None
     label: str = ""
     scopes: list[Scope] | None = None
-    # Patterns (`laptop__*`) of the tools it is for; none: all.
+    # Patterns (`laptop__*`) of the tools it may use; empty: all.
     tools: list[str] = []
-    # The nodes it is for; none: all.
+    # The nodes it may use; empty: all.
     nodes: list[str] = []
     expires_seconds: float | None = None
-    # Of a node, as `farhand node key` shows it: then there is no secret to carry over.
+    # Public key of a node, as shown by `farhand node key`; then no secret is created.
     public_key: str | None = None
 
 

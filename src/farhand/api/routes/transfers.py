@@ -31,12 +31,12 @@ from farhand.store.tables.transfers import TransferRecord, TransferState
 
 T = TypeVar("T")
 
-# A node's file, opened in the browser, must not act for the owner.
+# A node's file opened in the browser must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
 HUNG_UP = "the caller hung up"
-# How long a download may wait for its reader to take the next piece: it holds one of the node's transfers meanwhile.
+# How long a download may wait for its reader: it holds one of the node's transfer slots meanwhile.
 UNREAD_SECONDS = 60.0
-# A transfer fails because of a node, or because of what is at its ends.
+# A transfer fails because of a node, or because of the data at its ends.
 transfer_route = partial(
     route, errors=(404, 409, 502, 503, 504), statuses={ErrorKind.CANCELLED: 409, ErrorKind.FAILED: 502}
 )
@@ -50,7 +50,7 @@ class TransferRequest(msgspec.Struct):
 
 
 class UploadSender(OwnSender):
-    """The body of a request. It comes once: when the other end goes away, the upload has failed."""
+    """Sends the body of a request. It cannot be repeated: if the other end disconnects, the upload fails."""
 
     def __init__(self, name: str, entry: ManifestEntry, body: AsyncIterator[bytes], *, private: bool) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class UploadSender(OwnSender):
 
 
 class DownloadReceiver(OwnReceiver):
-    """The answer to a request; whoever reads it slowly slows the sender down."""
+    """Receives the answer to a request; a slow reader slows the sender down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class DownloadReceiver(OwnReceiver):
 
     def let_go(self) -> None:
         self._unread = True
-        while not self.pieces.empty():  # whoever waits to put another one in is let go
+        while not self.pieces.empty():  # release a writer that waits for room
             self.pieces.get_nowait()
 
     async def discard(self) -> None:
@@ -121,7 +121,7 @@ class DownloadReceiver(OwnReceiver):
 
 
 class KeyClaim(msgspec.Struct, frozen=True):
-    """An idempotency key, and the request it came with. Raises IdempotencyConflict where it stands for another."""
+    """An idempotency key and its request. Raises IdempotencyConflict if the key belongs to another request."""
 
     credential: str
     key: str
@@ -151,7 +151,7 @@ class TransferRoutes:
         """`ending` is set when the gateway stops."""
         self._transfers = transfers
         self._gate = gate
-        # Wait for the clients of downloads to leave.
+        # Tasks that wait for the clients of downloads to leave.
         self._watches: set[asyncio.Future[None]] = set()
         self._ending = ending
         self._clock = clock
@@ -187,7 +187,7 @@ class TransferRoutes:
         return json_reply(view(record))
 
     async def _watched(self, request: Request, begun: OpenTransfer | TransferRecord, *, wanted: bool) -> TransferRecord:
-        """The end of a transfer. Should its client leave before, it is cancelled, unless it was promised a repeat."""
+        """Wait for the end of a transfer. If the client leaves before, cancel it, unless it has an idempotency key."""
         waiting = asyncio.ensure_future(self._transfers.wait(begun))
         gone = asyncio.ensure_future(request.gone())
         stops = asyncio.ensure_future(self._ending.wait())
@@ -204,7 +204,7 @@ class TransferRoutes:
             for future in (waiting, gone, stops):
                 future.cancel()
 
-    # -- files of whoever asks ----------------------------------------------------------------------------
+    # -- uploads and downloads ----------------------------------------------------------------------------
 
     @transfer_route(
         "PUT",
@@ -223,7 +223,7 @@ class TransferRoutes:
         acts=True,
     )
     async def upload(self, request: Request) -> dict[str, Any]:
-        """The body becomes the file `destination`; `name` is what it is called when that is a folder."""
+        """Store the body as the file `destination`; `name` is its name if that is a folder."""
         size = request.header(b"content-length")
         if size is None or not size.isdecimal():
             raise Problem(411, "length_required", "Content-Length is required")
@@ -248,7 +248,7 @@ class TransferRoutes:
         acts=True,
     )
     async def download(self, request: Request) -> Reply:
-        """The file `source`, as bytes. An answer that breaks off was not the whole file."""
+        """Send the file `source`. A truncated answer is not the whole file."""
         receiver = DownloadReceiver()
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
         offer = await self._answered(begun, receiver.offered)
@@ -276,7 +276,7 @@ class TransferRoutes:
         acts=True,
     )
     async def manifest(self, request: Request) -> Reply:
-        """What is at `source`: its name, and the files, folders and links of a folder."""
+        """Describe `source`: its name, and the files, folders and links of a folder."""
         receiver = DownloadReceiver()
         begun = await self._begin_own(request, _needed(request, "source"), DOWNLOAD, {"receive": receiver})
         try:
@@ -335,7 +335,7 @@ class TransferRoutes:
         return begun
 
     async def _answered(self, begun: OpenTransfer, answer: asyncio.Future[T]) -> T:
-        """What the sender says. Raises Problem when the transfer ends before."""
+        """Wait for the sender's answer. Raises Problem if the transfer ends before."""
         ended = asyncio.ensure_future(self._transfers.wait(begun))
         waits: set[asyncio.Future[Any]] = {ended, answer}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -346,7 +346,7 @@ class TransferRoutes:
         raise Problem(502, "failed", "the transfer failed before the first byte")
 
     async def _pieces(self, begun: OpenTransfer, receiver: DownloadReceiver) -> AsyncIterator[bytes]:
-        """The bytes; the last of them only once their digest is right. Raises Problem when they break off."""
+        """Yield the bytes, the last of them only after their digest matched. Raises Problem if they break off."""
         ended = asyncio.ensure_future(self._transfers.wait(begun))
         held: bytes | None = None
         try:
@@ -407,7 +407,7 @@ class TransferRoutes:
 
 
 async def _listing(head: dict[str, Any], entries: list[ManifestEntry]) -> AsyncIterator[bytes]:
-    """The JSON of a manifest, a little at a time: there may be 200,000 entries."""
+    """Yield the JSON of a manifest in small pieces: it may have 200,000 entries."""
     yield msgspec.json.encode(head)[:-1] + b',"entries":['
     for at in range(0, len(entries), ENTRIES_AT_ONCE):
         rows = [

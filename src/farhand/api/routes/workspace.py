@@ -1,4 +1,4 @@
-"""The agents' files and the skills over HTTP: raw bytes with their content type, folders as JSON."""
+"""The agents' files and skills over HTTP: raw bytes with their content type, folders as JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from farhand.gateway.workspace.workspace import Workspace, clean
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.objects.base import SKILLS, Conflict, InTheWay, ObjectInfo, ObjectReader, check_key
 
-# A file of a workspace is an agent's, or a stranger's: opened in the browser, it must not act for the owner.
+# A workspace file may come from an agent or a third party: opened in the browser, it must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 SKILL_FILE = "SKILL.md"
-# What clients say of a body whose type they do not know.
+# Content types that clients send if they do not know the type.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 ANY = ("*/*", JSON)
 FILE = "/v1/workspace/{agent}/{path...}"
@@ -27,7 +27,7 @@ SKILL = "/v1/skills/{name}/{path...}"
 
 
 class WorkspaceRoutes:
-    """Paths mean what they mean to the native tools, `skills/` included."""
+    """Paths have the same meaning as in the native tools, including `skills/`."""
 
     def __init__(self, journal: EventJournal, workspace: Workspace, skills: Skills) -> None:
         self._journal = journal
@@ -190,7 +190,7 @@ class WorkspaceRoutes:
         return {"name": name, "deleted": True, "objects": count}
 
     async def _remove(self, request: Request, key: str, path: str) -> None:
-        """Raises Problem; 404 when there is no such file."""
+        """Remove a file. Raises Problem; 404 if it does not exist."""
         try:
             known = await self._objects.delete(key, if_match=await self._matching(request, key))
         except Conflict as error:
@@ -200,7 +200,9 @@ class WorkspaceRoutes:
         self._journal.note("object.deleted", key, {"credential": request.credential.id})
 
     async def _matching(self, request: Request, key: str) -> str | None:
-        """The etag a file must have, of whatever is there for `If-Match: *`. Raises Conflict where nothing is."""
+        """Return the etag that a file must have; for `If-Match: *`, the current one. Raises Conflict if there is no
+        file.
+        """
         match = request.header(b"if-match")
         if match is None or match.strip() != "*":
             return None if match is None else match.strip().strip('"')
@@ -210,7 +212,7 @@ class WorkspaceRoutes:
         return info.etag
 
     async def _store(self, request: Request, key: str) -> ObjectInfo:
-        """Take a body in. Raises Problem; then nothing was written."""
+        """Store a body. Raises Problem, in which case nothing was written."""
         content_type = request.header(b"content-type") or ""
         kept = None if content_type.partition(";")[0].strip().lower() in UNTYPED else content_type
         absent = request.header(b"if-none-match")
@@ -254,7 +256,7 @@ def _no_skill(name: str) -> Problem:
 
 def _type(info: ObjectInfo) -> bytes:
     kind = info.content_type or "application/octet-stream"
-    # All text that is written here is UTF-8; a browser would guess otherwise.
+    # All text stored here is UTF-8; a browser would guess otherwise.
     return (f"{kind}; charset=utf-8" if kind.startswith("text/") and ";" not in kind else kind).encode()
 
 
@@ -274,7 +276,7 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
 
 
 async def _pieces(reader: ObjectReader, length: int | None = None) -> AsyncGenerator[bytes, None]:
-    """What the reader has left; at most `length` bytes of it."""
+    """Yield the rest of the reader, at most `length` bytes."""
     try:
         while length != 0 and (piece := await reader.read()):
             if length is not None:
