@@ -57,7 +57,7 @@ class Credential(msgspec.Struct, frozen=True):
 
     @property
     def is_token(self) -> bool:
-        """Return whether this is an issued token; the owner, channels and agents have fixed ids."""
+        """Return whether this is an issued token, not the owner, a channel, a hook or an agent."""
         return ":" not in self.id and self.id != "owner"
 
     @property
@@ -326,7 +326,7 @@ class Credentials:
         return next((token for token in self._tokens.values() if token.public_key == public_key), None)
 
     def has_key(self, node_id: str) -> bool:
-        """Return whether a node logs in with a key and therefore not with a token."""
+        """Return whether a node has to log in with its key, so that no token is accepted for it."""
         return not self._tokens_beside_keys and any(
             token.node_id == node_id and token.public_key is not None and not self._over(token.expires_at)
             for token in self._tokens.values()

@@ -54,7 +54,7 @@ class NodeLogs:
         return await self.fetch(nodeId or None, min(int(asked), MOST_LINES))
 
     async def fetch(self, node_id: str | None, lines: int) -> dict[str, Any]:
-        """Fetch log lines. Raises NotFound, InvalidArgs if several nodes match, Failed, Timeout."""
+        """Fetch log lines. Raises NotFound, Failed, Timeout, and InvalidArgs if `node_id` is required."""
         chosen = self._choose(node_id)
         if "logs" not in self._node_registry.queries(chosen):
             raise NotFound(f"node {chosen!r} keeps no log that can be fetched; `farhand node` programs do")

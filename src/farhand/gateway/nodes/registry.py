@@ -381,7 +381,7 @@ class NodeRegistry:
     # -- lookup -----------------------------------------------------------------------------------------
 
     def serving(self, tool: str) -> tuple[Node, str, bool] | None:
-        """Return the connected node for a dotted tool, the matching capability, and whether it is the only one.
+        """Return the connected node for a dotted tool, the matching capability, and whether no other node serves that.
 
         Prefers the longest capability, then the fewest running calls, then the smallest id.
         """

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 EVERY_SECONDS: Final = 3600.0
 # How often to check how much the store has grown.
 LOOK_SECONDS: Final = 5.0
-# The minimum pause between two transactions that remove history; otherwise as long as the last one took.
+# The minimum pause after a transaction that removes history; the pause lasts at least as long as the transaction.
 PAUSE_SECONDS: Final = 0.01
 DAY_MS: Final = 24 * 3600 * 1000
 # Rows to remove per transaction, so that other writers can proceed.
