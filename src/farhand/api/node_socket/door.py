@@ -1,4 +1,4 @@
-"""The node socket, loaded with the first connection: it and its libraries are a tenth of the gateway's start time."""
+"""The node socket, loaded with the first connection: it and its libraries take a tenth of the gateway's start time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NodeServices(msgspec.Struct, frozen=True):
-    """The services of the gateway that nodes talk to."""
+    """The services of the gateway that node connections use."""
 
     gateway_id: str
     credentials: Credentials
@@ -40,7 +40,7 @@ class NodeServices(msgspec.Struct, frozen=True):
 
 
 def node_door(services: NodeServices, guard: Admission) -> Callable[..., asyncio.Protocol]:
-    """Return what uvicorn calls for each connection that asks to become a WebSocket."""
+    """Return the protocol factory that uvicorn calls for each WebSocket upgrade."""
 
     @functools.cache
     def door() -> NodeDoor:

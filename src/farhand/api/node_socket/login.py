@@ -18,7 +18,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def node_grant(credentials: Credentials, headers: Headers, query_string: bytes) -> tuple[NodeGrant | None, str | None]:
-    """What a node is granted, and the subprotocol to answer with. A grant with a public key still needs its proof.
+    """Return the grant of a node, and the subprotocol to answer with. A grant with a public key still needs its proof.
 
     Raises Problem for a request that names its token or node twice, or presents a malformed key.
     """
@@ -40,7 +40,7 @@ def node_grant(credentials: Credentials, headers: Headers, query_string: bytes) 
 
 
 def _query(text: str) -> dict[str, str]:
-    """The undecoded query values. Raises Problem when `token` or `node_id` comes twice."""
+    """Return the undecoded query values. Raises Problem if `token` or `node_id` is repeated."""
     values: dict[str, str] = {}
     for part in text.split("&"):
         key, _, value = part.partition("=")
@@ -51,7 +51,7 @@ def _query(text: str) -> dict[str, str]:
 
 
 def _secrets(headers: Headers, query: dict[str, str]) -> tuple[list[str], str | None]:
-    """The token as it may be meant, best form first, and the subprotocol to answer with."""
+    """Return the possible readings of the token, the likeliest first, and the subprotocol to answer with."""
     offered = [value for name, value in headers if name == b"sec-websocket-protocol"]
     subprotocols = [part.strip() for value in offered for part in value.decode("latin-1").split(",")]
     answer = next((name for name in subprotocols if not name.startswith(BEARER)), None)

@@ -1,4 +1,4 @@
-"""Hands the messages of a node's connection on, in order, without holding up the event loop."""
+"""Process the messages of a node's connection in order without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from farhand.protocol.messages import Message, decode
 
 log = logging.getLogger(__name__)
 
-# How long one connection is served in one iteration of the loop.
+# Time slice of one connection in one iteration of the loop.
 TURN_SECONDS = 0.005
-# Messages that follow each other this closely came in one read, or in reads between which the loop did nothing else.
+# Messages this close together arrived in one read, or in reads between which the loop did nothing else.
 BURST_GAP_SECONDS = 0.0005
 
-# Given a message as it came, and decoded or why it cannot be.
+# Takes a raw message, and its decoded form or the decoding error.
 Handle = Callable[[bytes, Message | ProtocolError], None]
 
 
 class MessageQueue:
-    """The messages of one connection. While some wait, nothing more is read from it.
+    """The message queue of one connection. While it is not empty, reading from the connection is paused.
 
     Most messages are handled at once. Those that follow a burst, or a message that is decoded in a thread, wait.
     """
@@ -38,7 +38,7 @@ class MessageQueue:
         self._last_ended = 0.0
 
     def put(self, text: bytes, came_at: float, transport: asyncio.Transport) -> None:
-        """Handle a message that came at a time of the monotonic clock, now or after those that wait."""
+        """Handle a message that arrived at a time of the monotonic clock, now or after the waiting ones."""
         if self._draining is None:
             if came_at - self._last_ended > BURST_GAP_SECONDS:
                 self._burst_began = came_at
@@ -52,14 +52,14 @@ class MessageQueue:
             transport.pause_reading()
 
     def after(self, action: Callable[[], None]) -> None:
-        """Do something once every message that came before is handled: now, if none waits."""
+        """Run an action once all earlier messages are handled: now, if none waits."""
         if self._draining is None:
             action()
         else:
             self._waiting.append(action)
 
     def discard(self) -> None:
-        """Drop the messages that wait."""
+        """Drop the waiting messages."""
         self._waiting = deque(each for each in self._waiting if not isinstance(each, bytes))
 
     async def _drain(self, transport: asyncio.Transport) -> None:
@@ -85,7 +85,7 @@ class MessageQueue:
             if waiting is self._waiting:  # not discarded meanwhile
                 self._handle(first, message)
         except Exception:
-            log.exception("a message from a node could not be handled")
+            log.exception("failed to handle a message from a node")
 
 
 def _decoded(text: bytes) -> Message | ProtocolError:

@@ -110,7 +110,7 @@ class BrowserSessions:
         self._on_ended.append(ended)
 
     def new_code(self, made_by: str) -> str:
-        """A code for a sign-in link; good for one sign-in within ten minutes, while its maker is valid."""
+        """Return a code for a sign-in link, valid for one sign-in within ten minutes while its maker is valid."""
         now = time.monotonic()
         self._codes = {code: (maker, expires) for code, (maker, expires) in self._codes.items() if expires >= now}
         code = secrets.token_urlsafe(24)
@@ -118,7 +118,7 @@ class BrowserSessions:
         return code
 
     async def redeem(self, code: str, address: str, user_agent: str) -> SignedIn | None:
-        """Begin a session; None if the code is unknown, used or expired."""
+        """Start a session; return None if the code is unknown, used or expired."""
         made_by, expires = self._codes.pop(code, ("", 0.0))
         if expires < time.monotonic() or self._credentials.ended([made_by]) is not None:
             return None
@@ -144,7 +144,7 @@ class BrowserSessions:
         return SignedIn(self._set_cookie(cookie), page_secret)
 
     async def end(self, session_id: str) -> bool:
-        """End a session; False if there is none with this id."""
+        """End a session; return False if there is none with this id."""
         session = next((one for one in self._sessions.values() if one.id == session_id), None)
         if session is None:
             return False
@@ -156,16 +156,16 @@ class BrowserSessions:
 
     @property
     def expired_cookie(self) -> str:
-        """A `Set-Cookie` header that removes the cookie."""
+        """Return a `Set-Cookie` header that removes the cookie."""
         return self._set_cookie("") + "; Max-Age=0"
 
     def _set_cookie(self, value: str) -> str:
         return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
 
-    # -- recognising --------------------------------------------------------------------------------------
+    # -- authentication -----------------------------------------------------------------------------------
 
     def recognise(self, cookie: str, page_secret: str) -> tuple[str, Credential] | None:
-        """The id of the session with these two secrets, and the credential it acts as. Counts as a use."""
+        """Return the id of the session with these two secrets and the credential it acts as. Counts as a use."""
         session = self._sessions.get(token_hash(cookie))
         if session is None or not hmac.compare_digest(session.page_hash, token_hash(page_secret)):
             return None
@@ -176,14 +176,14 @@ class BrowserSessions:
         return session.id, self._credentials.named(session.made_by)
 
     def seconds_left(self, session_id: str) -> float:
-        """Until a session ends if it is not used again; 0 once it has ended."""
+        """Return the seconds until a session ends if it is not used again; 0 once it has ended."""
         session = next((one for one in self._sessions.values() if one.id == session_id), None)
         if session is None:
             return 0.0
         return max(0.0, (self._ends_at(session) - self._clock()) / 1000)
 
     def listed(self) -> list[tuple[BrowserSession, int, int]]:
-        """Each session with the times of its last use and of its end, those used last first."""
+        """Return each session with the times of its last use and of its end, last used first."""
         self._remove_expired()
         found = sorted(self._sessions.values(), key=self._last_used, reverse=True)
         return [(session, self._last_used(session), self._ends_at(session)) for session in found]

@@ -17,7 +17,7 @@ class Range(NamedTuple):
     last: int | None
 
     def within(self, size: int) -> tuple[int, int]:
-        """The offset and the length in a body of this size. Raises Problem (416)."""
+        """Return the offset and the length in a body of this size. Raises Problem (416)."""
         first = self.first if self.first >= 0 else max(0, size + self.first)
         last = size - 1 if self.last is None else min(self.last, size - 1)
         if first > last:
@@ -31,8 +31,11 @@ def unsatisfiable(size: int) -> Problem:
 
 
 def requested_range(request: Request, etag: str | None = None) -> Range | None:
-    """The one range a request asks for. None for no range, several ranges, another unit, a malformed header, or an
-    `If-Range` with another entity tag: all of them are answered with the whole body."""
+    """Return the range that a request asks for.
+
+    Returns None, which means the whole body, for no range, several ranges, another unit, a malformed header, or an
+    `If-Range` with another entity tag.
+    """
     found = _RANGE.fullmatch((request.header(b"range") or "").strip())
     if found is None or not (found[1] or found[2]):
         return None
@@ -46,7 +49,7 @@ def requested_range(request: Request, etag: str | None = None) -> Range | None:
 
 
 def not_modified(request: Request, etag: str) -> bool:
-    """Whether `If-None-Match` names this entity tag, or any with `*`."""
+    """Return whether `If-None-Match` names this entity tag, or any with `*`."""
     header = request.header(b"if-none-match")
     if header is None:
         return False
@@ -55,6 +58,6 @@ def not_modified(request: Request, etag: str) -> bool:
 
 
 def not_modified_reply(headers: list[tuple[bytes, bytes]]) -> Reply:
-    """304 with those of the headers that describe no body."""
+    """Return 304 with those of the headers that do not describe a body."""
     kept = [header for header in headers if header[0] not in (b"content-length", b"content-range")]
     return Reply(status=304, headers=kept)

@@ -1,4 +1,4 @@
-"""The little that lies between ASGI and a route: a request, a reply, and an error that is a reply."""
+"""The types between ASGI and a route: a request, a reply, and an error that is a reply."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-# Of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
+# Limit of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
 MAX_BODY_BYTES = 16 * 1024 * 1024
-# Of all others: reading and hashing a body of 16 MiB takes a good part of a second of the event loop.
+# Limit of all others: reading and hashing 16 MiB blocks the event loop for a good part of a second.
 MAX_SMALL_BODY_BYTES = 1024 * 1024
 MAX_QUERY_FIELDS = 100
 _HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
-# What begins with a backslash in JSON: a whole surrogate pair, half of one (the group), or anything else.
+# JSON escapes: a whole surrogate pair, half of one (the group), or any other.
 _ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
 
 
@@ -51,7 +51,7 @@ class Problem(FarhandError):
         self.headers = headers or []
 
     def reply(self, *, openai: bool = False) -> Reply:
-        """`openai`: with the fields that clients of the OpenAI API expect."""
+        """Return the error as a reply; `openai`: with the fields that clients of the OpenAI API expect."""
         error: dict[str, Any] = {"code": self.code, "message": str(self)}
         if openai:
             error |= {"type": openai_error_type(self.status), "param": None}
@@ -61,13 +61,13 @@ class Problem(FarhandError):
 
 
 def openai_error_type(status: int) -> str:
-    """The `type` of an error of the OpenAI API."""
+    """Return the `type` of an error of the OpenAI API."""
     special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     return special.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 class Reply:
-    """What a route answers: bytes, or pieces as they come."""
+    """The answer of a route: bytes, or a stream of pieces."""
 
     __slots__ = ("bare", "body", "content_type", "headers", "pieces", "status")
 
@@ -81,7 +81,7 @@ class Reply:
         pieces: AsyncIterator[bytes] | None = None,
         bare: bool = False,
     ) -> None:
-        """`bare`: sent as it is, secrets included: a new token for whoever asked for one, or a file, byte for byte."""
+        """`bare`: sent without redaction, such as a new token for its requester, or a file byte for byte."""
         self.bare = bare
         self.body = body
         self.status = status
@@ -90,7 +90,7 @@ class Reply:
         self.pieces = pieces
 
     def to_bytes(self, request_id: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """The complete response, for a connection whose request could not be parsed."""
+        """Return the complete response, for a connection whose request could not be parsed."""
         lines = [
             *headers,
             *_headers(self, request_id),
@@ -120,7 +120,7 @@ def json_reply(value: Any, status: int = 200, *, bare: bool = False) -> Reply:
 
 
 class Request:
-    """One HTTP request whose sender is known."""
+    """One HTTP request whose sender is authenticated."""
 
     __slots__ = (
         "_query",
@@ -153,7 +153,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.headers = headers
         self.credential = credential
-        # What the answer is labelled with; a route that makes something with an id puts it here.
+        # The id in the answer's headers; a route that creates an object sets it to its id.
         self.id = ""
         self.params: dict[str, str] = {}
         # Set if a signed-in browser sent the request.
@@ -163,7 +163,7 @@ class Request:
 
     @property
     def principal(self) -> Principal:
-        """The sender, acting for itself."""
+        """Return the sender, acting for itself."""
         return Principal(self.credential)
 
     def header(self, name: bytes) -> str | None:
@@ -171,7 +171,7 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     def query(self, name: str) -> str | None:
-        """The last value of a query parameter. Raises Problem for a query with too many parameters."""
+        """Return the last value of a query parameter. Raises Problem for a query with too many parameters."""
         if self._query is None:
             text = self.query_string.decode("latin-1")
             try:
@@ -184,18 +184,18 @@ class Request:
 
     @property
     def idempotency_key(self) -> str | None:
-        """The idempotency key, if any. Raises Problem for one that is blank or too long."""
+        """Return the idempotency key, if any. Raises Problem if it is blank or too long."""
         key = self.header(b"idempotency-key")
         if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
             raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
         return key
 
     def flag(self, name: str) -> bool:
-        """A switch that is on unless the query turns it off."""
+        """Return a switch that is on unless the query turns it off."""
         return self.query(name) not in ("0", "false", "no")
 
     def query_int(self, name: str, default: int, low: int, high: int) -> int:
-        """Raises Problem when the value is no whole number in the range."""
+        """Return an integer parameter. Raises Problem if the value is not an integer in the range."""
         text = self.query(name)
         if text is None:
             return default
@@ -205,7 +205,7 @@ class Request:
         return int(text)
 
     async def body(self) -> bytes:
-        """The whole body. Raises Problem when it is too long, or the client left before its end."""
+        """Return the whole body. Raises Problem if it is too long, or the client left before its end."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise Problem(400, "incomplete_request", "the client left before the end of its request")
@@ -227,7 +227,7 @@ class Request:
         return b"".join(parts)
 
     def rewind(self, body: bytes) -> None:
-        """Have the body, which was read, read once more."""
+        """Make a body that was read readable once more."""
         before = self._receive
         messages = iter([{"type": "http.request", "body": body}])
 
@@ -238,7 +238,7 @@ class Request:
         self._receive = receive
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The body as it comes, of any length. Raises Problem when the client leaves before its end."""
+        """Yield the body as it arrives, of any length. Raises Problem if the client leaves before its end."""
         more = True
         while more:
             message = await self._receive()
@@ -249,17 +249,17 @@ class Request:
             more = message.get("more_body", False)
 
     async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
-        """The body read by `decoder`. Raises Problem naming what is wrong."""
+        """Return the body decoded by `decoder`. Raises Problem with the reason."""
         return read_json(await self.body(), decoder)
 
     async def gone(self) -> None:
-        """Returns once the client has left. To be asked only after the body was read."""
+        """Return once the client has left. Call it only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = "invalid_request") -> Any:
-    """Raises Problem that names what is wrong, with the code `malformed` for a body that is no JSON at all."""
+    """Decode a body. Raises Problem with the reason, with the code `malformed` if it is not JSON."""
     try:
         if not body.isascii():
             body.decode()
@@ -271,12 +271,12 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = 
         raise Problem(400, code, f"the body is not the expected JSON: {text}") from None
 
 
-# Bytes of a body in which the cause of a fault is looked for.
+# Bytes of a body that are searched for the cause of an error.
 MOST_SEARCHED = 64 * 1024
 
 
 def json_fault(body: bytes, error: Exception) -> str:
-    """Why a body could not be read. Of half a character the parser says that the body is cut off, or less."""
+    """Return why a body could not be decoded. For half a surrogate pair, the parser's own message is misleading."""
     for escape in _ESCAPE.finditer(body[:MOST_SEARCHED]) if type(error) is msgspec.DecodeError else ():
         if half := escape[1]:
             return f"\\{half.decode()} at byte {escape.start()} is half of a surrogate pair, which is no character"

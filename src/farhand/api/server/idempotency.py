@@ -1,7 +1,7 @@
-"""Requests that are sent again: what has an effect has it once for each `Idempotency-Key`.
+"""Repeated requests take effect once per `Idempotency-Key`.
 
-Routes that pass the gate look after their keys themselves, for good. For any other POST it is done here: the key is
-on disk before anything is done, and the answer, which may hold a secret that is shown once, in memory alone.
+Routes that pass the gate store their keys themselves, permanently. For any other POST it is done here: the key is on
+disk before the request runs; the answer, which may hold a secret that is shown once, is kept in memory only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Repeats:
-    """The answers of the last day, as far as there is room for them."""
+    """The answers of the last day, within a memory limit."""
 
     def __init__(self, database: Store, clock: Callable[[], int]) -> None:
         self._database = database
@@ -39,7 +39,7 @@ class Repeats:
         self._answers: dict[tuple[str, str], Answer] = {}
 
     async def answer(self, request: Request, handler: Handler) -> Reply:
-        """What the first request with this key was answered; raises Problem for another request under the same key."""
+        """Return the answer to the first request with this key. Raises Problem if that was a different request."""
         key = request.idempotency_key or ""
         body = await request.body()
         request.rewind(body)
@@ -107,7 +107,7 @@ def _check(first: bytes, digest: bytes, key: str) -> None:
 
 
 def _again(reply: Reply) -> Reply:
-    """A reply of its own for each who asks: whoever sends it changes it."""
+    """Return a copy of a reply, since sending changes it."""
     return Reply(
         reply.body,
         status=reply.status,

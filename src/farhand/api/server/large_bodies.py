@@ -1,4 +1,4 @@
-"""Work on bodies of many megabytes, beside the event loop.
+"""Process large bodies outside the event loop.
 
 Reading, copying or searching tens of megabytes takes long enough to be noticed by every other client. Such work is
 done in one thread, one body at a time: several threads would compete with the loop for the interpreter.
@@ -26,7 +26,7 @@ _thread: Final = ThreadPoolExecutor(1, "farhand-large")
 
 
 async def beside_loop(size: int, function: Callable[[], T]) -> T:
-    """Return what `function` returns, which handles a body of `size` bytes."""
+    """Run `function`, which handles a body of `size` bytes, and return its result."""
     if size < LARGE_BYTES:
         return function()
     return await asyncio.get_running_loop().run_in_executor(_thread, function)
@@ -44,7 +44,7 @@ def result_bytes(record: CallRecord) -> int:
 
 
 def _redact_pieces(data: bytes, secrets: KnownSecrets) -> bytes:
-    # Each search holds the interpreter, so that of a whole body would hold the loop up all the same.
+    # Each search holds the interpreter lock, so searching a whole body at once would still block the loop.
     redactor = StreamRedactor(secrets)
     pieces = [redactor.feed(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES)]
     return b"".join([*pieces, redactor.finish()])

@@ -1,4 +1,4 @@
-"""`GET /v1/openapi.json`: the routes as OpenAPI 3.1, made from the table of routes and the types they name."""
+"""`GET /v1/openapi.json`: the routes as OpenAPI 3.1, generated from the route table and its types."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def openapi_routes(routes: Iterable[Route]) -> list[Route]:
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """Raises ValueError for a route without a summary, or types of the same name."""
+    """Build the document. Raises ValueError for a route without a summary, or types of the same name."""
     table = list(routes)
     if silent := [f"{route.method} {route.path}" for route in table if not route.summary]:
         raise ValueError(f"routes without a summary: {', '.join(silent)}")
@@ -79,7 +79,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """The schema of each type that a route names."""
+    """The schema of each type in a route."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         types: list[Any] = [ErrorAnswer]
@@ -114,7 +114,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(route.body)}}}
     elif route.takes is not None:
-        takes = BYTES if route.takes == "*/*" else route.takes  # client generators know no wildcard
+        takes = BYTES if route.takes == "*/*" else route.takes  # client generators do not support the wildcard
         operation["requestBody"] = {"content": {takes: {"schema": _schema_of_media(takes)}}}
     return operation
 
@@ -154,7 +154,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     for status, description in route.also.items():
         other = {media: {"schema": _schema_of_media(media)} for media in (JSON, "text/html", BYTES)}
         responses[str(status)] = {"description": description, "content": other}
-    # Whatever the route: an address or origin that is not ours, a head nobody can read, too many failed tries.
+    # For any route: a wrong host or origin, an invalid head, too many failed attempts.
     usual = {400, 403, 429}
     if route.scopes:
         usual.add(401)
@@ -174,7 +174,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _schema_of_media(media: str) -> dict[str, Any]:
-    """The schema of a body that no type describes."""
+    """Return the schema of a body without a type."""
     if media == JSON:
         return {}
     text = media.startswith("text/") or media == "image/svg+xml"
@@ -182,7 +182,7 @@ def _schema_of_media(media: str) -> dict[str, Any]:
 
 
 def _add_items(schema: Any) -> None:
-    """Generators of clients need `items`; msgspec leaves it out where any item is allowed."""
+    """Add `items` to arrays: client generators need it; msgspec omits it where any item is allowed."""
     if isinstance(schema, list):
         for one in schema:
             _add_items(one)

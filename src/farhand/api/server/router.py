@@ -1,4 +1,4 @@
-"""Routes are declared beside their handlers with `@route`; the router finds the one of a request."""
+"""Declare routes beside their handlers with `@route`, and find the route of a request."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler answers. The OpenAPI description is made from these fields.
+    """A declared route. The OpenAPI document is generated from these fields.
 
-    Errors that any route may answer (401 without a credential, 403 without the scope, 400 for an unknown parameter …)
+    Errors that any route may return (401 without a credential, 403 without the scope, 400 for an unknown parameter …)
     are not declared; `errors` names the statuses of others.
     """
 
     method: str
     # Segments in braces are parameters; a last one `{name...}` takes the rest of the path, which may be empty.
     path: str
-    # Of several, one is enough; None: no credential is needed.
+    # Any one of several is enough; None: no credential is needed.
     scope: Scope | tuple[Scope, ...] | None
     summary: str
     handler: Handler
     # The type of a JSON body; the handler gets the decoded body after the request.
     body: Any = None
-    # Whether a blank body stands for `body()`.
+    # Whether a blank body means `body()`.
     body_optional: bool = False
     # The handler reads the body itself; `body` only describes it.
     body_raw: bool = False
     # The media type of a body that is not JSON; `*/*` for any.
     takes: str | None = None
-    # The type of the answer; None for an object that no type describes.
+    # The type of the answer; None for an untyped object.
     answer: Any = None
     status: int = 200
     media: tuple[str, ...] = (JSON,)
-    # Further statuses that are not errors of the usual shape, with their meaning.
+    # Further statuses other than errors in the common format, with their meaning.
     also: Mapping[int, str] = {}
     errors: tuple[int, ...] = ()
     query: tuple[Query, ...] = ()
@@ -80,11 +80,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     content: bool = False
     # It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out.
     guessable: bool = False
-    # A credential for some tools or nodes may use it: everything it does passes the gate as that credential.
+    # A credential restricted to some tools or nodes may use it: all its actions pass the gate as that credential.
     narrow: bool = False
-    # It changes or begins something without passing the gate, so a freeze refuses it here.
+    # It changes or starts something without passing the gate, so a freeze refuses it here.
     acts: bool = False
-    # Its errors have the shape of the OpenAI API.
+    # Its errors have the format of the OpenAI API.
     openai: bool = False
     # The statuses of tool errors that differ from `http.STATUSES`.
     statuses: Mapping[ErrorKind, int] = {}
@@ -97,17 +97,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def repeatable(self) -> bool:
-        """Whether the guard makes it happen once per idempotency key. MCP has ids of its own."""
+        """Return whether the guard makes it take effect once per idempotency key. MCP has its own ids."""
         whole = self.scope is not None and not self.streams and self.path != "/mcp"
         return self.method == "POST" and whole and not self.idempotent
 
     @property
     def changes(self) -> bool:
-        """Whether it may change anything. If not, there is no need to store the idempotency keys sent to it."""
+        """Return whether it may change anything. If not, its idempotency keys need not be stored."""
         return self.scopes != (Scope.READ,)
 
     def max_body_bytes(self, credential: Credential) -> int:
-        """Return how long a body may be that is read whole."""
+        """Return the maximum length of a body that is read whole."""
         large = self.content and credential.may((Scope.CHAT, Scope.TOOLS_WRITE))
         return MAX_BODY_BYTES if large else MAX_SMALL_BODY_BYTES
 
@@ -169,7 +169,7 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
     return _decoders[kind]
 
 
-# Paths that need no credential. The gateway does not start with any other route that has no scope.
+# Paths that need no credential. The gateway refuses to start with any other route that has no scope.
 PUBLIC = frozenset(
     {
         *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
@@ -180,7 +180,7 @@ PUBLIC = frozenset(
 
 
 class Router:
-    """Finds the route of a request; fixed paths by one look-up, the others segment by segment."""
+    """Finds the route of a request: fixed paths by a dictionary, the others segment by segment."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -195,7 +195,7 @@ class Router:
                 self._patterns.append((declared.path.split("/"), declared))
             else:
                 self._fixed[declared.method, declared.path] = declared
-        # A pattern that takes the rest of a path comes after those that name a place in it.
+        # A pattern that takes the rest of a path is tried after the more specific ones.
         self._patterns.sort(key=lambda one: one[0][-1].endswith("...}"))
 
     def find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
@@ -211,7 +211,7 @@ class Router:
         return None, {}
 
     def missing(self, method: str, path: str) -> Problem:
-        """Return 404, or 405 where the path exists for another method."""
+        """Return 404, or 405 if the path exists for another method."""
         segments = path.split("/")
         methods = {one.method for one in self.routes if _match(one.path.split("/"), segments) is not None}
         if not methods:

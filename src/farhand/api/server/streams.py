@@ -1,4 +1,4 @@
-"""Answers that take a while, and clients that do not wait for their end."""
+"""Long-running answers, and clients that disconnect before their end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from farhand.api.server.http import Request
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PULSE_SECONDS = 15.0
-# Work that takes longer is raced against its client's leaving; a shorter one is not worth a task.
+# Only longer work is watched for a disconnect; for shorter work a task is not worth its cost.
 WATCH_SECONDS = 0.05
 
 
 class ClientWatch:
-    """Calls `left` when the client hangs up; begins to look only after a moment, since most calls are over by then."""
+    """Calls `left` when the client disconnects; starts to watch after a delay, since most calls have ended by then."""
 
     def __init__(self, request: Request, left: Callable[[], None]) -> None:
         self._request = request
@@ -24,7 +24,7 @@ class ClientWatch:
 
     def stop(self) -> None:
         self._timer.cancel()
-        # A cancelled task keeps its frames, and they this: what is to be done would stay, with all it holds of a call.
+        # A cancelled task keeps its frames and thereby this object: drop the callback and what it references.
         self._left = _nothing
         if self._task is not None:
             self._task.cancel()
@@ -45,7 +45,7 @@ def _nothing() -> None:
 async def until_gone(
     request: Request, pieces: AsyncGenerator[bytes, None], ending: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """`pieces`, until they end, the client leaves or the gateway stops."""
+    """Yield `pieces` until they end, the client leaves or the gateway stops."""
     over = {asyncio.ensure_future(request.gone()), asyncio.ensure_future(ending.wait())}
     following: asyncio.Future[bytes | None] | None = None
     try:
@@ -68,7 +68,7 @@ async def until_gone(
 async def with_pulse(
     pieces: AsyncGenerator[bytes, None], seconds: float = PULSE_SECONDS
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events; through a long silence, a comment now and then shows that the line is alive."""
+    """Yield server-sent events, with a comment as keep-alive during a long silence."""
     following: asyncio.Future[bytes | None] | None = None
     try:
         while True:

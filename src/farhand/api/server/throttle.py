@@ -1,4 +1,4 @@
-"""Too many wrong tokens from one address lock it out for a while."""
+"""Lock out an address for a while after too many wrong tokens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from farhand.api.server.http import Problem, Scope
 
 log = logging.getLogger(__name__)
 
-# What is put into the journal.
+# The journal's event type.
 LOCKED_OUT = "address.locked_out"
 FAILURES_ALLOWED = 10
 FAILURE_WINDOW_SECONDS = 60.0
 LOCK_SECONDS = 300.0
-# Requests without any token are no guesses, but nobody needs so many of them in a minute.
+# Requests without a token are not guesses, but more than this in a minute are not legitimate.
 TOKENLESS_ALLOWED = 300
 TOKENLESS_LOCK_SECONDS = 60.0
 ADDRESSES_KEPT = 4096
 
 
 class Throttle:
-    """Counts failures by address. A program on this machine that talks to us directly is exempt: it could as well
-    read the token; a page in a browser, or somebody behind a proxy, is not."""
+    """Counts failures by address.
+
+    A program on this machine that connects directly is exempt, since it could read the token anyway; a page in a
+    browser or a client behind a proxy is not.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Throttle:
         what: str = "wrong tokens",
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`note` puts something that happened into the journal."""
+        """`note` writes an event to the journal."""
         self._clock = clock
         self._allowed = allowed
         self._lock_seconds = lock_seconds
@@ -46,7 +49,7 @@ class Throttle:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def check(self, scope: Scope) -> None:
-        """Raises Problem 429 while the address is locked."""
+        """Raise Problem 429 while the address is locked."""
         if not self._failures:
             return
         address = _address(scope)
@@ -76,7 +79,7 @@ class Throttle:
         return len(self._failures)
 
     def succeeded(self, scope: Scope) -> None:
-        """Whoever may come in was no guesser; but a lock that is on stays, whoever else has the same address."""
+        """Reset the count after a valid token; a lock in force stays, since others may share the address."""
         if not self._failures:
             return
         address = _address(scope)
@@ -84,7 +87,7 @@ class Throttle:
             self._failures.pop(address, None)
 
     def _locked_for(self, address: str) -> float:
-        """In seconds."""
+        """Return the remaining seconds of a lock."""
         failures = self._failures.get(address, [])
         return failures[-1] + self._lock_seconds - self._clock() if len(failures) >= self._allowed else 0.0
 
@@ -95,7 +98,7 @@ class Throttle:
 
 
 def _address(scope: Scope) -> str:
-    """One name for one address: IPv4 in either form, and of IPv6 the network, which one person has whole."""
+    """Normalise an address: IPv4 in either form, and the network for IPv6, since one user usually has all of it."""
     client = scope.get("client")
     if not client:
         return "unknown"
