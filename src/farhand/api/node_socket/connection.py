@@ -1,4 +1,4 @@
-"""What is said on a node's connection: the hello, and then messages both ways until silence or a close."""
+"""The protocol of a node's connection: the hello, then messages both ways until a timeout or a close."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ from farhand.sdk.connection import keep_unsent_low
 
 log = logging.getLogger(__name__)
 
-# How long a peer may take to answer our close before the connection is cut.
+# How long a peer may take to answer our close before the connection is aborted.
 CLOSE_WAIT_SECONDS = 2.0
-# At least this long, and this many times as long as it took, passes between two updates of a node's tools.
+# Minimum pause between two updates of a node's tools, also as a multiple of the time an update took.
 UPDATE_PAUSE_SECONDS = 0.02
 UPDATE_REST = 10.0
-# Hellos longer than this are handled one after the other, this far apart for each credential.
+# Longer hellos are handled one after the other, with this interval for each credential.
 LONG_HELLO_BYTES = 64 * 1024
 LONG_HELLO_SECONDS = 0.5
 CONGESTED_BYTES = 32 * 1024 * 1024
-# How much of the files on their way to a node may wait in its socket's buffer: what is sent next waits behind it.
+# How many bytes of files may wait in a node's socket buffer, since later messages queue behind them.
 WRITE_AHEAD_BYTES = 256 * 1024
 
 
 class NodeConversation(picows.WSListener):
-    """A node's connection from its hello until it leaves or falls silent; the node registry's `Link`."""
+    """A node's connection from its hello until it disconnects or times out; the node registry's `Link`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class NodeConversation(picows.WSListener):
         ended: Callable[[], None],
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ended` is called when the connection is over, `failed` for a wrong signature."""
+        """`ended` is called when the connection has ended, `failed` for a wrong signature."""
         self.address = address
         self._services = services
         self._ended = ended
@@ -98,25 +98,25 @@ class NodeConversation(picows.WSListener):
         self._outgoing: list[bytes] = []
         self._frames: deque[bytes] = deque()
         self._full = False
-        # Answers to pings, the protocol's own and WebSocket's, that wait until the peer reads.
+        # Pending answers to pings, of our protocol and of WebSocket, until the peer reads.
         self._owed: dict[picows.WSMsgType, bytes] = {}
         self._direct = -1
         self._timer: asyncio.TimerHandle | None = None
-        # Runs while the node's long hello waits for its turn.
+        # Runs while the node's long hello is queued.
         self._greeting: asyncio.TimerHandle | None = None
-        # Runs while no further update of the node's tools is taken, and the newest that waits for its end.
+        # Runs during the pause between updates of the node's tools; the newest update waits for its end.
         self._resting: asyncio.TimerHandle | None = None
         self._newest_update: ToolsUpdate | None = None
         self._sips: Sips | None = None
         self._messages = MessageQueue(self._on_message)
         self._socket: picows.WSTransport | None = None
 
-    # -- the node registry's side ------------------------------------------------------------------------------
+    # -- for the node registry -------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         if self._socket is None:
             return
-        # One write for all frames of a turn of the loop: each write wakes the node.
+        # One write for all frames of a loop iteration: each write wakes the node.
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(frame)
@@ -137,11 +137,11 @@ class NodeConversation(picows.WSListener):
             self._send_binary(self._socket.underlying_transport, self._frames.popleft())
 
     def _send_binary(self, transport: asyncio.WriteTransport, frame: bytes | memoryview) -> None:
-        """The kernel takes most frames as they are; only what it leaves is copied, for the transport to send."""
+        """Write a frame directly to the socket; only what the kernel does not accept is copied to the transport."""
         head, taken = _head(0x82, len(frame)), 0
-        # A transport that closes has given its descriptor back, or is about to: somebody else's it may be next.
+        # The descriptor of a closing transport may already belong to another connection.
         if self._direct >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # full, or gone, which the transport will find out
+            with contextlib.suppress(OSError):  # full or closed; the transport will notice
                 taken = os.writev(self._direct, (head, frame))
         if taken < len(head):
             transport.writelines([head[taken:], bytes(frame)])
@@ -164,7 +164,7 @@ class NodeConversation(picows.WSListener):
         return socket is not None and socket.underlying_transport.get_write_buffer_size() > CONGESTED_BYTES
 
     def close(self, code: int, reason: str) -> None:
-        """Say why, give the peer a moment to answer, then cut."""
+        """Send the reason, wait briefly for the peer's close, then abort."""
         self._flush()
         self._messages.discard()
         socket, self._socket = self._socket, None
@@ -190,7 +190,7 @@ class NodeConversation(picows.WSListener):
 
     @property
     def unproved(self) -> bool:
-        """It came with a key and has not shown yet that it is its own."""
+        """Return whether the node presented a key but has not proved yet that it owns it."""
         return self._challenge is not None and self._socket is not None
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
@@ -240,7 +240,7 @@ class NodeConversation(picows.WSListener):
     # -- messages ---------------------------------------------------------------------------------------
 
     def _on_part(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> None:
-        """Gather a message that comes in several frames; a binary one is never cut up by a peer of ours."""
+        """Collect a message of several frames; our own nodes never split binary messages."""
         if self._socket is None:
             return  # closing
         if kind != picows.WSMsgType.CONTINUATION:
@@ -302,10 +302,9 @@ class NodeConversation(picows.WSListener):
             self._update(connection, message)
 
     def _update(self, connection: Connection, update: ToolsUpdate) -> None:
-        """Take over what a node offers now. Of updates that come faster than they can be dealt with, the newest counts.
+        """Apply an update of a node's tools. If updates arrive too fast, only the newest is applied.
 
-        The pause after one is many times as long as the work was, so that a node that sends nothing else holds up
-        nobody.
+        The pause after an update is a multiple of its cost, so that a node cannot block others with updates.
         """
         if self._resting is not None:
             self._newest_update = update
@@ -322,8 +321,9 @@ class NodeConversation(picows.WSListener):
             self._update(connection, update)
 
     def _pong(self, kind: picows.WSMsgType, payload: bytes) -> None:
-        """Answer a ping. A peer that does not read what it was sent is owed the newest answer alone (RFC 6455, 5.5.3):
-        others would heap up here for as long as it asks."""
+        """Answer a ping. A peer that does not read gets only the newest answer (RFC 6455, 5.5.3), since others would
+        accumulate here.
+        """
         if self._full:
             self._owed[kind] = payload
         elif kind == picows.WSMsgType.TEXT:
@@ -332,9 +332,9 @@ class NodeConversation(picows.WSListener):
             self._socket.send(kind, payload)
 
     def _greet_in_turn(self, text: bytes) -> None:
-        """Greet at once, or after others that came with the same credential: long hellos take time."""
+        """Handle a hello at once, or after others with the same credential if it is long, since those take time."""
         if self._greeting is not None:
-            return  # its hello is here
+            return  # a hello is already queued
         now = asyncio.get_running_loop().time()
         turn = max(now, self._services.next_long_hello.get(self._grant.token_id, 0.0))
         if len(text) <= LONG_HELLO_BYTES:
@@ -352,7 +352,7 @@ class NodeConversation(picows.WSListener):
             self._greet(text)
 
     def _greet(self, text: bytes) -> None:
-        """Before the hello everything else is ignored; a hello that cannot be accepted closes the socket."""
+        """Handle the hello. Other messages before it are ignored; an unacceptable hello closes the socket."""
         try:
             if len(text) > MAX_HELLO_BYTES:
                 raise HelloRefused(1009, f"a hello has at most {MAX_HELLO_BYTES} bytes")
@@ -389,7 +389,7 @@ class NodeConversation(picows.WSListener):
             self.close(refused.code, str(refused))
 
     def _prove(self, challenge: GatewayChallenge, proof: NodeProof) -> None:
-        """One try: the number that was to be signed is good for this connection alone."""
+        """Verify the proof of a key. There is one attempt: the challenge is valid for this connection only."""
         assert self._grant.public_key is not None
         node_id = self._grant.node_id or ""
         if not proves(self._grant.public_key, challenge, node_id, proof):
@@ -398,7 +398,7 @@ class NodeConversation(picows.WSListener):
         self._challenge = None
 
     def _watch(self) -> None:
-        """Ask a silent node whether it is there; give it up when it does not answer, and when its token has ended."""
+        """Ping a silent node; close the connection if it does not answer, or its token has ended."""
         if not self._services.credentials.still_grants(self._grant):
             self.close(CLOSE_UNAUTHORIZED, "this node's token has expired")
             return
@@ -421,7 +421,7 @@ class NodeConversation(picows.WSListener):
 
 
 def _bounded(response: ToolResponse) -> ToolResponse:
-    """The response of a plain node, or an error in place of one that exceeds what the plug-in guide allows."""
+    """Return the response of a plain node, or an error if it exceeds the limits of the plug-in guide."""
     if isinstance(response.result, msgspec.Raw):
         size = memoryview(response.result).nbytes
     else:
@@ -436,7 +436,7 @@ def _bounded(response: ToolResponse) -> ToolResponse:
 
 
 def _plain_descriptor(transport: asyncio.Transport) -> int:
-    """Where bytes can be written past the transport while it has none of its own to write; -1 under TLS."""
+    """Return the descriptor for direct writes while the transport's buffer is empty; -1 under TLS."""
     connection = transport.get_extra_info("socket")
     if connection is None or transport.get_extra_info("sslcontext") is not None or not hasattr(os, "writev"):
         return -1
@@ -445,7 +445,7 @@ def _plain_descriptor(transport: asyncio.Transport) -> int:
 
 
 def _framed(payloads: list[bytes]) -> Iterator[bytes]:
-    """Unmasked text frames, as a server sends them (RFC 6455, 5.2); picows has no call for several at once."""
+    """Yield unmasked text frames, as a server sends them (RFC 6455, 5.2); picows cannot send several at once."""
     for payload in payloads:
         yield _head(0x81, len(payload))
         yield payload
@@ -460,5 +460,5 @@ def _head(first: int, size: int) -> bytes:
 
 
 def _fitting(reason: str) -> bytes:
-    """A close frame carries at most 123 bytes of reason."""
+    """Cut the reason of a close frame to 123 bytes."""
     return reason.encode()[:123].decode(errors="ignore").encode()

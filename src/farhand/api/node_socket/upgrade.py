@@ -34,24 +34,24 @@ MOST_UNPROVED = 4
 
 
 class Admission(Protocol):
-    """What the door asks the guard before anything else."""
+    """The checks that the guard makes first."""
 
     def admit_node(self, scope: Scope) -> None:
-        """Raises Problem for a connection that may not even present a token."""
+        """Raise Problem for a connection that may not even present a token."""
         ...
 
     def node_failed(self, scope: Scope) -> None:
-        """A wrong token came from there."""
+        """Count a wrong token from this address."""
         ...
 
 
 class NodeDoor:
-    """What uvicorn calls for each connection that asks to become a WebSocket."""
+    """The protocol factory that uvicorn calls for each WebSocket upgrade."""
 
     def __init__(self, services: NodeServices, guard: Admission) -> None:
         self._services = services
         self._guard = guard
-        # By their keys, of which there are as many as are registered.
+        # By key; there are at most as many keys as are registered.
         self._unproved: dict[bytes, list[NodeConversation]] = {}
 
     def __call__(self, *, server_state: Any, **_: Any) -> _Handover:
@@ -72,19 +72,21 @@ class NodeDoor:
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 
     def redeem(self, scope: Scope) -> Callable[[socket.socket | None], None]:
-        """Who is to be given a connection to the files socket. Raises Problem."""
+        """Return the function that takes a connection to the files socket. Raises Problem."""
         self._guard.admit_node(scope)
         if scope["scheme"] != "ws":
             raise Problem(400, "invalid_request", "the files socket is for connections without TLS")
         headers = dict(scope["headers"])
         ticket = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
         wanted = self._services.transfers.redeem(ticket, _address(scope))
-        if wanted is None:  # no wrong token: tickets of tries that are over come late, and none can be guessed
+        if (
+            wanted is None
+        ):  # not counted as a wrong token: tickets of ended attempts may arrive late, and cannot be guessed
             raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
         return wanted
 
     def _asked_to_prove(self, grant: NodeGrant, scope: Scope, ended: Callable[[], None]) -> NodeConversation:
-        """Of those who come with one key and have proved nothing yet there are a few; the oldest makes room."""
+        """Start a connection whose key is still unproved; of a few per key, the oldest is closed."""
         key = grant.public_key or b""
         unproved = [one for one in self._unproved.get(key, []) if one.unproved]
         for one in unproved[: len(unproved) + 1 - MOST_UNPROVED]:
@@ -97,13 +99,13 @@ class NodeDoor:
 
 
 class _Handover(asyncio.Protocol):
-    """Stands in for a moment, while the connection goes from uvicorn to picows."""
+    """A temporary protocol while the connection passes from uvicorn to picows."""
 
     def __init__(self, door: NodeDoor, connections: set[Any]) -> None:
         self._door = door
         self._connections = connections
         self._conversation: NodeConversation | None = None
-        # By whom the connection is wanted as it is, once it was answered.
+        # Takes the raw connection once the upgrade was answered.
         self._wanted: Callable[[socket.socket | None], None] | None = None
         self._transport: asyncio.Transport
         self._protocol: Any = WSProtocol(
@@ -114,14 +116,14 @@ class _Handover(asyncio.Protocol):
             logging.getLogger("picows.server"),
             True,  # disconnect on exception
             HELLO_SECONDS,
-            False,  # automatic pings: we send the protocol's own
+            False,  # automatic pings: we send those of our protocol
             0,
             0,
             picows.WSAutoPingStrategy.PING_WHEN_IDLE,
-            False,  # automatic pongs: there would be no end of them for a peer that does not read
+            False,  # automatic pongs: they would accumulate for a peer that does not read
             MAX_FRAME_BYTES,
             None,  # further headers
-            16384,  # read buffer, to begin with
+            16384,  # initial read buffer
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -130,7 +132,7 @@ class _Handover(asyncio.Protocol):
         self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn repeats the request to us once; everything after it is read by picows itself."""
+        """Receive the request, which uvicorn repeats once; picows reads everything after it."""
         self._transport.pause_reading()
         while data and not self._transport.is_closing():
             buffer = self._protocol.get_buffer(len(data))
@@ -156,13 +158,13 @@ class _Handover(asyncio.Protocol):
             self._connections.discard(self)
             wanted(None)
         elif transport.get_write_buffer_size():
-            loop.call_later(ANSWERED_SECONDS, self._give_away, wanted)  # our answer has not left yet
+            loop.call_later(ANSWERED_SECONDS, self._give_away, wanted)  # our answer has not been sent yet
         else:
             taken: socket.socket | None = None
             try:
                 taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             except OSError as error:
-                log.warning("a connection for the bytes of a transfer cannot be kept: %s", error)
+                log.warning("failed to keep a transfer connection: %s", error)
             transport.abort()
             loop.call_soon(wanted, taken)
 
@@ -171,7 +173,7 @@ class _Handover(asyncio.Protocol):
         self._protocol.connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """Close the connection, since the server stops."""
         if self._conversation is not None:
             self._conversation.close(CLOSE_RESTART, "the gateway is stopping")
         else:
@@ -186,7 +188,7 @@ class _Handover(asyncio.Protocol):
                 return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
             conversation, subprotocol = self._door.open(scope, lambda: self._connections.discard(self))
         except Problem as problem:
-            # The plug-in guide's refusal is plain text, and the rest follows it.
+            # The refusal in the plug-in guide is plain text, so all are.
             headers = {
                 "Content-Type": "text/plain; charset=utf-8",
                 "X-Request-Id": secrets.token_hex(8),
@@ -201,7 +203,7 @@ class _Handover(asyncio.Protocol):
 
 
 def _scope(request: picows.WSUpgradeRequest, transport: asyncio.Transport) -> Scope:
-    """The request in the words the guard knows."""
+    """Return the request as an ASGI scope for the guard."""
     path, _, query = request.path.partition(b"?")
     # picows decodes headers as UTF-8 with surrogate escapes; this restores the bytes that were sent.
     headers = [

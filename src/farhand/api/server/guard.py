@@ -45,19 +45,19 @@ log = logging.getLogger(__name__)
 
 NODE_SOCKET = "/v1/nodes/ws"
 FILES_SOCKET = "/v1/nodes/files"
-# What to call, in a request's scope, once its sender is known.
+# Key of the function in a request's scope to call once its sender is authenticated.
 ADMITTED = "farhand.admitted"
 # The authority of a request whose target is a whole URL.
 AUTHORITY = "farhand.authority"
 NOBODY = Credential("nobody", frozenset())
-# Requests of one token at once, streams included: each holds a connection of the gateway's.
+# Maximum concurrent requests of one token, including streams: each holds a connection of the gateway.
 MAX_OPEN_REQUESTS = 256
 _COUNTED = "farhand.counted"
 PAGE_HEADER = b"x-farhand-page"
 MIN_COMPRESSED_BYTES = 2048
 MAX_COMPRESSED_ON_LOOP = 64 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
-# Clients look for these before they have a credential, and understand 404 but not 401.
+# Clients probe these before they have a credential, and handle 404 but not 401.
 _DISCOVERY = ("/.well-known/", "/register")
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
@@ -75,15 +75,14 @@ _EXPOSED = (
 
 
 class GuardSettings(msgspec.Struct, frozen=True):
-    """Names under which this gateway may be addressed besides `localhost` and IP addresses, and web pages that may
-    call it from another origin."""
+    """Host names of this gateway besides `localhost` and IP addresses, and other origins whose pages may call it."""
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[Origin] = frozenset()
 
     @classmethod
     def of(cls, hosts: Iterable[str], origins: Iterable[str]) -> GuardSettings:
-        """Raises ValueError that names an entry which is no host name or origin."""
+        """Parse the settings. Raises ValueError that names an invalid host name or origin."""
         names, pages = set(), set()
         for entry in hosts:
             try:
@@ -101,21 +100,21 @@ class GuardSettings(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who sent a request; `session_id` if it came from a signed-in browser."""
+    """The sender of a request; `session_id` if it came from a signed-in browser."""
 
     credential: Credential
     session_id: str | None = None
 
     @property
     def ending(self) -> str | None:
-        """The id of the token or session on which the request depends; None for what cannot be revoked."""
+        """Return the id of the token or session on which the request depends; None if it cannot be revoked."""
         if self.session_id is not None:
             return self.session_id
         return None if self.credential in (NOBODY, OWNER) else self.credential.id
 
 
 class Guard:
-    """An ASGI application around the router; the node socket asks it as well."""
+    """An ASGI application around the router; the node socket uses it as well."""
 
     def __init__(
         self,
@@ -129,8 +128,10 @@ class Guard:
         held: Callable[[], FreezeOrder | None] = lambda: None,
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`held`: by which order nothing may be changed now. `secrets` are hidden in every answer. `note` puts
-        something that happened into the journal."""
+        """`held` returns the freeze order that is in force. `secrets` are redacted in every answer. `note` writes an
+        event to
+        the journal.
+        """
         self.secrets = secrets
         self._repeats = repeats
         self._router = router
@@ -142,7 +143,7 @@ class Guard:
         self._tokenless = Throttle(
             allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
         )
-        # Requests that are being answered, by the id of their token.
+        # Open requests, by the id of their token.
         self._open: Counter[str] = Counter()
         # Open streams, by the id of the token or session they depend on.
         self._streams: dict[str, set[asyncio.Event]] = {}
@@ -229,7 +230,7 @@ class Guard:
         await respond(reply, send, asked_id or request_id or new_request_id(), head=method == "HEAD")
 
     def _count(self, scope: Scope, caller: Caller) -> None:
-        """Raises Problem where a token has too many requests open; the owner is not limited."""
+        """Count an open request. Raises Problem if a token has too many; the owner is not limited."""
         if caller.credential in (NOBODY, OWNER):
             return
         name = caller.credential.id
@@ -313,10 +314,10 @@ class Guard:
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
             return Problem(500, "internal", f"the gateway failed; its log has request {request.id}").reply()
 
-    # -- the node socket asks these itself: it is not behind ASGI ------------------------------------------
+    # -- for the node socket, which is not behind ASGI ------------------------------------------------------
 
     def admit_node(self, scope: Scope) -> None:
-        """Raises Problem for an upgrade that may not even present a token."""
+        """Raise Problem for an upgrade that may not even present a token."""
         self._admit(scope)
         if scope["path"] not in (NODE_SOCKET, FILES_SOCKET):
             raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
@@ -328,18 +329,18 @@ class Guard:
     # -- the checks -------------------------------------------------------------------------------------
 
     def _admit(self, scope: Scope) -> dict[bytes, bytes]:
-        """The headers of a request that is addressed to us, by us. Raises Problem."""
+        """Return the headers of a request with a valid target, Host and Origin. Raises Problem."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _refuse_repeats(scope)
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in scope["headers"]):
-            # Another server may see the end of such a body elsewhere, so nothing after it is read.
+            # Another server may find the end of such a body elsewhere, so nothing after it is read.
             reason = "a body has no Transfer-Encoding but chunked"
             raise Problem(400, "invalid_request", reason, headers=[(b"connection", b"close")])
         host = self._check_host(headers.get(b"host", b""))
         authority = scope.get(AUTHORITY)
         if authority is not None and self._check_host(authority) != host:
-            # A proxy may have looked at one of them and we would believe the other.
+            # A proxy may have checked one of them while we use the other.
             raise Problem(400, "invalid_request", f"the target is for {_shown(authority)}, the Host header for another")
         origin = headers.get(b"origin")
         if origin is not None and not self._origin_allowed(scope, origin, host):
@@ -371,7 +372,10 @@ class Guard:
         return origin == own or origin in self._settings.origins
 
     def _cross_origin_headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """What lets a page of a listed origin read the answer. Never with credentials: such a page has a token."""
+        """Return the headers that let a page of a listed origin read the answer.
+
+        Credentials are never allowed: such a page has a token.
+        """
         origin = headers.get(b"origin")
         if origin is None or parse_origin(origin.decode("latin-1")) not in self._settings.origins:
             return []
@@ -444,7 +448,7 @@ async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIte
 
 
 def _refuse_repeats(scope: Scope) -> None:
-    # Of two, a proxy may have checked one and we would believe the other.
+    # Of two headers, a proxy may have checked one while we use the other.
     for name in (b"host", b"origin", b"authorization", b"x-api-key"):
         if sum(header == name for header, _ in scope["headers"]) > 1:
             raise Problem(400, "invalid_request", f"a request has one {name.decode().title()} header")
@@ -469,7 +473,7 @@ def _cookie(headers: dict[bytes, bytes], name: str) -> str | None:
 
 
 def _require_json(headers: dict[bytes, bytes], method: str) -> None:
-    # A form on any page can send these without asking; it cannot send this content type. Nor PUT, of any type.
+    # A form on any page can send these methods without a preflight, but not this content type; nor can it send PUT.
     if method not in ("GET", "HEAD", "DELETE", "PUT") and not headers.get(b"content-type", b"").startswith(
         b"application/json"
     ):
@@ -481,7 +485,7 @@ def _unauthorized(message: str) -> Problem:
 
 
 def _to_ascii(name: str) -> str:
-    """A name of the settings as browsers send it: international names in their `xn--` form."""
+    """Return a host name of the settings as browsers send it: international names in their `xn--` form."""
     return name if name.isascii() else name.encode("idna").decode()
 
 
