@@ -469,7 +469,7 @@ async def build(
         ),
         McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),
         MetricsRoutes(database, node_registry, gate),
-        WorkspaceRoutes(journal, workspace, skills),
+        WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory),
         SessionRoutes(sessions, turns, ending),
         ChatRoutes(sessions, agents, ending),

@@ -57,6 +57,12 @@ tool = "undo"
 args = {{ path = "*/locked/*" }}
 
 [[policy.rules]]
+name = "private files stay private"
+decision = "deny"
+tool = ["gsv__ReadFile", "gsv__WriteFile", "gsv__DeleteFile"]
+args = {{ path = "private/*" }}
+
+[[policy.rules]]
 name = "undo is asked about"
 decision = "ask"
 tool = "undo"
@@ -177,6 +183,25 @@ def test_an_allowed_folder_of_the_workspace_is_not_that_of_another_agent(gateway
     for path, allowed in (("notes/x", True), ("agents/other/notes/x", False)):
         wrote = invoke(gateway, "gsv__WriteFile", {"path": path, "content": "x"}, session_key=CLOSED)
         assert (wrote["state"] == "ok") is allowed, wrote
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["private/x", "private//x", "./private/x", "open/../private/x"])
+def test_the_workspace_routes_obey_the_rules_of_the_tools(gateway: GatewayProcess, method: str, path: str) -> None:
+    file = gateway.home / "agents" / "main" / "private" / "x"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("kept")
+    answered = gateway.request(method, f"/v1/workspace/main/{path}", "new" if method == "PUT" else None)
+    assert answered.status in (400, 403, 404), answered
+    assert answered.status == 403 or path != "private/x"
+    assert file.read_text() == "kept"
+
+
+def test_the_workspace_routes_serve_what_no_rule_stops(gateway: GatewayProcess) -> None:
+    assert gateway.request("PUT", "/v1/workspace/main/public/x", "text").status == 200
+    assert gateway.request("GET", "/v1/workspace/main/public/x").status == 200
+    assert gateway.request("GET", "/v1/workspace/main").status == 200
+    assert gateway.request("DELETE", "/v1/workspace/main/public/x").status == 200
 
 
 @pytest.mark.parametrize("tool", ["write", "hands__Write"])

@@ -6,19 +6,24 @@ from collections.abc import AsyncGenerator
 from email.utils import formatdate
 from typing import Any
 
+import msgspec
+
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import JSON, PARTIAL, Query, route
 from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.workspace.skills import Skills
 from farhand.gateway.workspace.workspace import Workspace, clean
+from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.objects.base import SKILLS, Conflict, InTheWay, ObjectInfo, ObjectReader, check_key
 
 # A workspace file may come from an agent or a third party: opened in the browser, it must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 SKILL_FILE = "SKILL.md"
+READ_FILE, WRITE_FILE, DELETE_FILE = "gsv__ReadFile", "gsv__WriteFile", "gsv__DeleteFile"
 # Content types that clients send if they do not know the type.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 ANY = ("*/*", JSON)
@@ -29,8 +34,9 @@ SKILL = "/v1/skills/{name}/{path...}"
 class WorkspaceRoutes:
     """Paths have the same meaning as in the native tools, including `skills/`."""
 
-    def __init__(self, journal: EventJournal, workspace: Workspace, skills: Skills) -> None:
+    def __init__(self, journal: EventJournal, workspace: Workspace, skills: Skills, gate: Gate) -> None:
         self._journal = journal
+        self._gate = gate
         self._workspace = workspace
         self._objects = workspace.objects
         self._skills = skills
@@ -55,6 +61,7 @@ class WorkspaceRoutes:
     )
     async def read(self, request: Request) -> Reply | dict[str, Any]:
         agent, path = request.params["agent"], request.params.get("path", "")
+        self._check_policy(request, READ_FILE, path=path or "/")
         found = await self._workspace.find(agent, path)
         if found is None:
             folder = await self._workspace.folder(agent, path)
@@ -92,6 +99,7 @@ class WorkspaceRoutes:
     )
     async def write(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
+        self._check_policy(request, WRITE_FILE, path=path, content="")
         key = self._workspace.writable_key(request.params["agent"], path)
         info = await self._store(request, key)
         return {"path": clean(path), "size": info.size, "written": True, "etag": info.etag}
@@ -106,9 +114,15 @@ class WorkspaceRoutes:
     )
     async def delete(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
+        self._check_policy(request, DELETE_FILE, path=path)
         key = self._workspace.writable_key(request.params["agent"], path)
         await self._remove(request, key, path)
         return {"path": clean(path), "deleted": True}
+
+    def _check_policy(self, request: Request, tool: str, **args: str) -> None:
+        """Apply the policy as to a call of the native tool that does the same. Raises Forbidden, InvalidArgs."""
+        call = ToolCall(request.id, tool, msgspec.Raw(msgspec.json.encode(args)), agent_id=request.params["agent"])
+        self._gate.check_policy(call, request.principal)
 
     # -- skills -----------------------------------------------------------------------------------------
 
