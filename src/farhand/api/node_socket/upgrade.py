@@ -79,9 +79,8 @@ class NodeDoor:
         headers = dict(scope["headers"])
         ticket = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
         wanted = self._services.transfers.redeem(ticket, _address(scope))
-        if (
-            wanted is None
-        ):  # not counted as a wrong token: tickets of ended attempts may arrive late, and cannot be guessed
+        # Not counted as a wrong token: tickets of ended attempts may arrive late, and cannot be guessed.
+        if wanted is None:
             raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
         return wanted
 

@@ -9,7 +9,7 @@
     agent:main:telegram:default:guest:123  a person whom the owner has not named, whatever dm_scope says
     agent:main:telegram:default:guest-group:456  what such people say in a group, channel or thread
     agent:main:cron:<job>                  a scheduled task
-    anything-else                          a session of the agent `main`, named by whoever uses it
+    anything-else                          a session of the agent `main`, named by its user
 
 With dm_scope = "main", the default, people whom the owner named share the agent's main session.
 """
