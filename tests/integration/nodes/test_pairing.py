@@ -192,6 +192,6 @@ def test_a_route_without_a_scope_stops_the_start() -> None:
         raise AssertionError
 
     with pytest.raises(FarhandError, match="declares no scope"):
-        Router([Route("GET", "/v1/secrets", None, handler)])
+        Router([Route(method="GET", path="/v1/secrets", scope=None, summary="List secrets.", handler=handler)])
     with pytest.raises(FarhandError, match="declares no scope"):
-        Router([Route("GET", "/v1/secrets", (), handler)])
+        Router([Route(method="GET", path="/v1/secrets", scope=(), summary="List secrets.", handler=handler)])
