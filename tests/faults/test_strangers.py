@@ -17,12 +17,12 @@ import pytest
 import trustme
 
 from farhand.api.server.connection_limits import (
+    GRACE_SECONDS,
     HEAD_SECONDS,
-    MOST,
-    MOST_OF_ONE_ADDRESS,
-    TELLING_SECONDS,
-    YOUNG_SECONDS,
-    Lobby,
+    LOG_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_OF_ADDRESS,
+    ConnectionLimits,
 )
 from farhand.api.server.http import Problem
 from farhand.api.server.throttle import ADDRESSES_KEPT, TOKENLESS_ALLOWED, Throttle
@@ -38,7 +38,7 @@ class Caller:
     def __init__(self) -> None:
         self.out = False
 
-    def turn_out(self) -> None:
+    def drop(self) -> None:
         self.out = True
 
 
@@ -66,66 +66,67 @@ class Hours:
 
 def test_who_has_waited_longest_makes_room() -> None:
     hours = Hours()
-    lobby = Lobby(hours.later, hours)
-    crowd = [Caller() for _ in range(3 * MOST)]
+    limits = ConnectionLimits(hours.later, hours)
+    crowd = [Caller() for _ in range(3 * MAX_CONNECTIONS)]
     for one in crowd:
-        lobby.enter(one, "127.0.0.1")
+        limits.add(one, "127.0.0.1")
         hours.pass_by(0.1)
-    hours.pass_by(2 * YOUNG_SECONDS)
-    assert len(lobby) == MOST and [one.out for one in crowd] == [True] * (2 * MOST) + [False] * MOST
+    hours.pass_by(2 * GRACE_SECONDS)
+    assert len(limits) == MAX_CONNECTIONS
+    assert [one.out for one in crowd] == [True] * (2 * MAX_CONNECTIONS) + [False] * MAX_CONNECTIONS
     for one in crowd:
-        lobby.leave(one)
-    one_address = [Caller() for _ in range(3 * MOST_OF_ONE_ADDRESS)]
+        limits.remove(one)
+    one_address = [Caller() for _ in range(3 * MAX_OF_ADDRESS)]
     for one in one_address:
-        lobby.enter(one, "192.0.2.1")
+        limits.add(one, "192.0.2.1")
         hours.pass_by(2)
     other = Caller()
-    lobby.enter(other, "192.0.2.2")
+    limits.add(other, "192.0.2.2")
     hours.pass_by(2)
-    assert [one.out for one in one_address] == [True] * (2 * MOST_OF_ONE_ADDRESS) + [False] * MOST_OF_ONE_ADDRESS
+    assert [one.out for one in one_address] == [True] * (2 * MAX_OF_ADDRESS) + [False] * MAX_OF_ADDRESS
     assert not other.out
 
 
 def test_everybody_coming_back_at_once_is_let_in() -> None:
     hours = Hours()
-    lobby = Lobby(hours.later, hours, room=10 * MOST)
-    crowd = [Caller() for _ in range(10 * MOST)]
+    limits = ConnectionLimits(hours.later, hours, room=10 * MAX_CONNECTIONS)
+    crowd = [Caller() for _ in range(10 * MAX_CONNECTIONS)]
     for number, one in enumerate(crowd):
-        lobby.enter(one, f"192.0.2.{number % 10}")
-    hours.pass_by(0.9 * YOUNG_SECONDS)
+        limits.add(one, f"192.0.2.{number % 10}")
+    hours.pass_by(0.9 * GRACE_SECONDS)
     assert not any(one.out for one in crowd), "a moment is granted to all"
-    hours.pass_by(YOUNG_SECONDS)
-    assert len(lobby) == MOST, "and no longer, though nobody else came"
+    hours.pass_by(GRACE_SECONDS)
+    assert len(limits) == MAX_CONNECTIONS, "and no longer, though nobody else came"
 
 
 def test_who_was_not_listened_to_has_another_moment() -> None:
     hours = Hours()
-    lobby = Lobby(hours.later, hours)
-    for _ in range(2 * MOST):
-        lobby.enter(Caller(), "127.0.0.1")
+    limits = ConnectionLimits(hours.later, hours)
+    for _ in range(2 * MAX_CONNECTIONS):
+        limits.add(Caller(), "127.0.0.1")
     hours.now = 5.0  # the gateway was busy with something else all the while
     hours.pass_by(0.0)
-    assert len(lobby) == 2 * MOST
-    hours.pass_by(2 * YOUNG_SECONDS)
-    assert len(lobby) == MOST
+    assert len(limits) == 2 * MAX_CONNECTIONS
+    hours.pass_by(2 * GRACE_SECONDS)
+    assert len(limits) == MAX_CONNECTIONS
 
 
 def test_a_burst_is_no_larger_than_the_room_and_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     hours = Hours()
-    lobby = Lobby(hours.later, hours, room=400)
+    limits = ConnectionLimits(hours.later, hours, room=400)
     friend = Caller()
-    lobby.enter(friend, "192.0.2.200")
+    limits.add(friend, "192.0.2.200")
     for address, most in (("192.0.2.1", 100), ("192.0.2.2", 200), ("127.0.0.1", 399)):
         for _ in range(3000):
-            lobby.enter(Caller(), address)
-        assert len(lobby) == 1 + most, "one address has a quarter of the room, this machine what is left"
+            limits.add(Caller(), address)
+        assert len(limits) == 1 + most, "one address has a quarter of the room, this machine what is left"
     late = Caller()
-    lobby.enter(late, "192.0.2.201")
-    assert len(lobby) == 400 and not friend.out and not late.out
+    limits.add(late, "192.0.2.201")
+    assert len(limits) == 400 and not friend.out and not late.out
     hours.pass_by(0.5)
-    lobby.leave(friend)
-    lobby.leave(late)
-    hours.pass_by(TELLING_SECONDS)
+    limits.remove(friend)
+    limits.remove(late)
+    hours.pass_by(LOG_SECONDS)
     assert not friend.out and not late.out and len(caplog.messages) == 1, "said once, not thousands of times"
 
 
@@ -253,7 +254,7 @@ def test_a_burst_of_strangers_leaves_the_gateway_its_descriptors(tmp_path: Path,
             assert line.getresponse().status == 200
             line.close()
             assert descriptors(gateway) <= before + SMALL // 2 + 16
-        wait_until(lambda: descriptors(gateway) <= before + MOST + 16, 8, "the end of the moment they have")
+        wait_until(lambda: descriptors(gateway) <= before + MAX_CONNECTIONS + 16, 8, "the end of the moment they have")
 
 
 def test_friends_who_come_all_at_once_are_served(gateway: GatewayProcess) -> None:

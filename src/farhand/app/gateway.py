@@ -23,14 +23,14 @@ import uvicorn
 from farhand.api.node_socket.door import node_door
 from farhand.api.routes.console import ConsoleRoutes, page_routes
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
-from farhand.api.server.connection_limits import Lobby
+from farhand.api.server.connection_limits import ConnectionLimits
 from farhand.api.server.guard import Guard, GuardSettings
 from farhand.api.server.http_protocol import HttpConnection
 from farhand.api.server.idempotency import Repeats
 from farhand.api.server.openapi import openapi_routes
 from farhand.api.server.origins import parse_host
 from farhand.api.server.router import Router, routes_of
-from farhand.api.server.tls_limits import Threshold
+from farhand.api.server.tls_limits import TlsConnection
 from farhand.app.wiring import Parts, build, open_home
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import OWNER
@@ -186,12 +186,12 @@ class Gateway:
             held=lambda: parts.freeze.order,
             note=note,
         )
-        lobby = Lobby(asyncio.get_running_loop().call_later)
+        limits = ConnectionLimits(asyncio.get_running_loop().call_later)
         try:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
-                    http=functools.partial(HttpConnection, lobby=lobby),  # type: ignore[arg-type]
+                    http=functools.partial(HttpConnection, limits=limits),  # type: ignore[arg-type]
                     ws=node_door(parts.node_services, guard),  # type: ignore[arg-type]
                     lifespan="off",
                     access_log=False,
@@ -208,7 +208,7 @@ class Gateway:
         except (OSError, ssl.SSLError) as error:
             files = f"the TLS certificate {section.tls_cert} or its key {section.tls_key}"
             raise ConfigError(f"{files} cannot be used: {error}") from None
-        _put_before(server.config, lobby)
+        _limit_handshakes(server.config, limits)
         # A signal may have come while nothing was awaited, and is seen only in the loop's next turn.
         await asyncio.sleep(0)
         if not self.stopping:
@@ -260,7 +260,7 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, leaving signals to us and telling when it is ready."""
+    """uvicorn, without its signal handlers; calls `ready` once it serves."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -276,13 +276,13 @@ class _Server(uvicorn.Server):
             self._ready()
 
 
-def _put_before(config: uvicorn.Config, lobby: Lobby) -> None:
-    """Have the lobby see who comes before TLS does."""
+def _limit_handshakes(config: uvicorn.Config, limits: ConnectionLimits) -> None:
+    """Count connections before their TLS handshake."""
     context, inside = config.ssl, config.http_protocol_class
     if context is not None:
         config.ssl = None
-        config.http_protocol_class = lambda **options: Threshold(  # type: ignore[assignment]
-            context, lobby, lambda: inside(**options)
+        config.http_protocol_class = lambda **options: TlsConnection(  # type: ignore[assignment]
+            context, limits, lambda: inside(**options)
         )
 
 

@@ -87,7 +87,7 @@ from farhand.gateway.transfers.tool import transfer_tool
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.gateway.transfers.workspace_endpoint import workspace_end
 from farhand.gateway.upkeep.backups import Backups, BackupSettings
-from farhand.gateway.upkeep.periodic import Repeating
+from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Retention
 from farhand.gateway.upkeep.token_expiry import TokenExpiry
 from farhand.gateway.upkeep.token_uses import TokenUses
@@ -223,7 +223,7 @@ class Parts:
     sessions: Sessions
     messaging: Messaging
     scheduler: Scheduler
-    periodic: Sequence[Repeating]
+    periodic: Sequence[PeriodicTask]
     routes: Sequence[Route]
     node_services: NodeServices
 

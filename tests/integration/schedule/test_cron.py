@@ -739,7 +739,7 @@ def test_settings_hold_as_soon_as_the_file_has_them(tmp_path: Path) -> None:
         wait_until(lambda: beats() == 200, 20, "a heartbeat")
         write('[schedule]\ntimezone = "Mars/Olympus"\n[heartbeat]\nevery = "0"\n')
         assert cron("status")["timezone"] == "Asia/Tokyo" and beats() == 200
-        assert "the schedule stays as it was: [schedule] timezone" in house.gateway.log.read_text()
+        assert "the settings stay as they were: [schedule] timezone" in house.gateway.log.read_text()
         write('[schedule]\ntimezone = "Asia/Tokyo"\n[heartbeat]\nevery = "0"\n')
         wait_until(lambda: beats() == 404, 20, "no heartbeat")
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import picows
 
+from farhand.api.node_socket.bounded_reads import BoundedReads
 from farhand.api.node_socket.door import NodeServices
 from farhand.api.node_socket.message_queue import MessageQueue
-from farhand.api.node_socket.sips import Sips
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
@@ -107,7 +107,7 @@ class NodeConversation(picows.WSListener):
         # Runs during the pause between updates of the node's tools; the newest update waits for its end.
         self._resting: asyncio.TimerHandle | None = None
         self._newest_update: ToolsUpdate | None = None
-        self._sips: Sips | None = None
+        self._reads: BoundedReads | None = None
         self._messages = MessageQueue(self._on_message)
         self._socket: picows.WSTransport | None = None
 
@@ -202,10 +202,10 @@ class NodeConversation(picows.WSListener):
             self._on_text(frame.get_payload_as_bytes())
         elif kind == picows.WSMsgType.BINARY and frame.fin:
             if self._connection is not None and self._connection.can_transfer and self._socket is not None:
-                if self._sips is None or self._sips.over:
-                    self._sips = Sips.begin(transport.underlying_transport)
+                if self._reads is None or self._reads.over:
+                    self._reads = BoundedReads.begin(transport.underlying_transport)
                 else:
-                    self._sips.read = 0
+                    self._reads.read = 0
                 self._services.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
         elif kind == picows.WSMsgType.CLOSE:
             code = frame.get_payload_as_bytes()[:2]

@@ -1,7 +1,8 @@
-"""The node socket: who may connect, and by which way.
+"""The node socket: who may connect, and the handover of the connection.
 
-uvicorn hands an upgraded connection over to picows, which is what the nodes speak too: frames are parsed and masked in
-C and handled where they arrive, without a queue or a task in between (see docs/decisions).
+uvicorn hands an upgraded connection over to picows, which the nodes use too: frames are parsed and masked in C and
+handled where they arrive, without a queue or a task in between (see docs/decisions). picows documents only a server of
+its own, which would need a second port; so this uses its protocol class, and pyproject.toml bounds its version.
 """
 
 from __future__ import annotations

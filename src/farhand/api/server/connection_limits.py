@@ -1,7 +1,7 @@
-"""Connections of which nobody knows yet whose they are: there are few of them, and none stays for long.
+"""Limits the connections that have not presented a credential: few at a time, and none for long.
 
-A connection has a moment to say its first word, also when everybody comes back at once; so the few may be more for as
-long as that, but never more than there is room for.
+New connections are exempt for a moment, because after a restart all clients reconnect at once; there is an absolute
+limit all the same.
 """
 
 from __future__ import annotations
@@ -17,130 +17,127 @@ from typing import Final, Protocol
 
 log = logging.getLogger(__name__)
 
-# How long a stranger may take to say what is wanted, head and all.
+# How long a connection may take to send a request head.
 HEAD_SECONDS: Final = 10.0
 # And from there to the end of the answer.
 REQUEST_SECONDS: Final = 30.0
-MOST: Final = 64
-MOST_OF_ONE_ADDRESS: Final = 8
-# A younger connection is left alone: when everybody comes back at once, all of them are strangers for a moment.
-YOUNG_SECONDS: Final = 1.0
-# When a look at the strangers comes so late, the gateway did not listen meanwhile: they have another moment.
+MAX_CONNECTIONS: Final = 64
+MAX_OF_ADDRESS: Final = 8
+# Connections younger than this count only for the absolute limit.
+GRACE_SECONDS: Final = 1.0
+# When a check runs this late, the gateway was busy and read no requests meanwhile: nothing is closed this time.
 LATE_SECONDS: Final = 0.25
-MOST_ROOM: Final = 1024
-# One address has this part of the room, were it ever so young a crowd.
-SHARE_OF_ONE_ADDRESS: Final = 4
-TELLING_SECONDS: Final = 60.0
+MAX_YOUNG: Final = 1024
+# The part of the absolute limit that one address may use.
+ADDRESS_SHARE: Final = 4
+LOG_SECONDS: Final = 60.0
 
 Later = Callable[[float, Callable[[], None]], object]
 
 
-class Stranger(Protocol):
-    def turn_out(self) -> None:
-        """Close the connection."""
+class LimitedConnection(Protocol):
+    def drop(self) -> None:
+        """Close the connection at once."""
         ...
 
 
-class Lobby:
-    """Holds the strangers. Once they are no longer young, those who have waited longest make room for the others."""
+class ConnectionLimits:
+    """Knows the connections without a credential and closes the oldest of those in excess."""
 
     def __init__(self, later: Later, clock: Callable[[], float] = time.monotonic, room: int | None = None) -> None:
-        """`later` is a loop's `call_later`; `room`: how many there are at most, however young."""
+        """`later` is a loop's `call_later`; `room` is the absolute limit, by default from the descriptors."""
         self._later = later
         self._clock = clock
         self._room = _half_of_the_descriptors() if room is None else room
-        self._waiting: dict[Stranger, tuple[float, str]] = {}
-        # How many there are of each address.
-        self._of: Counter[str] = Counter()
-        self._looking = False
-        # Since that was last told.
-        self._turned_out = 0
+        # Oldest first: when it connected, and from where.
+        self._open: dict[LimitedConnection, tuple[float, str]] = {}
+        self._of_address: Counter[str] = Counter()
+        self._check_scheduled = False
+        # Connections that were closed since the last log line, and the address of the last one.
+        self._dropped = 0
         self._last_address = ""
-        self._telling = False
-        self._tell_from = 0.0
+        self._log_scheduled = False
+        self._next_log = 0.0
 
-    def enter(self, stranger: Stranger, address: str) -> None:
+    def add(self, connection: LimitedConnection, address: str) -> None:
+        """Count a new connection; an older one may be closed for it."""
         now = self._clock()
-        self._waiting[stranger] = (now, address)
-        self._of[address] += 1
-        if self._of[address] > self._room // SHARE_OF_ONE_ADDRESS and not _is_loopback(address):
-            self._turn_out(self._oldest_of(address))
-        elif len(self._waiting) > self._room:
-            self._turn_out(self._oldest_of(self._largest_crowd()))
-        self._look_when_they_are_old(now)
+        self._open[connection] = (now, address)
+        self._of_address[address] += 1
+        if self._of_address[address] > self._room // ADDRESS_SHARE and not _is_loopback(address):
+            self._drop(self._oldest_of(address))
+        elif len(self._open) > self._room:
+            self._drop(self._oldest_of(max(self._of_address, key=self._of_address.__getitem__)))
+        self._schedule_check(now)
 
-    def leave(self, stranger: Stranger) -> None:
-        """It is known now, or gone."""
-        if (entry := self._waiting.pop(stranger, None)) is not None:
-            self._of[entry[1]] -= 1
-            if not self._of[entry[1]]:
-                del self._of[entry[1]]
+    def remove(self, connection: LimitedConnection) -> None:
+        """Forget a connection that has presented a credential, or has ended."""
+        if (entry := self._open.pop(connection, None)) is not None:
+            self._of_address[entry[1]] -= 1
+            if not self._of_address[entry[1]]:
+                del self._of_address[entry[1]]
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._open)
 
-    def _oldest_of(self, crowd: str) -> Stranger:
-        return next(one for one, (_, address) in self._waiting.items() if address == crowd)
+    def _oldest_of(self, wanted: str) -> LimitedConnection:
+        return next(one for one, (_, address) in self._open.items() if address == wanted)
 
-    def _largest_crowd(self) -> str:
-        """So that whoever comes alone has a place beside a crowd."""
-        return max(self._of, key=self._of.__getitem__)
+    def _schedule_check(self, now: float) -> None:
+        if not self._check_scheduled and self._excess():
+            self._check_scheduled = True
+            self._later(GRACE_SECONDS, lambda: self._check(now + GRACE_SECONDS))
 
-    def _look_when_they_are_old(self, now: float) -> None:
-        if not self._looking and self._excess():
-            self._looking = True
-            self._later(YOUNG_SECONDS, lambda: self._look(now + YOUNG_SECONDS))
-
-    def _look(self, due: float) -> None:
-        self._looking = False
+    def _check(self, due: float) -> None:
+        self._check_scheduled = False
         now = self._clock()
         if now - due < LATE_SECONDS:
-            for one in self._excess():
-                if now - self._waiting[one][0] >= YOUNG_SECONDS:
-                    self._turn_out(one)
-        self._look_when_they_are_old(now)
+            for connection in self._excess():
+                if now - self._open[connection][0] >= GRACE_SECONDS:
+                    self._drop(connection)
+        self._schedule_check(now)
 
-    def _excess(self) -> list[Stranger]:
-        """Who is beyond the few: the newest are those who may stay."""
-        if len(self._waiting) <= MOST_OF_ONE_ADDRESS:
+    def _excess(self) -> list[LimitedConnection]:
+        """Return the connections beyond the limits; the newest are within them."""
+        if len(self._open) <= MAX_OF_ADDRESS:
             return []
-        staying: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
         excess = []
-        for one, (_, address) in reversed(self._waiting.items()):
-            of_one = MOST if _is_loopback(address) else MOST_OF_ONE_ADDRESS
-            if staying[address] < of_one and staying.total() < MOST:
-                staying[address] += 1
+        for connection, (_, address) in reversed(self._open.items()):
+            limit = MAX_CONNECTIONS if _is_loopback(address) else MAX_OF_ADDRESS
+            if kept[address] < limit and kept.total() < MAX_CONNECTIONS:
+                kept[address] += 1
             else:
-                excess.append(one)
+                excess.append(connection)
         return excess
 
-    def _turn_out(self, stranger: Stranger) -> None:
-        self._turned_out += 1
-        self._last_address = self._waiting[stranger][1]
-        self.leave(stranger)
-        stranger.turn_out()
-        if not self._telling:
-            self._telling = True
-            self._later(max(YOUNG_SECONDS, self._tell_from - self._clock()), self._tell)
+    def _drop(self, connection: LimitedConnection) -> None:
+        self._dropped += 1
+        self._last_address = self._open[connection][1]
+        self.remove(connection)
+        connection.drop()
+        if not self._log_scheduled:
+            self._log_scheduled = True
+            self._later(max(GRACE_SECONDS, self._next_log - self._clock()), self._log)
 
-    def _tell(self) -> None:
-        self._telling = False
-        self._tell_from = self._clock() + TELLING_SECONDS
+    def _log(self) -> None:
+        self._log_scheduled = False
+        self._next_log = self._clock() + LOG_SECONDS
         log.warning(
             "too many connections that showed no token: %d were closed to make room, the last from %s",
-            self._turned_out,
+            self._dropped,
             self._last_address or "an unknown address",
         )
-        self._turned_out = 0
+        self._dropped = 0
 
 
 def _half_of_the_descriptors() -> int:
-    """The other half is for those who are known, and for files."""
+    """Leave the other half to files and to connections with a credential."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_ROOM if most == resource.RLIM_INFINITY else min(MOST_ROOM, most // 2)
+    return MAX_YOUNG if most == resource.RLIM_INFINITY else min(MAX_YOUNG, most // 2)
 
 
-@functools.lru_cache(maxsize=MOST_ROOM)
+@functools.lru_cache(maxsize=MAX_YOUNG)
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

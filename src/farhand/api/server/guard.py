@@ -1,6 +1,6 @@
 """The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
 
-connections (`lobby`) -> Host -> Origin -> size -> throttle -> credential -> scope -> budget -> freeze -> route
+connection limits -> Host -> Origin -> size -> throttle -> credential -> scope -> budget -> freeze -> route
 """
 
 from __future__ import annotations

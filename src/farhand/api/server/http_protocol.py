@@ -1,7 +1,13 @@
 """The server's HTTP connections: uvicorn's protocol with limits for peers that have not presented a credential.
 
 Adds to uvicorn: a size limit for the request head (431) and for trailers, deadlines for head and body and a number of
-connections per address until a credential is presented (`lobby`), and refusals in the format of every other error.
+connections per address until a credential is presented (`connection_limits`), and refusals in the format of every other
+error.
+
+This subclasses a class that uvicorn does not document. An ASGI application sees a request only after its head was
+parsed, and uvicorn has no setting for a slow or endless head, trailer or chunk extension. Writing a protocol on the
+parser instead would repeat all of uvicorn's. So pyproject.toml bounds uvicorn's version from above, and
+tests/integration/http/test_connections.py checks each limit.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from farhand.api.server.connection_limits import HEAD_SECONDS, REQUEST_SECONDS, Lobby
+from farhand.api.server.connection_limits import HEAD_SECONDS, REQUEST_SECONDS, ConnectionLimits
 from farhand.api.server.guard import ADMITTED, AUTHORITY
 from farhand.api.server.http import Problem, new_request_id
 
@@ -21,11 +27,11 @@ CLOSE = (b"connection", b"close")
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection. It is subject to the lobby's limits until one of its requests is authenticated."""
+    """One connection. It is limited until one of its requests is authenticated."""
 
-    def __init__(self, *, lobby: Lobby, **options: Any) -> None:
+    def __init__(self, *, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
-        self._lobby = lobby
+        self._limits = limits
         # Set while no request of this connection has been authenticated.
         self._deadline: asyncio.TimerHandle | None = None
         # Bytes received since the last complete head or piece of a body.
@@ -36,8 +42,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(HEAD_SECONDS, self.turn_out)
-        self._lobby.enter(self, self.client[0] if self.client else "")
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self.drop)
+        self._limits.add(self, self.client[0] if self.client else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lift_limits()
@@ -48,7 +54,7 @@ class HttpConnection(HttpToolsProtocol):
         self._lift_limits()  # the node socket limits its own unauthenticated connections
         super().handle_websocket_upgrade()
 
-    def turn_out(self) -> None:
+    def drop(self) -> None:
         """Close the connection at once."""
         self._lift_limits()
         self.transport.abort()
@@ -57,12 +63,12 @@ class HttpConnection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            self._lobby.leave(self)
+            self._limits.remove(self)
 
     def _restart_deadline(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = self.loop.call_later(seconds, self.turn_out)
+            self._deadline = self.loop.call_later(seconds, self.drop)
 
     # -- parsing ------------------------------------------------------------------------------------------
 
@@ -74,7 +80,7 @@ class HttpConnection(HttpToolsProtocol):
             if self._in_head:
                 self._refuse(Problem(431, "too_large", f"the request head exceeds {MAX_HEAD_BYTES} bytes"))
             else:
-                self.turn_out()
+                self.drop()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -1,7 +1,7 @@
-"""A connection before its TLS: a stranger like any other, counted from the moment it is accepted.
+"""Counts TLS connections from the moment they are accepted, before their handshake.
 
-A server that leaves TLS to the loop learns of a connection when its handshake is over; thousands that never begin one
-would have all descriptors for a minute.
+An event loop that does TLS itself reports a connection only after its handshake. Thousands of clients that never begin
+one would hold all descriptors for a minute.
 """
 
 from __future__ import annotations
@@ -14,45 +14,47 @@ from typing import Any
 
 from uvicorn.protocols.utils import get_remote_addr
 
-from farhand.api.server.connection_limits import HEAD_SECONDS, Lobby
+from farhand.api.server.connection_limits import HEAD_SECONDS, ConnectionLimits
 
 
-class Threshold(asyncio.Protocol):
-    """Waits in the lobby until hands are shaken; then what it was made for takes the connection over."""
+class TlsConnection(asyncio.Protocol):
+    """Limits a connection during its handshake; then `inside` takes it over."""
 
-    def __init__(self, context: ssl.SSLContext, lobby: Lobby, inside: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, limits: ConnectionLimits, inside: Callable[[], asyncio.Protocol]
+    ) -> None:
         self._context = context
-        self._lobby = lobby
+        self._limits = limits
         self._inside = inside
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # What the loop itself does for a server with TLS. `start_tls` would miss what comes before it has begun.
+        # As the loop does for a server with TLS. `start_tls` would miss data that arrives before it is called.
         loop = asyncio.get_running_loop()
         self._transport = transport
-        shaken = loop.create_future()
-        shaken.add_done_callback(self._over)
+        handshake = loop.create_future()
+        handshake.add_done_callback(self._over)
         tls = _tls_of(loop)(
-            loop, self._inside(), self._context, shaken, server_side=True, ssl_handshake_timeout=HEAD_SECONDS
+            loop, self._inside(), self._context, handshake, server_side=True, ssl_handshake_timeout=HEAD_SECONDS
         )
         transport.set_protocol(tls)
         tls.connection_made(transport)
         address = get_remote_addr(transport)
-        self._lobby.enter(self, address[0] if address else "")
+        self._limits.add(self, address[0] if address else "")
 
-    def turn_out(self) -> None:
-        assert self._transport is not None, "who is in the lobby has come"
+    def drop(self) -> None:
+        assert self._transport is not None, "the connection was made"
         self._transport.abort()
 
-    def _over(self, shaken: asyncio.Future[None]) -> None:
-        """Whether it is TLS that goes on, or a connection that is closed."""
-        self._lobby.leave(self)
-        if not shaken.cancelled():
-            shaken.exception()
+    def _over(self, handshake: asyncio.Future[None]) -> None:
+        """Stop counting the connection, whether the handshake succeeded or not."""
+        self._limits.remove(self)
+        if not handshake.cancelled():
+            handshake.exception()
 
 
 def _tls_of(loop: asyncio.AbstractEventLoop) -> Any:
-    """uvloop has its own, which is faster, and made the same way."""
+    """Return the loop's implementation of TLS; uvloop has its own, with the same constructor."""
     if type(loop).__module__.partition(".")[0] != "uvloop":
         return sslproto.SSLProtocol
     from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Back up the store periodically while the gateway runs."""
+"""Copies of the store that the gateway makes while it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from farhand.gateway.journal import EventJournal
-from farhand.gateway.upkeep.periodic import Repeating
+from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots
 from farhand.store.sqlite.store import SqliteStore
@@ -24,8 +24,8 @@ class BackupSettings(msgspec.Struct, frozen=True):
     keep: int = 24
 
 
-class Backups(Repeating):
-    """Copy the store periodically, unless it is unchanged. Use as a context manager."""
+class Backups(PeriodicTask):
+    """Copies the store periodically."""
 
     def __init__(
         self,
@@ -46,29 +46,27 @@ class Backups(Repeating):
         self.taken_at = next((snapshot.taken_at for snapshot in self._snapshots), None)
         self.failure: str | None = None
 
-    async def _repeat(self) -> None:
-        every, newest = self._settings.every_seconds, self.taken_at
+    def first_delay(self) -> float | None:
+        every = self._settings.every_seconds
         if every <= 0:
-            return
-        since = every if newest is None else (self._clock() - newest) / 1000
-        await asyncio.sleep(min(max(every - since, 0.0), every))
-        while True:
-            await self.take()
-            await asyncio.sleep(every)
+            return None
+        since = every if self.taken_at is None else (self._clock() - self.taken_at) / 1000
+        return min(max(every - since, 0.0), every)
+
+    async def run_once(self) -> float:
+        await self.take()
+        return self._settings.every_seconds
 
     async def take(self) -> None:
-        """Make a copy, unless nothing has changed since the last.
-
-        A failure is logged and retried at the next interval.
-        """
+        """Copy the store, unless nothing has changed since the last copy. A failure is logged and recorded."""
         commits = self._database.commits
         if commits == self._copied_at:
             return
         try:
             taken = await asyncio.to_thread(self._snapshots.take, self._database.path)
         except StoreError as error:
-            # Older copies stay: if the store itself is damaged, they are needed.
-            log.error("the hourly copy of the store failed: %s", error)
+            # Older copies stay: if the store itself is damaged, they are what is left.
+            log.error("failed to copy the store: %s", error)
             self.failure = str(error)
             self._journal.note("backup.failed", "store", {"reason": str(error)})
             return

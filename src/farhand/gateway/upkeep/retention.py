@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from farhand.gateway.upkeep.periodic import Repeating
+from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
-from farhand.store.ports import Store, StoreError, Tx
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import cron, hooks, outbox
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ FORGETTING: Final[tuple[Forget, ...]] = (
 )
 
 
-class Retention(Repeating):
+class Retention(PeriodicTask):
     """Remove expired rows once an hour. Use as a context manager."""
 
     def __init__(self, database: Store, keep_days: Callable[[], float], *, clock: Callable[[], int]) -> None:
@@ -50,13 +50,9 @@ class Retention(Repeating):
         self._keep_days = keep_days
         self._clock = clock
 
-    async def _repeat(self) -> None:
-        while True:
-            try:
-                await self.forget()
-            except StoreError as error:
-                log.warning("failed to remove expired rows: %s", error)
-            await asyncio.sleep(EVERY_SECONDS)
+    async def run_once(self) -> float:
+        await self.forget()
+        return EVERY_SECONDS
 
     async def forget(self) -> int:
         """Remove rows that ended before the retention period; return how many."""
@@ -89,7 +85,7 @@ class HistoryLimits(msgspec.Struct, frozen=True):
         return self.megabytes * 1024 * 1024
 
 
-class HistoryRetention(Repeating):
+class HistoryRetention(PeriodicTask):
     """Keep the journal and the call records within their limits. Use as a context manager.
 
     Checks once an hour, and whenever the store has grown by a twentieth of its limit. Removes small batches with
@@ -109,20 +105,17 @@ class HistoryRetention(Repeating):
         self._limits = limits
         self._clock = clock
         self._has_undo = has_undo
+        # When the history was last pruned, and its size after that.
+        self._pruned_at, self._used = -math.inf, 0
 
-    async def _repeat(self) -> None:
-        looked, used = -math.inf, 0
-        while True:
-            try:
-                limits = self._limits()
-                now_used = await self._database.read(pruning.used_bytes)
-                grown = limits.most_bytes and now_used - used > limits.most_bytes / 20
-                if grown or time.monotonic() - looked > EVERY_SECONDS:
-                    await self.prune()
-                    looked, used = time.monotonic(), await self._database.read(pruning.used_bytes)
-            except StoreError as error:
-                log.warning("failed to prune the history: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
+    async def run_once(self) -> float:
+        limits = self._limits()
+        used = await self._database.read(pruning.used_bytes)
+        grown = limits.most_bytes and used - self._used > limits.most_bytes / 20
+        if grown or time.monotonic() - self._pruned_at > EVERY_SECONDS:
+            await self.prune()
+            self._pruned_at, self._used = time.monotonic(), await self._database.read(pruning.used_bytes)
+        return LOOK_SECONDS
 
     async def prune(self) -> int:
         """Remove what exceeds the limits, oldest first; return how many bytes."""

@@ -1,22 +1,19 @@
-"""Record periodically when each token was last used."""
+"""Stores when each token was last used."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import contextlib
 
 from farhand.gateway.access.credentials import Credentials
-from farhand.gateway.upkeep.periodic import Repeating
+from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables.tokens import tokens_used
-
-log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
 
 
-class TokenUses(Repeating):
-    """Write token uses once a minute and at the end. Use as a context manager.
+class TokenUses(PeriodicTask):
+    """Stores which tokens were used, once a minute and at the end.
 
     Between writes, further uses of a token are not tracked, so requests have no extra cost.
     """
@@ -28,18 +25,14 @@ class TokenUses(Repeating):
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
-        await self._write()
+        with contextlib.suppress(StoreError):
+            await self.run_once()
 
-    async def _repeat(self) -> None:
-        while True:
-            await asyncio.sleep(self._every)
-            await self._write()
+    def first_delay(self) -> float:
+        return self._every
 
-    async def _write(self) -> None:
+    async def run_once(self) -> float:
         used = self._credentials.take_uses()
-        if not used:
-            return
-        try:
+        if used:
             await self._database.write(lambda store: tokens_used(store, used), durable=False)
-        except StoreError as error:
-            log.warning("failed to record when tokens were last used: %s", error)
+        return self._every

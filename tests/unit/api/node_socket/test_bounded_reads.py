@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from farhand.api.node_socket.sips import SIP_BYTES, SIPS_END_BYTES, Sips
+from farhand.api.node_socket.bounded_reads import IDLE_BYTES, READ_BYTES, BoundedReads
 
 RUN: dict[str, Callable[..., object]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 
@@ -22,7 +22,7 @@ class Hungry(asyncio.BufferedProtocol):
         self.received = bytearray()
         self.this_turn = self.most = 0
         # Is told that a frame of a file has come, with every read.
-        self.sips: Sips | None = None
+        self.reads: BoundedReads | None = None
         self.lost = asyncio.get_running_loop().create_future()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -32,8 +32,8 @@ class Hungry(asyncio.BufferedProtocol):
         self.received += self.room[:nbytes]
         self.this_turn += nbytes
         self.most = max(self.most, self.this_turn)
-        if self.sips is not None:
-            self.sips.read = 0
+        if self.reads is not None:
+            self.reads.read = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(exc)
@@ -59,7 +59,7 @@ async def turns(protocol: Hungry) -> None:
 def test_one_sip_a_turn_and_nothing_lost(loop: str) -> None:
     async def run() -> None:
         transport, protocol, theirs = await connected()
-        protocol.sips = Sips.begin(transport)
+        protocol.reads = BoundedReads.begin(transport)
         counting = asyncio.ensure_future(turns(protocol))
         data = bytes(range(256)) * 40_000
         for start in range(0, len(data), 1 << 20):
@@ -68,7 +68,7 @@ def test_one_sip_a_turn_and_nothing_lost(loop: str) -> None:
         assert await protocol.lost is None
         await counting
         assert protocol.received == data
-        assert 0 < protocol.most <= 2 * SIP_BYTES
+        assert 0 < protocol.most <= 2 * READ_BYTES
 
     RUN[loop](run())
 
@@ -77,16 +77,16 @@ def test_one_sip_a_turn_and_nothing_lost(loop: str) -> None:
 def test_it_steps_aside_when_no_more_of_a_file_comes(loop: str) -> None:
     async def run() -> None:
         transport, protocol, theirs = await connected()
-        sips = Sips.begin(transport)
-        assert transport.get_protocol() is sips
-        await asyncio.get_running_loop().sock_sendall(theirs, bytes(SIPS_END_BYTES))
-        assert not sips.over
-        await asyncio.get_running_loop().sock_sendall(theirs, bytes(SIPS_END_BYTES))
-        while not sips.over:
+        reads = BoundedReads.begin(transport)
+        assert transport.get_protocol() is reads
+        await asyncio.get_running_loop().sock_sendall(theirs, bytes(IDLE_BYTES))
+        assert not reads.over
+        await asyncio.get_running_loop().sock_sendall(theirs, bytes(IDLE_BYTES))
+        while not reads.over:
             await asyncio.sleep(0.001)
         assert transport.get_protocol() is protocol
         await asyncio.get_running_loop().sock_sendall(theirs, b"and so on")
-        while len(protocol.received) < 2 * SIPS_END_BYTES + 9:
+        while len(protocol.received) < 2 * IDLE_BYTES + 9:
             await asyncio.sleep(0.001)
         transport.close()
         theirs.close()
@@ -95,11 +95,11 @@ def test_it_steps_aside_when_no_more_of_a_file_comes(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", RUN)
-def test_a_connection_may_end_between_two_sips(loop: str) -> None:
+def test_a_connection_may_end_between_two_reads(loop: str) -> None:
     async def run() -> None:
         transport, protocol, theirs = await connected()
-        Sips.begin(transport)
-        await asyncio.get_running_loop().sock_sendall(theirs, bytes(4 * SIP_BYTES))
+        BoundedReads.begin(transport)
+        await asyncio.get_running_loop().sock_sendall(theirs, bytes(4 * READ_BYTES))
         while not protocol.received:
             await asyncio.sleep(0)
         transport.abort()
