@@ -90,8 +90,7 @@ class McpRoutes:
     # -- messages ---------------------------------------------------------------------------------------
 
     @route(
-        "POST",
-        "/mcp",
+        "POST /mcp",
         SCOPES,
         "A message of the Model Context Protocol (streamable HTTP).",
         body=Message,
@@ -220,8 +219,7 @@ class McpRoutes:
     # -- listening --------------------------------------------------------------------------------------
 
     @route(
-        "GET",
-        "/mcp",
+        "GET /mcp",
         SCOPES,
         "News for an MCP session as server-sent events, or the rest of a stream that was lost.",
         media=(EVENTS,),
@@ -322,14 +320,7 @@ class McpRoutes:
         if self._listening >= MOST_STREAMS:
             raise Problem(503, "busy", f"{self._listening} clients listen already; try again later")
 
-    @route(
-        "DELETE",
-        "/mcp",
-        SCOPES,
-        "End an MCP session and cancel what is open in it.",
-        also=RPC_ERRORS,
-        narrow=True,
-    )
+    @route("DELETE /mcp", SCOPES, "End an MCP session and cancel what is open in it.", also=RPC_ERRORS, narrow=True)
     async def end(self, request: Request) -> Reply:
         if rpc.is_modern(request):
             raise Problem(

@@ -44,12 +44,12 @@ class ChatRoutes:
         self._agents = agents
         self._ending = ending
 
-    @route("GET", "/v1/models", Scope.CHAT, "The agents, as models.", openai=True)
+    @route("GET /v1/models", Scope.CHAT, "The agents, as models.", openai=True)
     async def models(self, _request: Request) -> dict[str, Any]:
         return {"object": "list", "data": [_model(name) for name in self._names()]}
 
-    @route("GET", "/v1/models/{name}", Scope.CHAT, "One agent, as a model.", openai=True)
-    @route("GET", "/v1/models/farhand/{agent}", Scope.CHAT, "One agent, as a model.", openai=True)
+    @route("GET /v1/models/{name}", Scope.CHAT, "One agent, as a model.", openai=True)
+    @route("GET /v1/models/farhand/{agent}", Scope.CHAT, "One agent, as a model.", openai=True)
     async def model(self, request: Request) -> dict[str, Any]:
         name = request.params.get("name") or f"{PRODUCT}/{request.params['agent']}"
         if name not in self._names():
@@ -60,11 +60,9 @@ class ChatRoutes:
         return [PRODUCT, *(f"{PRODUCT}/{name}" for name in self._agents.names)]
 
     @route(
-        "POST",
-        "/v1/chat/completions",
+        "POST /v1/chat/completions",
         Scope.CHAT,
         "Chat completions in the shape of OpenAI; an agent answers.",
-        body=ChatRequest,
         media=(JSON, EVENTS),
         errors=(404, 409, 423, 502, 503, 504),
         idempotent=True,

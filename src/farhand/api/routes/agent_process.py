@@ -151,8 +151,7 @@ class AgentProcessRoutes:
         self._direct = direct
 
     @route(
-        "POST",
-        "/agent/process",
+        "POST /agent/process",
         (Scope.TOOLS_READ, Scope.CHAT),
         "Say something in a chat: the named tool answers, or the agent.",
         body=ProcessRequest,
@@ -211,8 +210,7 @@ class AgentProcessRoutes:
         return Reply(_encode(ProcessAnswer(reply, shown)))
 
     @route(
-        "GET",
-        "/chats",
+        "GET /chats",
         Scope.READ,
         "Chats of the direct door, those used last first.",
         answer=list[Chat],
@@ -222,14 +220,14 @@ class AgentProcessRoutes:
         filters = {name: value for name in CHAT_FILTERS if (value := request.query(name)) is not None}
         return json_reply(await self._direct.chats(filters, request.query_int("limit", 100, 1, MOST_CHATS)))
 
-    @route("GET", "/chats/{chat_id}", Scope.READ, "What was said in a chat.", answer=ChatHistory)
+    @route("GET /chats/{chat_id}", Scope.READ, "What was said in a chat.", answer=ChatHistory)
     async def chat(self, request: Request) -> Reply:
         messages = await self._direct.history(request.params["chat_id"])
         if messages is None:
             raise _no_chat(request)
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
-    @route("DELETE", "/chats/{chat_id}", Scope.CHAT, "Remove a chat with what was said in it.")
+    @route("DELETE /chats/{chat_id}", Scope.CHAT, "Remove a chat with what was said in it.")
     async def remove(self, request: Request) -> Reply:
         try:
             found = await self._direct.remove(request.params["chat_id"], request.credential)

@@ -75,8 +75,7 @@ class ApprovalRoutes:
         self._approvals = approvals
 
     @route(
-        "GET",
-        "/v1/approvals",
+        "GET /v1/approvals",
         (Scope.APPROVE, Scope.READ),
         "Calls that wait to be approved, newest first.",
         answer=ApprovalsAnswer,
@@ -92,8 +91,7 @@ class ApprovalRoutes:
         return {"approvals": [_view(one) for one in found], "count": len(found)}
 
     @route(
-        "GET",
-        "/v1/approvals/{approval_id}",
+        "GET /v1/approvals/{approval_id}",
         (Scope.APPROVE, Scope.READ),
         "One approval, by its id or its call's.",
         answer=ApprovalShown,
@@ -105,11 +103,9 @@ class ApprovalRoutes:
         return _view(found)
 
     @route(
-        "POST",
-        "/v1/approvals/{approval_id}",
+        "POST /v1/approvals/{approval_id}",
         Scope.APPROVE,
         "Approve or deny a call that waits; the first answer counts.",
-        body=Decision,
         answer=ApprovalShown,
         errors=(409, 503),
     )

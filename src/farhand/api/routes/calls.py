@@ -103,18 +103,11 @@ class CallRoutes:
         self._secrets = secrets
         self._ending = ending
 
-    @route(
-        "GET",
-        "/v1/tools",
-        Scope.READ,
-        "The tools that can be called now.",
-        answer=ToolsAnswer,
-        query=(Query("agent", "For this agent."),),
-    )
+    @route("GET /v1/tools", Scope.READ, "The tools that can be called now.", query=(Query("agent", "For this agent."),))
     async def tools(self, _request: Request) -> ToolsAnswer:
         return ToolsAnswer(self._catalog.offers())
 
-    @route("GET", "/v1/calls", Scope.READ, "Calls, newest first.", answer=CallsAnswer, query=CALL_QUERY)
+    @route("GET /v1/calls", Scope.READ, "Calls, newest first.", query=CALL_QUERY)
     async def calls(self, request: Request) -> CallsAnswer:
         limit = request.query_int("limit", 50, 1, 1000)
         filters = {name: value for name in CALL_FILTERS if (value := request.query(name)) is not None}
@@ -129,13 +122,12 @@ class CallRoutes:
         shown = [self._shown(record, bodies=bodies and record.args != LEFT_OUT) for record in records]
         return CallsAnswer(shown, len(shown))
 
-    @route("GET", "/v1/calls/{call_id}", Scope.READ, "One call.", answer=CallShown)
+    @route("GET /v1/calls/{call_id}", Scope.READ, "One call.")
     async def call(self, request: Request) -> CallShown:
         return self._shown(await self._found(request))
 
     @route(
-        "DELETE",
-        "/v1/calls/{call_id}",
+        "DELETE /v1/calls/{call_id}",
         Scope.TOOLS_EXEC,
         "Cancel a call; the answer tells how it ended.",
         answer=CallShown,
@@ -190,8 +182,7 @@ class CallRoutes:
     # -- commands ---------------------------------------------------------------------------------------
 
     @route(
-        "GET",
-        "/v1/jobs",
+        "GET /v1/jobs",
         Scope.READ,
         "Commands of the nodes, newest first.",
         query=(Query("node_id", "Of this node alone."),),
@@ -201,8 +192,7 @@ class CallRoutes:
         return {"jobs": jobs, "count": len(jobs), "unanswered": silent}
 
     @route(
-        "GET",
-        "/v1/calls/{call_id}/output",
+        "GET /v1/calls/{call_id}/output",
         Scope.READ,
         "What a call's command printed, then live until it ends.",
         **OUTPUT,
@@ -214,8 +204,7 @@ class CallRoutes:
         return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
 
     @route(
-        "GET",
-        "/v1/nodes/{node_id}/jobs/{job_id}/output",
+        "GET /v1/nodes/{node_id}/jobs/{job_id}/output",
         Scope.READ,
         "What a command printed, then live until it ends.",
         **OUTPUT,

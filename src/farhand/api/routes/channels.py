@@ -53,8 +53,7 @@ class ChannelRoutes:
     # -- hooks ------------------------------------------------------------------------------------------
 
     @route(
-        "POST",
-        "/hooks/{hook_id}",
+        "POST /hooks/{hook_id}",
         None,
         "Where another program posts; signed with `X-Webhook-Signature` when the hook has a secret.",
         takes="*/*",
@@ -85,8 +84,7 @@ class ChannelRoutes:
         return json_reply({"accepted": True}, 202)
 
     @route(
-        "GET",
-        "/hooks/{hook_id}",
+        "GET /hooks/{hook_id}",
         None,
         "A service asks whether this address is the right one.",
         media=("text/plain",),
@@ -102,7 +100,7 @@ class ChannelRoutes:
             raise Problem(403, "forbidden", "the verify token does not match the settings")
         return Reply(answer.encode(), content_type=b"text/plain")
 
-    @route("GET", "/v1/hooks", Scope.ADMIN, "The hooks.")
+    @route("GET /v1/hooks", Scope.ADMIN, "The hooks.")
     async def hooks(self, _request: Request) -> dict[str, Any]:
         shown = [self._hook_view(hook_id, settings) for hook_id, settings in sorted(self._hooks.known.items())]
         return {"hooks": shown, "count": len(shown)}
@@ -113,11 +111,9 @@ class ChannelRoutes:
         return view if reason is None else {**view, "ended_reason": reason}
 
     @route(
-        "PUT",
-        "/v1/hooks/{hook_id}",
+        "PUT /v1/hooks/{hook_id}",
         Scope.ADMIN,
         "Make or change a hook; its secret is shown this once.",
-        body=HookRequest,
         status=201,
         errors=(503,),
         statuses=UNAVAILABLE,
@@ -136,14 +132,14 @@ class ChannelRoutes:
         await self._hooks.make(hook_id, settings, request.credential.id)
         return json_reply({**self._hook_view(hook_id, settings), "secret": secret}, 201, bare=True)
 
-    @route("DELETE", "/v1/hooks/{hook_id}", Scope.ADMIN, "Remove a hook.", errors=(503,), statuses=UNAVAILABLE)
+    @route("DELETE /v1/hooks/{hook_id}", Scope.ADMIN, "Remove a hook.", errors=(503,), statuses=UNAVAILABLE)
     async def remove_hook(self, request: Request) -> dict[str, str]:
         await self._hooks.remove(request.params["hook_id"])
         return {"removed": request.params["hook_id"]}
 
     # -- channels and people ----------------------------------------------------------------------------
 
-    @route("GET", "/v1/channels", Scope.READ, "The channels and their status.")
+    @route("GET /v1/channels", Scope.READ, "The channels and their status.")
     async def channels(self, _request: Request) -> dict[str, Any]:
         waiting = await self._messages.waiting()
         shown = [
@@ -160,22 +156,17 @@ class ChannelRoutes:
         return {"channels": shown, "count": len(shown)}
 
     @route(
-        "GET",
-        "/v1/channels/pairings",
-        (Scope.PAIR, Scope.READ),
-        "Who asked to talk to the agent, and what was decided.",
+        "GET /v1/channels/pairings", (Scope.PAIR, Scope.READ), "Who asked to talk to the agent, and what was decided."
     )
     async def pairings(self, _request: Request) -> dict[str, Any]:
         found = await self._reception.pairings()
         return {"pairings": found, "count": len(found)}
 
     @route(
-        "POST",
-        "/v1/channels/pairings/{who}/approve",
+        "POST /v1/channels/pairings/{who}/approve",
         Scope.PAIR,
         "Approve a person, by code or address.",
         query=ON_CHANNEL,
-        answer=Pairing,
         errors=(503,),
         statuses=UNAVAILABLE,
     )
@@ -183,12 +174,10 @@ class ChannelRoutes:
         return await self._decide(request, True)
 
     @route(
-        "POST",
-        "/v1/channels/pairings/{who}/reject",
+        "POST /v1/channels/pairings/{who}/reject",
         Scope.PAIR,
         "Reject a person.",
         query=ON_CHANNEL,
-        answer=Pairing,
         errors=(503,),
         statuses=UNAVAILABLE,
     )
@@ -199,8 +188,7 @@ class ChannelRoutes:
         return await self._reception.decide(request.params["who"], approve, request.query("channel"))
 
     @route(
-        "DELETE",
-        "/v1/channels/pairings/{who}",
+        "DELETE /v1/channels/pairings/{who}",
         Scope.PAIR,
         "Take a decision back.",
         query=ON_CHANNEL,
@@ -213,7 +201,7 @@ class ChannelRoutes:
 
     # -- messages ---------------------------------------------------------------------------------------
 
-    @route("GET", "/v1/messages", Scope.READ, "Messages to people, newest first.", query=MESSAGES)
+    @route("GET /v1/messages", Scope.READ, "Messages to people, newest first.", query=MESSAGES)
     async def messages(self, request: Request) -> dict[str, Any]:
         state = request.query("state")
         if state is not None and state not in [one.value for one in MessageState]:
@@ -228,13 +216,12 @@ class ChannelRoutes:
         )
         return {"messages": [_message_view(record) for record in found], "count": len(found)}
 
-    @route("GET", "/v1/messages/{message_id}", Scope.READ, "One message, and why it waits.", statuses=UNAVAILABLE)
+    @route("GET /v1/messages/{message_id}", Scope.READ, "One message, and why it waits.", statuses=UNAVAILABLE)
     async def message(self, request: Request) -> dict[str, Any]:
         return _message_view(await self._messages.find(0, request.params["message_id"]))
 
     @route(
-        "POST",
-        "/v1/messages/{message_id}/retry",
+        "POST /v1/messages/{message_id}/retry",
         Scope.TOOLS_EXEC,
         "Send a message again that failed or is unknown.",
         status=202,

@@ -58,8 +58,7 @@ class ConsoleRoutes:
         self._sessions = sessions
 
     @route(
-        "GET",
-        "/signin",
+        "GET /signin",
         None,
         "Sign a browser in by a one-time link.",
         status=303,
@@ -83,11 +82,11 @@ class ConsoleRoutes:
         headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_HEADERS]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
-    @route("POST", "/v1/signin", Scope.ADMIN, "A new sign-in link.", status=201, answer=SignInLink)
+    @route("POST /v1/signin", Scope.ADMIN, "A new sign-in link.", status=201)
     async def link(self, request: Request) -> SignInLink:
         return SignInLink(f"/signin?code={self._sessions.new_code(request.credential.id)}")
 
-    @route("POST", "/v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=Ended)
+    @route("POST /v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=Ended)
     async def sign_out(self, request: Request) -> Reply:
         if request.session_id is None:
             raise Problem(400, "invalid_request", "this request belongs to no console session")
@@ -96,11 +95,7 @@ class ConsoleRoutes:
         return Reply(msgspec.json.encode(Ended(1)), headers=[cookie])
 
     @route(
-        "GET",
-        "/v1/console/sessions",
-        Scope.ADMIN,
-        "Browsers that are signed in to the console, those used last first.",
-        answer=SessionList,
+        "GET /v1/console/sessions", Scope.ADMIN, "Browsers that are signed in to the console, those used last first."
     )
     async def listed(self, request: Request) -> SessionList:
         views = [
@@ -118,11 +113,11 @@ class ConsoleRoutes:
         ]
         return SessionList(views, len(views))
 
-    @route("DELETE", "/v1/console/sessions", Scope.ADMIN, "End every console session.", answer=Ended)
+    @route("DELETE /v1/console/sessions", Scope.ADMIN, "End every console session.")
     async def end_all(self, _request: Request) -> Ended:
         return Ended(sum([await self._sessions.end(session.id) for session, _, _ in self._sessions.listed()]))
 
-    @route("DELETE", "/v1/console/sessions/{session_id}", Scope.ADMIN, "End a console session.", answer=Ended)
+    @route("DELETE /v1/console/sessions/{session_id}", Scope.ADMIN, "End a console session.")
     async def end(self, request: Request) -> Ended:
         session_id = request.params["session_id"]
         if not await self._sessions.end(session_id):

@@ -31,8 +31,7 @@ class CronRoutes:
     # -- reading ----------------------------------------------------------------------------------------
 
     @route(
-        "GET",
-        "/v1/cron",
+        "GET /v1/cron",
         Scope.READ,
         "Scheduled jobs.",
         query=(AGENT, *PAGE, Query("includeDisabled", "1 shows those that are switched off, too.")),
@@ -46,27 +45,23 @@ class CronRoutes:
             offset=_number(request, "offset") or 0,
         )
 
-    @route("GET", "/v1/cron/status", Scope.READ, "The status of the schedule.", query=(AGENT,))
+    @route("GET /v1/cron/status", Scope.READ, "The status of the schedule.", query=(AGENT,))
     async def status(self, request: Request) -> Any:
         return await self._book.status(request.query("agentId") or request.query("agent_id"))
 
-    @job_route("GET", "/v1/cron/{job_id}", Scope.READ, "One job.")
+    @job_route("GET /v1/cron/{job_id}", Scope.READ, "One job.")
     async def show(self, request: Request) -> Any:
         return {"job": await self._book.get(request.params["job_id"])}
 
     @job_route(
-        "GET",
-        "/v1/cron/runs",
-        Scope.READ,
-        "What ran, newest first.",
-        query=(Query("jobId", "Of this job."), *PAGE),
+        "GET /v1/cron/runs", Scope.READ, "What ran, newest first.", query=(Query("jobId", "Of this job."), *PAGE)
     )
-    @job_route("GET", "/v1/cron/{job_id}/runs", Scope.READ, "What a job ran, newest first.", query=PAGE)
+    @job_route("GET /v1/cron/{job_id}/runs", Scope.READ, "What a job ran, newest first.", query=PAGE)
     async def runs(self, request: Request) -> Any:
         job_id = request.params.get("job_id") or request.query("jobId") or request.query("job_id")
         return await self._book.runs(job_id, limit=_number(request, "limit"), offset=_number(request, "offset") or 0)
 
-    @job_route("POST", "/v1/cron/preview", Scope.READ, "When a schedule would fire.", body=dict[str, Any])
+    @job_route("POST /v1/cron/preview", Scope.READ, "When a schedule would fire.")
     async def preview(self, _request: Request, body: dict[str, Any]) -> Any:
         schedule = body.get("schedule")
         if isinstance(schedule, str):
@@ -77,8 +72,7 @@ class CronRoutes:
         return await self._book.preview(schedule or {}, count)
 
     @job_route(
-        "GET",
-        "/v1/cron/{job_id}/preview",
+        "GET /v1/cron/{job_id}/preview",
         Scope.READ,
         "When a job will fire.",
         query=(Query("count", f"How many moments: 1 to {MAX_PREVIEW}, 5 by default.", int),),
@@ -90,11 +84,9 @@ class CronRoutes:
     # -- changing ---------------------------------------------------------------------------------------
 
     @job_route(
-        "POST",
-        "/v1/cron",
+        "POST /v1/cron",
         Scope.TOOLS_EXEC,
         "Add a job, as `gsv__Cron` does.",
-        body=dict[str, Any],
         status=201,
         also={200: "What a body with `action` came to."},
         idempotent=True,
@@ -106,36 +98,22 @@ class CronRoutes:
         job = body["job"] if isinstance(body.get("job"), dict) else body
         return await self._call(request, {"action": "add", "job": job}, 201)
 
-    @job_route(
-        "PATCH",
-        "/v1/cron/{job_id}",
-        Scope.TOOLS_EXEC,
-        "Change a job.",
-        body=dict[str, Any],
-        idempotent=True,
-    )
+    @job_route("PATCH /v1/cron/{job_id}", Scope.TOOLS_EXEC, "Change a job.", idempotent=True)
     async def update(self, request: Request, body: dict[str, Any]) -> Reply:
         patch = body["patch"] if isinstance(body.get("patch"), dict) else body
         return await self._call(request, {"action": "update", "id": request.params["job_id"], "patch": patch})
 
-    @job_route("DELETE", "/v1/cron/{job_id}", Scope.TOOLS_EXEC, "Remove a job.", idempotent=True)
+    @job_route("DELETE /v1/cron/{job_id}", Scope.TOOLS_EXEC, "Remove a job.", idempotent=True)
     async def remove(self, request: Request) -> Reply:
         return await self._call(request, {"action": "remove", "id": request.params["job_id"]})
 
-    @job_route(
-        "POST",
-        "/v1/cron/{job_id}/run",
-        Scope.TOOLS_EXEC,
-        "Run a job now.",
-        takes=JSON,
-        idempotent=True,
-    )
+    @job_route("POST /v1/cron/{job_id}/run", Scope.TOOLS_EXEC, "Run a job now.", takes=JSON, idempotent=True)
     async def run(self, request: Request) -> Reply:
         body = await _optional_body(request)
         arguments = {"mode": "force", **body, "action": "run", "id": request.params["job_id"]}
         return await self._call(request, arguments)
 
-    @job_route("POST", "/v1/cron/run", Scope.TOOLS_EXEC, "Run what is due.", takes=JSON, idempotent=True)
+    @job_route("POST /v1/cron/run", Scope.TOOLS_EXEC, "Run what is due.", takes=JSON, idempotent=True)
     async def run_due(self, request: Request) -> Reply:
         return await self._call(request, {**await _optional_body(request), "action": "run"})
 

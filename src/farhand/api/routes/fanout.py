@@ -22,11 +22,9 @@ class FanOutRoutes:
         self._ending = ending
 
     @route(
-        "POST",
-        "/v1/tools/fanout",
+        "POST /v1/tools/fanout",
         Scope.TOOLS_READ,
         "Call a tool on many nodes: `tag:NAME` or a list; 200 whatever the tools said.",
-        body=FanOutRequest,
         answer=FanOutAnswer,
         media=(JSON, EVENTS),
         errors=(404, 409, 503),

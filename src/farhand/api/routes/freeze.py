@@ -20,26 +20,18 @@ class FreezeRoutes:
     def __init__(self, freeze: Freeze) -> None:
         self._freeze = freeze
 
-    @route(
-        "GET",
-        "/v1/freeze",
-        (Scope.READ, Scope.FREEZE),
-        "Whether everything is frozen, and what each node reports.",
-        answer=Answer,
-    )
+    @route("GET /v1/freeze", (Scope.READ, Scope.FREEZE), "Whether everything is frozen, and what each node reports.")
     async def show(self, _request: Request) -> Answer:
         return self._freeze.state()
 
+    # A second order changes nothing; the first must not wait for the store.
     @route(
-        "POST",
-        "/v1/freeze",
+        "POST /v1/freeze",
         Scope.FREEZE,
         "Freeze every node until thawed; the answer has each node's report.",
-        body=FreezeRequest,
         body_optional=True,
-        answer=Answer,
         errors=(503,),
-        idempotent=True,  # a second order changes nothing; the first must not wait for the store
+        idempotent=True,
     )
     async def freeze(self, request: Request, wanted: FreezeRequest) -> Answer:
         _check(wanted)
@@ -48,17 +40,7 @@ class FreezeRoutes:
         except Failed as error:
             raise Problem(503, "not_recorded", error.message) from None
 
-    @route(
-        "POST",
-        "/v1/thaw",
-        Scope.ADMIN,
-        "Lift a freeze.",
-        body=FreezeRequest,
-        body_optional=True,
-        answer=Answer,
-        errors=(503,),
-        idempotent=True,
-    )
+    @route("POST /v1/thaw", Scope.ADMIN, "Lift a freeze.", body_optional=True, errors=(503,), idempotent=True)
     async def thaw(self, request: Request, wanted: FreezeRequest) -> Answer:
         _check(wanted)
         try:

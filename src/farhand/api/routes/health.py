@@ -72,20 +72,20 @@ class HealthRoutes:
         self._recovery = recovery
         self._frozen = frozen
 
-    @route("GET", "/healthz", None, "The gateway answers.", answer=Alive)
+    @route("GET /healthz", None, "The gateway answers.")
     async def healthz(self, _request: Request) -> Alive:
         return Alive(True)
 
-    @route("GET", "/readyz", None, "The gateway can take calls.", answer=Alive, also={503: "It cannot."})
+    @route("GET /readyz", None, "The gateway can take calls.", answer=Alive, also={503: "It cannot."})
     async def readyz(self, _request: Request) -> Reply:
         healthy = self._database.healthy
         return json_reply(Alive(healthy), 200 if healthy else 503)
 
-    @route("GET", "/version", None, "The version of the gateway.", answer=Version)
+    @route("GET /version", None, "The version of the gateway.")
     async def version(self, _request: Request) -> Version:
         return Version(__version__)
 
-    @route("GET", "/v1/health", Scope.READ, "The status of the gateway.", answer=Health)
+    @route("GET /v1/health", Scope.READ, "The status of the gateway.")
     async def health(self, _request: Request) -> Health:
         nodes = self._node_registry.nodes.values()
         return Health(

@@ -73,11 +73,9 @@ class InvokeRoutes:
         self._zone = zone
 
     @route(
-        "POST",
-        "/v1/tools/invoke",
+        "POST /v1/tools/invoke",
         Scope.TOOLS_READ,
         "Call a tool; 200 whatever the tool said.",
-        body=InvokeRequest,
         answer=InvokeAnswer,
         media=(JSON, EVENTS),
         errors=(409, 503),
@@ -149,11 +147,9 @@ class UndoRoutes:
         self._undo = undo
 
     @route(
-        "POST",
-        "/v1/calls/{call_id}/undo",
+        "POST /v1/calls/{call_id}/undo",
         Scope.TOOLS_WRITE,
         "Give the files a call changed their old content back; 200 whatever came of it.",
-        body=UndoRequest,
         body_optional=True,
         answer=InvokeAnswer,
         errors=(404, 409, 503),

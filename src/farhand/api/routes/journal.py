@@ -64,7 +64,7 @@ class JournalRoutes:
         self._ending = ending
         self._closing = closing
 
-    @route("GET", "/v1/events", Scope.READ, "The journal as server-sent events.", media=(EVENTS,), query=EVENT_QUERY)
+    @route("GET /v1/events", Scope.READ, "The journal as server-sent events.", media=(EVENTS,), query=EVENT_QUERY)
     async def events(self, request: Request) -> Reply:
         last = request.header(b"last-event-id") or request.query("last_event_id")
         if last is not None and (not last.isdecimal() or len(last) > 18):
@@ -77,11 +77,9 @@ class JournalRoutes:
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, stream, self._ending))
 
     @route(
-        "GET",
-        "/v1/journal",
+        "GET /v1/journal",
         Scope.READ,
         "The journal of a session, a node or a stretch of time, with calls, runs and messages in short.",
-        answer=Page,
         query=JOURNAL_QUERY,
     )
     async def page(self, request: Request) -> Page:
@@ -109,9 +107,7 @@ class JournalRoutes:
         hidden = self._secrets.redact(data)
         return hidden[: len(hidden) - self._secrets.trailing_partial(hidden)]
 
-    @route(
-        "GET", "/v1/audit/head", Scope.READ, "The newest event's id and hash, to be noted elsewhere.", answer=HeadAnswer
-    )
+    @route("GET /v1/audit/head", Scope.READ, "The newest event's id and hash, to be noted elsewhere.")
     async def head(self, _request: Request) -> HeadAnswer:
         end = await self._database.read(journal_end)
         return HeadAnswer(end.id, end.hash.hex(), str(end))

@@ -30,17 +30,12 @@ class MemoryRoutes:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    @route("GET", "/v1/memory", Scope.READ, "The status of an agent's memory.", query=(AGENT,), errors=FAILURES)
+    @route("GET /v1/memory", Scope.READ, "The status of an agent's memory.", query=(AGENT,), errors=FAILURES)
     async def status(self, request: Request) -> Any:
         return await self._memory.status(_agent(request))
 
     @route(
-        "GET",
-        "/v1/memory/search",
-        Scope.TOOLS_READ,
-        "Search an agent's memory.",
-        query=(AGENT, *SEARCH),
-        errors=FAILURES,
+        "GET /v1/memory/search", Scope.TOOLS_READ, "Search an agent's memory.", query=(AGENT, *SEARCH), errors=FAILURES
     )
     async def search(self, request: Request) -> Any:
         limit = request.query_int("max_results", 0, 0, MOST_RESULTS)
@@ -50,7 +45,7 @@ class MemoryRoutes:
         )
         return {"query": query, "results": found.hits, "index": found.index, "note": found.note}
 
-    @route("GET", "/v1/memory/get", Scope.TOOLS_READ, "Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES)
+    @route("GET /v1/memory/get", Scope.TOOLS_READ, "Lines of a memory file.", query=(AGENT, *LINES), errors=FAILURES)
     async def get(self, request: Request) -> Any:
         path = request.query("path")
         if not path:
@@ -59,7 +54,7 @@ class MemoryRoutes:
         return await self._memory.get(path, agent=_agent(request), start=start, lines=lines)
 
     @route(
-        "POST", "/v1/memory/reindex", Scope.TOOLS_WRITE, "Read the memory files again.", query=(AGENT,), errors=FAILURES
+        "POST /v1/memory/reindex", Scope.TOOLS_WRITE, "Read the memory files again.", query=(AGENT,), errors=FAILURES
     )
     async def reindex(self, request: Request) -> Any:
         return await self._memory.reindex(_agent(request))

@@ -40,7 +40,7 @@ class MetricsRoutes:
         self._gate = gate
         self._started = time.time()
 
-    @route("GET", "/metrics", Scope.READ, "Figures of this gateway for Prometheus.", media=(TEXT,))
+    @route("GET /metrics", Scope.READ, "Figures of this gateway for Prometheus.", media=(TEXT,))
     async def metrics(self, _request: Request) -> Reply:
         rows = await self._database.read(count_rows)
         lines = [

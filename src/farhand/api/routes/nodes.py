@@ -58,7 +58,7 @@ class NodeRoutes:
         self._credentials = credentials
         self._logs = logs
 
-    @route("GET", "/v1/nodes", Scope.READ, "Every known node, connected or not.", answer=NodesAnswer)
+    @route("GET /v1/nodes", Scope.READ, "Every known node, connected or not.")
     async def nodes(self, _request: Request) -> NodesAnswer:
         shown = [
             NodeShown(
@@ -83,7 +83,7 @@ class NodeRoutes:
         primary = self._node_registry.primary()
         return NodesAnswer(shown, len(shown), primary.card.node_id if primary else None)
 
-    @route("DELETE", "/v1/nodes/{node_id}", Scope.ADMIN, "Forget a node that is offline.", errors=(409,))
+    @route("DELETE /v1/nodes/{node_id}", Scope.ADMIN, "Forget a node that is offline.", errors=(409,))
     async def forget(self, request: Request) -> dict[str, str]:
         node_id = request.params["node_id"]
         try:
@@ -95,8 +95,7 @@ class NodeRoutes:
         return {"forgotten": node_id}
 
     @route(
-        "GET",
-        "/v1/nodes/ws",
+        "GET /v1/nodes/ws",
         None,
         "The node socket: connect with a WebSocket.",
         status=101,
@@ -112,11 +111,9 @@ class NodeRoutes:
         raise Problem(400, "upgrade_required", "this is the node socket: connect to it with a WebSocket")
 
     @route(
-        "POST",
-        "/v1/nodes/{node_id}/probe",
+        "POST /v1/nodes/{node_id}/probe",
         Scope.READ,
         "Ask a node which programs it has.",
-        body=ProbeRequest,
         errors=(502,),
         statuses=NODE_STATUSES,
     )
@@ -124,8 +121,7 @@ class NodeRoutes:
         return await self._inventory.probe(request.params["node_id"], wanted.bins)
 
     @route(
-        "GET",
-        "/v1/nodes/{node_id}/logs",
+        "GET /v1/nodes/{node_id}/logs",
         Scope.READ,
         "The newest lines of a node's log.",
         query=(Query("lines", f"How many: 1 to {MOST_LINES}, {DEFAULT_LINES} by default.", int),),

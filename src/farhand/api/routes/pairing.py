@@ -64,15 +64,7 @@ class PairingRoutes:
         # One machine is paired at a time: two codes never give out the same id or register the same key.
         self._one_at_a_time = asyncio.Lock()
 
-    @route(
-        "POST",
-        "/v1/pairings",
-        Scope.PAIR,
-        "A one-time code for a machine.",
-        body=PairingRequest,
-        status=201,
-        answer=PairingMade,
-    )
+    @route("POST /v1/pairings", Scope.PAIR, "A one-time code for a machine.", status=201)
     async def make(self, request: Request, wanted: PairingRequest) -> PairingMade:
         if not 1 <= wanted.seconds <= LONGEST_SECONDS:
             raise Problem(400, "invalid_request", f"seconds must be between 1 and {LONGEST_SECONDS}")
@@ -88,11 +80,9 @@ class PairingRoutes:
         return PairingMade(code, wanted.node_id, self._node_registry.clock() + round(wanted.seconds * 1000))
 
     @route(
-        "POST",
-        "/v1/pair",
+        "POST /v1/pair",
         None,
         "Trade a one-time code for a node token, or for the right to log in by a key.",
-        body=PairRequest,
         status=201,
         answer=Paired,
         errors=(401, 409, 429),

@@ -45,17 +45,14 @@ class PolicyRoutes:
         self._settings = settings
         self._workspace = workspace
 
-    @route("GET", "/v1/policy", Scope.READ, "The policy in force.", answer=PolicySettings)
+    @route("GET /v1/policy", Scope.READ, "The policy in force.")
     async def show(self, _request: Request) -> PolicySettings:
         return self._settings()
 
     @route(
-        "POST",
-        "/v1/policy/explain",
+        "POST /v1/policy/explain",
         Scope.READ,
         "The rule that decides a call, one that was made or one that might be.",
-        body=ExplainRequest,
-        answer=Explanation,
         errors=(404,),
         statuses=dict.fromkeys(ErrorKind, 400) | {ErrorKind.NOT_FOUND: 404},
     )
@@ -80,14 +77,7 @@ class PolicyRoutes:
             origins=(wanted.origin,),
         )
 
-    @route(
-        "POST",
-        "/v1/policy/replay",
-        Scope.READ,
-        "What a policy would have stopped or asked about.",
-        body=ReplayRequest,
-        answer=Replay,
-    )
+    @route("POST /v1/policy/replay", Scope.READ, "What a policy would have stopped or asked about.")
     async def replay(self, request: Request, wanted: ReplayRequest) -> Replay:
         # Evaluating many rules on many calls takes long and runs on the event loop.
         if wanted.policy is not None and not request.credential.may(Scope.ADMIN):

@@ -65,8 +65,7 @@ class SessionRoutes:
         self._forks = Forks(sessions, sessions.now)
 
     @route(
-        "GET",
-        "/v1/sessions",
+        "GET /v1/sessions",
         Scope.READ,
         "Sessions, those used last first.",
         query=(*PAGE, Query("all", "1 shows those of clients that keep the conversation, too.")),
@@ -78,12 +77,12 @@ class SessionRoutes:
         found, count = await self._sessions.listed(limit, offset, kinds=kinds)
         return {"sessions": [self._view(record) for record in found], "count": count}
 
-    @route("GET", "/v1/sessions/{key}", Scope.READ, "One session.")
+    @route("GET /v1/sessions/{key}", Scope.READ, "One session.")
     async def show(self, request: Request) -> Any:
         with problems():
             return self._view(await self._sessions.find(request.params["key"]))
 
-    @route("GET", "/v1/sessions/{key}/history", Scope.READ, "What was said in a session, oldest first.", query=HISTORY)
+    @route("GET /v1/sessions/{key}/history", Scope.READ, "What was said in a session, oldest first.", query=HISTORY)
     async def history(self, request: Request) -> Any:
         limit = request.query_int("limit", 50, 1, 1000)
         before = request.query_int("before", 0, 0, 2**62) or None
@@ -106,11 +105,9 @@ class SessionRoutes:
         }
 
     @route(
-        "POST",
-        "/v1/sessions/{key}/messages",
+        "POST /v1/sessions/{key}/messages",
         Scope.CHAT,
         "Say something to the agent of a session.",
-        body=SendRequest,
         also={202: "Taken; the run goes on."},
         errors=(409, 503),
         idempotent=True,
@@ -147,11 +144,7 @@ class SessionRoutes:
         return {"run_id": run.id, "session_key": run.session_key, "state": "running"}
 
     @route(
-        "POST",
-        "/v1/sessions/{key}/stop",
-        Scope.CHAT,
-        "Stop a session's run and every process it started.",
-        errors=(503,),
+        "POST /v1/sessions/{key}/stop", Scope.CHAT, "Stop a session's run and every process it started.", errors=(503,)
     )
     async def stop(self, request: Request) -> Any:
         with problems():
@@ -161,13 +154,10 @@ class SessionRoutes:
         return {"stopped": stopped, "count": len(stopped)}
 
     @route(
-        "POST",
-        "/v1/sessions/{key}/fork",
+        "POST /v1/sessions/{key}/fork",
         Scope.CHAT,
         "Make a session that begins with what was said in this one up to an event or a message.",
-        body=ForkRequest,
         status=201,
-        answer=Forked,
         errors=(409, 503),
         idempotent=True,
     )
@@ -185,7 +175,7 @@ class SessionRoutes:
                 idempotency_key=request.idempotency_key,
             )
 
-    @route("GET", "/v1/runs/{run_id}", Scope.READ, "The state of a run.")
+    @route("GET /v1/runs/{run_id}", Scope.READ, "The state of a run.")
     async def run(self, request: Request) -> Any:
         with problems():
             run = await self._sessions.run(request.params["run_id"])
@@ -195,8 +185,7 @@ class SessionRoutes:
         return {"run_id": run.id, "session_key": run.session_key, "state": state}
 
     @route(
-        "GET",
-        "/v1/runs/{run_id}/replay",
+        "GET /v1/runs/{run_id}/replay",
         Scope.READ,
         "Repeat a run that has ended from what was written down of it, and tell the first difference.",
         answer=ReplayedRun,
@@ -207,7 +196,7 @@ class SessionRoutes:
             record = await self._sessions.read(lambda store: recorded(store, request.params["run_id"]))
             return await replay(record)
 
-    @route("GET", "/v1/runs/{run_id}/events", Scope.CHAT, "What happens in a run, from its beginning.", media=(EVENTS,))
+    @route("GET /v1/runs/{run_id}/events", Scope.CHAT, "What happens in a run, from its beginning.", media=(EVENTS,))
     async def events(self, request: Request) -> Reply:
         """Stream the events of a run from its beginning; the last event, `ended`, has its outcome."""
         with problems():
@@ -219,8 +208,7 @@ class SessionRoutes:
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
 
     @route(
-        "GET",
-        "/v1/tools/cost",
+        "GET /v1/tools/cost",
         Scope.READ,
         "What an agent's tools and prompt cost in tokens.",
         query=(Query("agent", "Of this agent."),),

@@ -54,19 +54,11 @@ class TokenRoutes:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
 
-    @route("GET", "/v1/tokens", Scope.ADMIN, "Every token, without its secret.", answer=TokensAnswer)
+    @route("GET /v1/tokens", Scope.ADMIN, "Every token, without its secret.")
     async def listed(self, _request: Request) -> TokensAnswer:
         return TokensAnswer([_shown(token) for token in await self._tokens.all()])
 
-    @route(
-        "POST",
-        "/v1/tokens",
-        Scope.ADMIN,
-        "Make a token; its secret is shown this once.",
-        body=TokenRequest,
-        status=201,
-        answer=TokenMade,
-    )
+    @route("POST /v1/tokens", Scope.ADMIN, "Make a token; its secret is shown this once.", status=201, answer=TokenMade)
     async def create(self, request: Request, wanted: TokenRequest) -> Reply:
         usual = NARROW_CALLER_SCOPES if wanted.tools or wanted.nodes else CALLER_SCOPES
         scopes = [scope.value for scope in (usual if wanted.scopes is None else wanted.scopes)]
@@ -88,7 +80,7 @@ class TokenRoutes:
             raise Problem(400, "invalid_request", str(error)) from None
         return json_reply(TokenMade(**msgspec.structs.asdict(_shown(token)), token=secret), 201, bare=True)
 
-    @route("DELETE", "/v1/tokens/{token_id}", Scope.ADMIN, "Revoke a token.")
+    @route("DELETE /v1/tokens/{token_id}", Scope.ADMIN, "Revoke a token.")
     async def revoke(self, request: Request) -> dict[str, Any]:
         token_id = request.params["token_id"]
         removed = await self._tokens.revoke(token_id)

@@ -157,11 +157,9 @@ class TransferRoutes:
         self._clock = clock
 
     @transfer_route(
-        "POST",
-        "/v1/transfers",
+        "POST /v1/transfers",
         Scope.TOOLS_WRITE,
         "Copy a file or folder from one machine to another.",
-        body=TransferRequest,
         also={202: "Begun, in the background."},
         idempotent=True,
         acts=True,
@@ -207,8 +205,7 @@ class TransferRoutes:
     # -- uploads and downloads ----------------------------------------------------------------------------
 
     @transfer_route(
-        "PUT",
-        "/v1/transfers/content",
+        "PUT /v1/transfers/content",
         Scope.TOOLS_WRITE,
         "The body becomes a file of a machine.",
         takes="*/*",
@@ -239,8 +236,7 @@ class TransferRoutes:
         return view(record)
 
     @transfer_route(
-        "GET",
-        "/v1/transfers/content",
+        "GET /v1/transfers/content",
         Scope.TOOLS_READ,
         "A file of a machine, as bytes.",
         media=("*/*",),
@@ -268,8 +264,7 @@ class TransferRoutes:
         )
 
     @transfer_route(
-        "GET",
-        "/v1/transfers/manifest",
+        "GET /v1/transfers/manifest",
         Scope.TOOLS_READ,
         "What is at a place of a machine: its name, and the files of a folder.",
         query=(SOURCE,),
@@ -380,8 +375,7 @@ class TransferRoutes:
         return KeyClaim(request.credential.id, key, body, request.id, self._clock())
 
     @route(
-        "GET",
-        "/v1/transfers",
+        "GET /v1/transfers",
         Scope.READ,
         "Transfers, newest first.",
         query=(Query("limit", "How many at most: 1 to 1000, 50 by default.", int),),
@@ -390,14 +384,14 @@ class TransferRoutes:
         records = await self._transfers.newest(request.query_int("limit", 50, 1, 1000))
         return {"transfers": [view(record) for record in records], "count": len(records)}
 
-    @route("GET", "/v1/transfers/{transfer_id}", Scope.READ, "One transfer.")
+    @route("GET /v1/transfers/{transfer_id}", Scope.READ, "One transfer.")
     async def show(self, request: Request) -> dict[str, Any]:
         record = await self._transfers.find(request.params["transfer_id"])
         if record is None:
             raise _unknown(request)
         return view(record)
 
-    @route("DELETE", "/v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, "Cancel a transfer.")
+    @route("DELETE /v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, "Cancel a transfer.")
     async def cancel(self, request: Request) -> dict[str, Any]:
         record = await self._transfers.cancel(request.params["transfer_id"])
         if record is None:

@@ -42,8 +42,7 @@ class WorkspaceRoutes:
         self._skills = skills
 
     @route(
-        "GET",
-        "/v1/workspace/{agent}",
+        "GET /v1/workspace/{agent}",
         Scope.TOOLS_READ,
         "The files of an agent.",
         media=ANY,
@@ -51,8 +50,7 @@ class WorkspaceRoutes:
         errors=(416, 500),
     )
     @route(
-        "GET",
-        FILE,
+        f"GET {FILE}",
         Scope.TOOLS_READ,
         "A file of an agent as it is, or a folder as JSON.",
         media=ANY,
@@ -87,8 +85,7 @@ class WorkspaceRoutes:
         return Reply(status=206, content_type=_type(reader.info), headers=headers, pieces=pieces, bare=True)
 
     @route(
-        "PUT",
-        FILE,
+        f"PUT {FILE}",
         Scope.TOOLS_WRITE,
         "Write a file of an agent.",
         takes="*/*",
@@ -104,14 +101,7 @@ class WorkspaceRoutes:
         info = await self._store(request, key)
         return {"path": clean(path), "size": info.size, "written": True, "etag": info.etag}
 
-    @route(
-        "DELETE",
-        FILE,
-        Scope.TOOLS_WRITE,
-        "Delete a file of an agent.",
-        errors=(412, 500),
-        acts=True,
-    )
+    @route(f"DELETE {FILE}", Scope.TOOLS_WRITE, "Delete a file of an agent.", errors=(412, 500), acts=True)
     async def delete(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
         self._check_policy(request, DELETE_FILE, path=path)
@@ -127,8 +117,7 @@ class WorkspaceRoutes:
     # -- skills -----------------------------------------------------------------------------------------
 
     @route(
-        "GET",
-        "/v1/skills",
+        "GET /v1/skills",
         Scope.READ,
         "The skills, as an agent would find them.",
         query=(Query("agent", "For this agent."),),
@@ -139,8 +128,7 @@ class WorkspaceRoutes:
         return {"skills": skills, "count": len(skills)}
 
     @route(
-        "GET",
-        "/v1/skills/{name}",
+        "GET /v1/skills/{name}",
         Scope.READ,
         "The files of a global skill, or of an agent's own.",
         query=(Query("agent", "Of this agent's own."),),
@@ -167,8 +155,7 @@ class WorkspaceRoutes:
                 return
 
     @route(
-        "PUT",
-        SKILL,
+        f"PUT {SKILL}",
         Scope.ADMIN,
         "Write a file of a global skill.",
         takes="*/*",
@@ -184,14 +171,14 @@ class WorkspaceRoutes:
             await self._skills.refresh(name)
         return {"path": key, "size": info.size, "written": True, "etag": info.etag}
 
-    @route("DELETE", SKILL, Scope.ADMIN, "Delete a file of a global skill.", errors=(412, 500))
+    @route(f"DELETE {SKILL}", Scope.ADMIN, "Delete a file of a global skill.", errors=(412, 500))
     async def delete_skill_file(self, request: Request) -> dict[str, Any]:
         key = _skill_key(request)
         await self._remove(request, key, key)
         await self._skills.refresh(key.split("/", 2)[1])
         return {"path": key, "deleted": True}
 
-    @route("DELETE", "/v1/skills/{name}", Scope.ADMIN, "Delete a global skill.", errors=(500,))
+    @route("DELETE /v1/skills/{name}", Scope.ADMIN, "Delete a global skill.", errors=(500,))
     async def delete_skill(self, request: Request) -> dict[str, Any]:
         name = request.params["name"]
         count = 0

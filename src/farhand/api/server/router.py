@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -137,10 +137,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return answer if isinstance(answer, Reply) else json_reply(answer, self.status)
 
 
-def route(
-    method: str, path: str, scope: Scope | tuple[Scope, ...] | None, summary: str, **options: Any
-) -> Callable[[H], H]:
-    """Declare that a method answers a route; `options` are the fields of `Route`."""
+def route(operation: str, scope: Scope | tuple[Scope, ...] | None, summary: str, **options: Any) -> Callable[[H], H]:
+    """Declare that a method answers an operation such as `GET /v1/nodes`; `options` are the fields of `Route`.
+
+    The type of a body is that of the method's parameter after the request, and the type of the answer, if it is a
+    struct, that which the method returns.
+    """
+    method, _, path = operation.partition(" ")
 
     def declare(handler: H) -> H:
         declared = Route(method=method, path=path, scope=scope, summary=summary, handler=handler, **options)
@@ -153,11 +156,24 @@ def route(
 def routes_of(*doors: object) -> list[Route]:
     """Return the routes that the methods of these objects declare."""
     return [
-        msgspec.structs.replace(declared, handler=getattr(door, name))
+        _bound(declared, getattr(door, name))
         for door in doors
         for name, member in vars(type(door)).items()
         for declared in getattr(member, "routes", ())
     ]
+
+
+def _bound(declared: Route, handler: Handler) -> Route:
+    types = get_type_hints(handler)
+    answer = types.pop("return", None)
+    _, *bodies = types.values()
+    is_struct = isinstance(answer, type) and issubclass(answer, msgspec.Struct)
+    return msgspec.structs.replace(
+        declared,
+        handler=handler,
+        body=declared.body or (bodies[0] if bodies else None),
+        answer=declared.answer or (answer if is_struct else None),
+    )
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
