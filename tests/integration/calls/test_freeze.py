@@ -419,7 +419,7 @@ def test_a_plug_in_stops_its_calls_and_takes_no_others(gateway: GatewayProcess, 
         told = fate(freeze(gateway), "plug")
         assert told["confirmed"] is True and told["stopped_calls"] == 1 and told["ended_processes"] == 0, told
         wait_until(lambda: "cancel" in plug.steps(call), 10, "the plug-in to be told")
-        assert gateway.get(f"/v1/calls/{call}")["state"] == "cancelled"
+        wait_until(lambda: gateway.get(f"/v1/calls/{call}")["state"] == "cancelled", 10, "the end of the call")
         refused(gateway.invoke("plug.effect", {}))
         thaw(gateway)
         assert gateway.invoke("plug.effect", {})["ok"] is True

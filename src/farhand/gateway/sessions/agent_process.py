@@ -154,7 +154,7 @@ class Direct:
             async with aclosing(self._answering(turn).answer(turn)) as events:
                 async for event in events:
                     if isinstance(event, Completed):
-                        self._say(said, event.reply)
+                        await self._say(said, event.reply)
                     yield event
             return
         tool, inputs, several = self._read(turn.tool)
@@ -185,7 +185,7 @@ class Direct:
             seconds = (record.duration_ms or 0.0) / 1000
             yield ToolEnded(1, use, Outcome(texts[-1], result=ended.result), seconds)
         reply = "\n\n".join(texts)
-        self._say(said, reply)
+        await self._say(said, reply)
         yield TextDelta(1, reply)
         yield Completed(reply, NO_USAGE, 1)
 
@@ -228,14 +228,15 @@ class Direct:
 
         return await self._database.write(hear, durable=False)
 
-    def _say(self, said: Said | None, text: str) -> None:
-        """Store an answer."""
+    async def _say(self, said: Said | None, text: str) -> None:
+        """Store an answer. Returns once it is committed, so that a caller finds it again if the gateway is killed."""
         if said is not None:
             now = self._clock()
             written = self._database.write(
                 lambda store: chats.say(store, said.chat, "assistant", text, now), durable=False
             )
-            written.add_done_callback(_log_loss)
+            await asyncio.wait({written})
+            _log_loss(written)
 
     def _take_back(self, said: Said | None) -> None:
         """Remove the message of a repeated request, which the first one has stored."""
