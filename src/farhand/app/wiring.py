@@ -451,7 +451,7 @@ async def build(
     policy_review = PolicyReview(database, node_registry, catalog, credentials.makers)
     routes = routes_of(
         HealthRoutes(store.gateway_id, database, node_registry, gate, backups, store.recovery, lambda: freeze.order),
-        NodeRoutes(node_registry, inventory, credentials, logs),
+        NodeRoutes(node_registry, inventory, credentials, logs, gate),
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
         UndoRoutes(gate, undo),
@@ -470,7 +470,7 @@ async def build(
         McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),
         MetricsRoutes(database, node_registry, gate),
         WorkspaceRoutes(journal, workspace, skills, gate),
-        MemoryRoutes(memory),
+        MemoryRoutes(memory, gate),
         SessionRoutes(sessions, turns, ending),
         ChatRoutes(sessions, agents, ending),
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),

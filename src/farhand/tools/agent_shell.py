@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
+from farhand.machine.files import steering_files
 from farhand.machine.files.files import Files
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
@@ -17,7 +18,7 @@ from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.sandbox.bubblewrap import Confinement, Sandbox, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.calls import PROGRAM_STOPPING
-from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, command_preview
 from farhand.tools.skill_paths import SkillPaths
@@ -67,6 +68,8 @@ class AgentShellTools:
         self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._jobs = jobs
+        # Background processes started by callers that may not change steering files: only those take their input.
+        self._restricted: set[str] = set()
         self._files = files
         self._confinement = confinement
         self._foreground = Foreground(jobs)
@@ -126,6 +129,8 @@ class AgentShellTools:
             except Failed as error:
                 raise Failed(f"exit code: -1; failed to start command: {error.message}") from None
             if job.background:
+                if not steering_files.allowed.get():
+                    self._restricted.add(job.id)
                 return f"started background process {job.id}" + note
             if input is not None and job.running:
                 await self._feed(job, input)
@@ -257,6 +262,10 @@ class AgentShellTools:
         return job
 
     async def _send(self, job: Job, text: str) -> None:
+        if not steering_files.allowed.get() and job.id not in self._restricted:
+            raise NotAllowed(
+                f"process {job.id} runs with more rights than this credential has; its input needs the scope chat"
+            )
         if not job.running:
             raise Failed(f"process {job.id} already completed")
         try:

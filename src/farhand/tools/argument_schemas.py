@@ -30,8 +30,9 @@ _ANNOTATIONS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"format", "contentEncoding", "contentMediaType"}
 )
+# Without `multipleOf`: for numbers with extreme exponents it takes 70 us a value.
 _ASSERTIONS: Final = frozenset(
-    {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength"}
+    {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength"}
     | {"maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 )
 # Each applies further schemas to the same value.
@@ -127,7 +128,8 @@ class _Size:
 
     def work(self, encoded_bytes: int, values: int) -> int:
         """Steps to check a value of this size at most."""
-        return (1 + self.combined) * (encoded_bytes + _VALUE_WORK * values) + self.compared * values
+        once = encoded_bytes * (1 + self.pattern_characters) + _VALUE_WORK * values
+        return (1 + self.combined) * once + self.compared * values
 
 
 def _values(value: Any) -> int:

@@ -92,3 +92,34 @@ def test_the_owner_still_steers_the_agent(house: House) -> None:
     assert house.run("echo Be kind. > SOUL.md")["ok"]
     assert "Be kind." in house.prompt()
     (house.workspace / "SOUL.md").unlink()
+
+
+@pytest.mark.parametrize("tools", [[], ["process"]], ids=["no chat", "process alone"])
+def test_input_to_the_owners_process_needs_the_owners_rights(house: House, tools: list[str]) -> None:
+    gateway = house.gateway
+    narrow = gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec"], "tools": tools}).json()["token"]
+
+    def invoke(tool: str, args: Any, token: str) -> Any:
+        return gateway.request("POST", "/v1/tools/invoke", {"tool": tool, "args": args}, token=token).json()
+
+    began = invoke("exec", {"command": "sh", "background": True}, gateway.token)
+    process = began["result"]["content"].split("background process ")[1].split()[0]
+    typed = {"action": "input", "process_id": process, "input": "echo OBEY-EVIL > SOUL.md\n"}
+    said = invoke("process", typed, narrow)
+    assert not said["ok"] and said["error"]["kind"] == "not_allowed", said
+    invoke("process", {"action": "signal", "process_id": process, "signal": "SIGKILL"}, gateway.token)
+    assert "OBEY-EVIL" not in house.prompt()
+
+
+def test_a_narrow_token_types_into_its_own_process(house: House) -> None:
+    gateway = house.gateway
+    narrow = gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec"]}).json()["token"]
+
+    def invoke(tool: str, args: Any) -> Any:
+        return gateway.request("POST", "/v1/tools/invoke", {"tool": tool, "args": args}, token=narrow).json()
+
+    began = invoke("exec", {"command": "cat", "background": True})
+    process = began["result"]["content"].split("background process ")[1].split()[0]
+    said = invoke("process", {"action": "input", "process_id": process, "input": "hello\n"})
+    assert said["ok"], said
+    assert invoke("process", {"action": "signal", "process_id": process, "signal": "SIGKILL"})["ok"]

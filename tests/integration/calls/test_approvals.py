@@ -308,7 +308,10 @@ def test_nobody_approves_a_call_of_their_own(hands: NodeProcess) -> None:
     approval = asked(gateway, begun["request_id"])
     for decision in ("approve", "deny"):
         refused = answer(gateway, approval, decision, token=agent)
-        assert refused.status == 403 and "was made by or on behalf of this credential" in refused.json()["error"]["message"], refused
+        assert (
+            refused.status == 403
+            and "was made by or on behalf of this credential" in refused.json()["error"]["message"]
+        ), refused
     assert gateway.get(f"/v1/approvals/{approval['id']}")["state"] == "pending"
     other = made(gateway, "approve")
     assert answer(gateway, approval, token=other).status == 200

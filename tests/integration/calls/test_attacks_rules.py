@@ -57,6 +57,17 @@ tool = "undo"
 args = {{ path = "*/locked/*" }}
 
 [[policy.rules]]
+name = "no logs"
+decision = "deny"
+node = "hands"
+tool = "gsv__LogsGet"
+
+[[policy.rules]]
+name = "no memory"
+decision = "deny"
+tool = ["memory_get", "memory_search"]
+
+[[policy.rules]]
 name = "private files stay private"
 decision = "deny"
 tool = ["gsv__ReadFile", "gsv__WriteFile", "gsv__DeleteFile"]
@@ -195,6 +206,22 @@ def test_the_workspace_routes_obey_the_rules_of_the_tools(gateway: GatewayProces
     assert answered.status in (400, 403, 404), answered
     assert answered.status == 403 or path != "private/x"
     assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/memory/get?path=MEMORY.md", None),
+        ("GET", "/v1/memory/search?q=x", None),
+        ("GET", "/v1/nodes/hands/logs", None),
+        ("POST", "/v1/nodes/hands/probe", {"bins": ["ls"]}),
+    ],
+)
+def test_other_routes_obey_the_rules_of_the_tools(
+    gateway: GatewayProcess, hands: NodeProcess, method: str, path: str, body: Any
+) -> None:
+    answered = gateway.request(method, path, body)
+    assert answered.status == 403, answered
 
 
 def test_the_workspace_routes_serve_what_no_rule_stops(gateway: GatewayProcess) -> None:

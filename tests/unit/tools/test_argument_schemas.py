@@ -83,3 +83,15 @@ def test_what_is_wrong_with_many_values_is_not_collected() -> None:
     with pytest.raises(InvalidArgs, match="do not match the schema"):
         check({"properties": {"x": {"anyOf": [{"items": {"type": "string"}}] * 50}}}, {"x": [1] * 2000})
     assert time.process_time() - began < 0.5
+
+
+def test_multiples_are_not_checked() -> None:
+    """They take long for numbers with extreme exponents."""
+    assert ArgumentSchema.of({"properties": {"x": {"items": {"multipleOf": 1e-300}}}}) is None
+
+
+def test_a_pattern_over_a_long_text_is_not_checked() -> None:
+    schema = {"properties": {"x": {"pattern": "^[ab]*a" + "[ab]" * 118 + "$"}}}
+    check(schema, {"x": "c" * 3_000_000})
+    with pytest.raises(InvalidArgs):
+        check(schema, {"x": "c"})

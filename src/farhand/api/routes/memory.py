@@ -7,6 +7,7 @@ from typing import Any
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.gate import Gate
 from farhand.memory.memory import MOST_RESULTS, Memory
 from farhand.protocol.names import MAIN_AGENT
 
@@ -27,8 +28,9 @@ LINES = (
 class MemoryRoutes:
     """`agent` in the query names another agent than `main`."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, gate: Gate) -> None:
         self._memory = memory
+        self._gate = gate
 
     @route("GET /v1/memory", Scope.READ, "The status of an agent's memory.", query=(AGENT,), errors=FAILURES)
     async def status(self, request: Request) -> Any:
@@ -40,6 +42,7 @@ class MemoryRoutes:
     async def search(self, request: Request) -> Any:
         limit = request.query_int("max_results", 0, 0, MOST_RESULTS)
         query = request.query("q") or ""
+        self._gate.check_route(request.principal, "memory_search", {"query": query}, _agent(request))
         found = await self._memory.search(
             query, agent=_agent(request), max_results=limit, min_score=_number(request, "min_score")
         )
@@ -50,6 +53,7 @@ class MemoryRoutes:
         path = request.query("path")
         if not path:
             raise Problem(400, "invalid_request", "path must name a memory file: MEMORY.md or memory/NAME.md")
+        self._gate.check_route(request.principal, "memory_get", {"path": path}, _agent(request))
         start, lines = (request.query_int(name, 0, 0, 1_000_000_000) for name in ("from", "lines"))
         return await self._memory.get(path, agent=_agent(request), start=start, lines=lines)
 

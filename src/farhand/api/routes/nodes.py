@@ -10,6 +10,8 @@ from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Credentials, Scope
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.pinning import LOGS
 from farhand.gateway.nodes.inventory import NodeInventory
 from farhand.gateway.nodes.logs_tool import DEFAULT_LINES, MOST_LINES, NodeLogs
 from farhand.gateway.nodes.registry import NodeRegistry
@@ -51,12 +53,18 @@ class ProbeRequest(msgspec.Struct):
 
 class NodeRoutes:
     def __init__(
-        self, node_registry: NodeRegistry, inventory: NodeInventory, credentials: Credentials, logs: NodeLogs
+        self,
+        node_registry: NodeRegistry,
+        inventory: NodeInventory,
+        credentials: Credentials,
+        logs: NodeLogs,
+        gate: Gate,
     ) -> None:
         self._node_registry = node_registry
         self._inventory = inventory
         self._credentials = credentials
         self._logs = logs
+        self._gate = gate
 
     @route("GET /v1/nodes", Scope.READ, "Every known node, connected or not.")
     async def nodes(self, _request: Request) -> NodesAnswer:
@@ -118,6 +126,8 @@ class NodeRoutes:
         statuses=NODE_STATUSES,
     )
     async def probe(self, request: Request, wanted: ProbeRequest) -> dict[str, Any]:
+        # No tool does the same: a rule that stops reading the node's log stops this, too.
+        self._gate.check_route(request.principal, LOGS, {"nodeId": request.params["node_id"]}, None)
         return await self._inventory.probe(request.params["node_id"], wanted.bins)
 
     @route(
@@ -128,5 +138,7 @@ class NodeRoutes:
         errors=(500, 504),
     )
     async def logs(self, request: Request) -> Any:
+        node_id = request.params["node_id"]
+        self._gate.check_route(request.principal, LOGS, {"nodeId": node_id}, None)
         lines = request.query_int("lines", DEFAULT_LINES, 1, MOST_LINES)
-        return await self._logs.fetch(request.params["node_id"], lines)
+        return await self._logs.fetch(node_id, lines)

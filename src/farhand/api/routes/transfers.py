@@ -21,7 +21,6 @@ from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
 from farhand.gateway.transfers.relay import Role
 from farhand.gateway.transfers.tool import transferred
 from farhand.gateway.transfers.transfers import DOWNLOAD, UPLOAD, OpenTransfer, OwnEnd, Transfers
-from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Cancelled, ErrorKind, Failed
 from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
@@ -302,10 +301,8 @@ class TransferRoutes:
         begun.ended.add_done_callback(lambda _: watch.cancel())
 
     def _check_policy(self, request: Request, source: str, destination: str, agent_id: str | None) -> None:
-        """Apply the policy as to a call of `gsv__Transfer` with these ends. Raises Forbidden, InvalidArgs."""
-        args = msgspec.Raw(msgspec.json.encode({"source": source, "destination": destination}))
-        call = ToolCall(request.id, TRANSFER, args, agent_id=agent_id)
-        self._gate.check_policy(call, request.principal)
+        ends = {"source": source, "destination": destination}
+        self._gate.check_route(request.principal, TRANSFER, ends, agent_id)
 
     async def _begin_own(
         self,

@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator
 from email.utils import formatdate
 from typing import Any
 
-import msgspec
-
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import JSON, PARTIAL, Query, route
@@ -16,7 +14,6 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.workspace.skills import Skills
 from farhand.gateway.workspace.workspace import Workspace, clean
-from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.objects.base import SKILLS, Conflict, InTheWay, ObjectInfo, ObjectReader, check_key
 
@@ -110,9 +107,7 @@ class WorkspaceRoutes:
         return {"path": clean(path), "deleted": True}
 
     def _check_policy(self, request: Request, tool: str, **args: str) -> None:
-        """Apply the policy as to a call of the native tool that does the same. Raises Forbidden, InvalidArgs."""
-        call = ToolCall(request.id, tool, msgspec.Raw(msgspec.json.encode(args)), agent_id=request.params["agent"])
-        self._gate.check_policy(call, request.principal)
+        self._gate.check_route(request.principal, tool, args, request.params["agent"])
 
     # -- skills -----------------------------------------------------------------------------------------
 

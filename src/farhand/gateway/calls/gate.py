@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import msgspec
 
 from farhand.gateway.access.credentials import Credential, Credentials
 from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
@@ -18,7 +20,7 @@ from farhand.gateway.calls.admission import Denied, allow, repeated_frame, reque
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
-from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended
+from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, new_call_id
 from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck
 from farhand.gateway.calls.policy_subject import HTTP
@@ -153,15 +155,16 @@ class Gate:
         self._lifecycle.apply(opened, CallEvent.RECORDED if opened.waiting is None else CallEvent.HELD)
         return opened
 
-    def check_policy(self, call: ToolCall, principal: Principal, origins: Sequence[str] = HTTP) -> None:
-        """Apply the policy to what a request does by itself, as if it were this call of one of the gateway's tools.
+    def check_route(self, principal: Principal, name: str, args: Mapping[str, str], agent_id: str | None) -> None:
+        """Apply the policy to an HTTP route as to a call of the gateway's tool that does the same.
 
         Raises Forbidden where the policy denies the call, or asks about it; InvalidArgs.
         """
-        tool = self._catalog.own(call.tool)
+        tool = self._catalog.own(name)
         if self._policy() is not None and tool is not None:
-            target = Target(None, call.tool, tool.spec.capability, tool.spec, tool)
-            self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, origins)
+            call = ToolCall(new_call_id(), name, msgspec.Raw(msgspec.json.encode(args)), agent_id=agent_id)
+            target = Target(None, name, tool.spec.capability, tool.spec, tool)
+            self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, HTTP)
 
     async def wait(self, opened: OpenCall) -> CallRecord:
         """Return the record of a call once it has ended; for one in the background, as it is now.

@@ -81,11 +81,10 @@ def grep_files(
 ) -> tuple[list[Match], bool]:
     """Return the matching lines in a folder or file, by path and line, and whether there are more.
 
-    Links are followed unless `files` is confined to some roots: ripgrep would spend time outside of them, although
-    nothing there is returned. `path` itself may be a link. Files that are not UTF-8 text are skipped. `include` and
-    `exclude` are compared with file names; with `by_path`, patterns with a slash are compared with paths below the
-    folder. At most `width` characters of a line are returned. Without `ignored`, files listed in a `.gitignore` of the
-    folder are skipped, and `.git`.
+    Links are followed; what they reach outside of the roots is not returned. Files that are not UTF-8 text are
+    skipped. `include` and `exclude` are compared with file names; with `by_path`, patterns with a slash are compared
+    with paths below the folder. At most `width` characters of a line are returned. Without `ignored`, files listed in a
+    `.gitignore` of the folder are skipped, and `.git`.
     Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
     """
     check_path_text("pattern", pattern)
@@ -93,8 +92,7 @@ def grep_files(
     if len(expression) > _LONGEST_PATTERN:
         raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
     base = files.resolve(path)
-    options = [*_OPTIONS, f"--max-count={most + 1}"]
-    options += ["--follow"] if any(root.path == "/" for root in files.roots) else []
+    options = [*_OPTIONS, "--follow", f"--max-count={most + 1}"]
     named = _name_filter("include", include.rpartition("/")[2] if include and by_path else include)
     _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
     folder = None
