@@ -420,6 +420,8 @@ def test_one_peer_that_waits_holds_up_nobody_else(tmp_path: Path) -> None:
     with Talk(tmp_path / "home", script=script) as talk:
         for number in range(2):
             sends(talk, {"text": f"s{number}", "channel": "crm", "to": "stuck"}, background=True)
+            # Background calls run side by side: the first message is accepted before the second is sent.
+            wait_until(lambda: talk.receiver.requests, 20, "the first attempt")
         assert sends(talk, {"text": "free", "channel": "crm", "to": "tom"})["result"]["sent"]
         assert {one.json["text"] for one in talk.receiver.requests if one.json["to"] == "stuck"} == {"s0"}
 
