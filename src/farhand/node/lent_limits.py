@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.private_files import replace_private
-from farhand.node.limits import TOOLS, ToolLimits
+from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import FarhandError
-from farhand.tools.undo import NAME as UNDO
+from farhand.protocol.node_tools import NODE_TOOLS
 
 LENT_FILE: Final = "lent.json"
 SETTINGS_FILE: Final = "farhand.toml"
-_KNOWN: Final = (*TOOLS, UNDO)
+_KNOWN: Final = tuple(NODE_TOOLS)
 
 
 class LendingError(FarhandError):

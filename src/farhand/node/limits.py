@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from farhand.protocol.errors import NotAllowed
-from farhand.tools.undo import NAME as UNDO
-
-TOOLS: Final = ("Glob", "Read", "Write", "Edit", "Grep", "Bash", "Process")
-_CHANGING: Final = frozenset({"Write", "Edit", "Bash", UNDO})
-# A tool is denied together with the one it depends on: Process manages what Bash started, and Undo writes.
-_NEEDS: Final = {"Process": "Bash", UNDO: "Write"}
+from farhand.protocol.node_tools import NODE_TOOLS
 
 
 class ToolLimits(msgspec.Struct, frozen=True):
@@ -26,15 +22,25 @@ class ToolLimits(msgspec.Struct, frozen=True):
 
     def refusal(self, tool: str) -> str | None:
         """Return why a tool is denied, naming the option responsible; None if it is allowed."""
-        needed = _NEEDS.get(tool, tool)
+        known = NODE_TOOLS.get(tool)
+        needed = tool if known is None or known.needs is None else known.needs
         for name in (tool, needed):
             if name in self.denied:
                 return f"{tool} is not allowed: the owner of this node does not lend {name} (--deny-tool {name})"
-        if self.read_only and tool in _CHANGING:
+        if self.read_only and (known is None or (known.changes and not known.harmless_actions)):
             return f"{tool} is not allowed: this node is lent read-only (--read-only)"
         if self.confined and needed == "Bash" and not {tool, needed} & set(self.allowed):
             return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool Bash lifts it)"
         return None
+
+    def check_action(self, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Raise NotAllowed if the arguments make an allowed tool change something on a read-only node."""
+        known = NODE_TOOLS.get(tool)
+        if not self.read_only or (known is not None and not known.changes):
+            return
+        action = str(arguments.get("action")).strip().lower()
+        if known is None or action not in known.harmless_actions:
+            raise NotAllowed(f"{tool} {action} is not allowed: this node is lent read-only (--read-only)")
 
     def require(self, tool: str, action: str = "") -> None:
         """Raise NotAllowed unless the tool is allowed; `action` names what was requested if not the tool itself."""

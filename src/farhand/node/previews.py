@@ -6,10 +6,9 @@ import msgspec
 
 from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import InvalidArgs
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.sdk.registry import ToolRegistry
 from farhand.tools.preview import Preview, preview_or_error
-
-_SHOWS_CONTENT = ("Write", "Edit", "Undo")
 
 
 class PreviewQuery(msgspec.Struct):
@@ -36,6 +35,6 @@ class PreviewQueries:
         name = tool.spec.name
         if (refusal := self._limits.refusal(name)) is not None:
             return Preview(note=f"the call will be refused: {refusal}")
-        if name in _SHOWS_CONTENT and (refusal := self._limits.refusal("Read")) is not None:
+        if NODE_TOOLS[name].shows_files and (refusal := self._limits.refusal("Read")) is not None:
             return Preview(note=f"the file cannot be read: {refusal}")
         return await preview_or_error(tool.preview(question.args))

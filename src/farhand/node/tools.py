@@ -1,4 +1,4 @@
-"""The seven tools of a node, within the limits of the machine's owner."""
+"""The tools of a node, within the limits of the machine's owner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from farhand.node.limits import ToolLimits
 from farhand.node.log import calls
 from farhand.protocol.calls import PROGRAM_STOPPING, ToolSpec
 from farhand.protocol.errors import NotAllowed, ToolError
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import RegisteredTool, ToolRegistry
 from farhand.tools.node_files import NodeFileTools
@@ -23,35 +24,27 @@ from farhand.tools.schema import Parameters
 from farhand.tools.undo import SPEC as UNDO
 from farhand.tools.undo import UndoTool
 
-CAPABILITIES: Final = {
-    "Glob": "filesystem.list",
-    "Read": "filesystem.read",
-    "Write": "filesystem.write",
-    "Edit": "filesystem.edit",
-    "Grep": "text.search",
-    "Bash": "shell.exec",
-    "Process": "shell.exec",
-}
-READ_ONLY: Final = frozenset({"Read", "Glob", "Grep"})
-ACTING: Final = frozenset({"write", "submit", "kill"})
-
 
 def node_tools(
     files: NodeFileTools, shell: NodeShellTools, limits: ToolLimits, undo: UndoTool | None = None
 ) -> ToolRegistry:
     registry = ToolRegistry()
-    for name in CAPABILITIES:
-        method = getattr(files if hasattr(files, name) else shell, name)
+    for declared in NODE_TOOLS.values():
+        if not declared.listed:
+            continue
+        name = declared.name
+        family = files if hasattr(files, name) else shell
+        method = getattr(family, name)
         spec = ToolSpec(
             name=name,
             description=inspect.getdoc(method) or "",
             parameters=Parameters(method).schema,
-            read_only=name in READ_ONLY,
-            capability=CAPABILITIES[name],
+            read_only=not declared.changes,
+            capability=declared.capability,
             timeout_ms=DEFAULT_TIMEOUT_MS,
             timeout_parameter="timeout" if name == "Bash" else None,
         )
-        preview = getattr(method.__self__, f"preview_{name}", None)
+        preview = getattr(family, f"preview_{name}") if declared.previews else None
         registry.add(_lent(spec, method, limits, preview=preview))
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True, preview=undo.preview_Undo))
@@ -85,8 +78,7 @@ def _lent(
         if refusal is not None:
             raise NotAllowed(refusal)
         arguments = parameters.read(args)
-        if limits.read_only and name == "Process" and str(arguments["action"]).strip().lower() in ACTING:
-            raise NotAllowed(f"Process {arguments['action']} is not allowed: this node is lent read-only (--read-only)")
+        limits.check_action(name, arguments)
         if name == UNDO.name and arguments.get("dryRun"):
             limits.require("Read", "a dry run, which shows the content of files,")
         return arguments

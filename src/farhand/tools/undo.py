@@ -13,6 +13,7 @@ from farhand.machine.files.files import Files
 from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.tools.schema import Parameters
 
 if TYPE_CHECKING:
@@ -63,5 +64,5 @@ SPEC: Final = ToolSpec(
     name=NAME,
     description=UndoTool.Undo.__doc__ or "",
     parameters=Parameters(UndoTool.Undo, skip=1).schema,
-    capability="filesystem.write",
+    capability=NODE_TOOLS[NAME].capability,
 )

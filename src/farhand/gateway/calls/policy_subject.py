@@ -16,6 +16,7 @@ from farhand.gateway.nodes.registry import Node
 from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import join_tool
+from farhand.protocol.node_tools import NODE_TOOLS
 
 # The origin of a call that no run makes.
 HTTP: Final = ("http",)
@@ -25,7 +26,9 @@ GATEWAY: Final = ("gateway",)
 VIA: Final = "via:"
 MAX_ORIGINS: Final = 16
 # Parameters that are paths.
-PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", "source", "destination"})
+PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", "source", "destination"}).union(
+    *(tool.paths for tool in NODE_TOOLS.values())
+)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from farhand.gateway.nodes.queries import Queries
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import MIB
 from farhand.store.tables.calls import CallRecord
@@ -23,8 +24,6 @@ QUESTION: Final = "preview"
 SECONDS: Final = 15.0
 LARGEST_PREVIEW: Final = 4 * MIB
 LONGEST_LINE: Final = 4096
-# Tools that nodes can preview; they are not asked about others.
-NODE_TOOLS: Final = frozenset({"Write", "Edit", "Bash", "Process", "Undo"})
 
 
 class Effects:
@@ -37,8 +36,9 @@ class Effects:
         """Return a preview of a recorded call; its note names what cannot be shown."""
         if target.own is not None:
             return await self._of_own(target.own, record, principal)
-        if target.node is None or target.spec is None or target.tool not in NODE_TOOLS:
-            return Preview()
+        declared = NODE_TOOLS.get(target.tool)
+        if target.node is None or target.spec is None or declared is None or not declared.previews:
+            return Preview()  # nodes are not asked about other tools
         return await self._of_node(target.node.card.node_id, target.tool, record.args)
 
     async def changed_files(self, target: Target, call: ToolCall, principal: Principal) -> tuple[str, ...] | None:
