@@ -69,6 +69,7 @@ from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
 from farhand.gateway.nodes.logs_tool import NodeLogs
+from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
@@ -87,6 +88,7 @@ from farhand.gateway.transfers.tool import transfer_tool
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.gateway.transfers.workspace_endpoint import workspace_end
 from farhand.gateway.upkeep.backups import Backups, BackupSettings
+from farhand.gateway.upkeep.node_metrics import NodeMetricsTask
 from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Retention
 from farhand.gateway.upkeep.token_expiry import TokenExpiry
@@ -431,7 +433,7 @@ async def build(
         thawed=(gate.waiting_calls.resume, scheduler.wake),
     )
     undo = Undo(gate, catalog, node_registry, machine.undo_log, machine.files, objects)
-    logs = NodeLogs(node_registry, queries)
+    logs, metrics = NodeLogs(node_registry, queries), MetricsHistory()
     guide = guide_tools(machine.files, machine.jobs, machine.confinement, secrets)
     session_tools = SessionTools(
         sessions, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds
@@ -451,7 +453,7 @@ async def build(
     policy_review = PolicyReview(database, node_registry, catalog, credentials.makers)
     routes = routes_of(
         HealthRoutes(store.gateway_id, database, node_registry, gate, backups, store.recovery, lambda: freeze.order),
-        NodeRoutes(node_registry, inventory, credentials, logs, gate),
+        NodeRoutes(node_registry, inventory, credentials, logs, gate, metrics),
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
         UndoRoutes(gate, undo),
@@ -500,6 +502,7 @@ async def build(
             ),
             TokenUses(database, credentials),
             TokenExpiry(credentials),
+            NodeMetricsTask(node_registry, queries, metrics, clock),
         ),
         routes,
         NodeServices(

@@ -28,6 +28,7 @@ from farhand.machine.files.transaction_log import TRANSACTIONS_FOLDER, roll_back
 from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, UndoLog, call_id
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
+from farhand.machine.load import MachineLoad
 from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
 from farhand.node.identity import NodeKey
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
@@ -195,7 +196,9 @@ async def _serve(
                 token_in_query=None,
                 ledger=ledger,
                 queries={
-                    **NodeQueries(jobs, environment, folder / "logs", limits, freeze_state).handlers(),
+                    **NodeQueries(
+                        jobs, environment, folder / "logs", limits, freeze_state, MachineLoad(workspace)
+                    ).handlers(),
                     "transfers": transfers.held,
                     "preview": preview,
                 },

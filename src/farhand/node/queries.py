@@ -1,4 +1,4 @@
-"""Queries of a gateway beside tool calls: output of a command, jobs, programs on the PATH, the log.
+"""Queries of a gateway beside tool calls: output of a command, jobs, programs on the PATH, the log, the load.
 
 Every query checks the limits of the machine's owner first, and none starts a process.
 """
@@ -19,6 +19,7 @@ import msgspec
 
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.load import MachineLoad
 from farhand.node.limits import ToolLimits
 from farhand.node.log import MOST_LINES, last_lines
 from farhand.protocol.errors import InvalidArgs, NotFound
@@ -60,15 +61,23 @@ class NodeQueries:
         logs: Path,
         limits: ToolLimits | None = None,
         freeze_state: FreezeState | None = None,
+        load: MachineLoad | None = None,
     ) -> None:
         self._jobs = jobs
+        self._load = load
         self._path = environment.get("PATH", os.defpath)
         self._logs = logs
         self._limits = limits or ToolLimits()
         self._freeze_state = freeze_state or FreezeState()
 
     def handlers(self) -> dict[str, Query]:
-        return {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
+        found: dict[str, Query] = {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
+        return found if self._load is None else {**found, "metrics": self.metrics}
+
+    async def metrics(self, _params: msgspec.Raw) -> dict[str, float]:
+        """Return how busy this machine is. No limit of its owner hides it."""
+        assert self._load is not None
+        return await asyncio.to_thread(self._load.sample)
 
     async def output(self, params: msgspec.Raw) -> dict[str, Any]:
         self._limits.require("Process", "the output of a command")

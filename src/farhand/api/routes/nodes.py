@@ -14,6 +14,7 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.pinning import LOGS
 from farhand.gateway.nodes.inventory import NodeInventory
 from farhand.gateway.nodes.logs_tool import DEFAULT_LINES, MOST_LINES, NodeLogs
+from farhand.gateway.nodes.metrics import MetricsHistory, Sample
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ErrorKind, FarhandError
 
@@ -47,6 +48,10 @@ class NodesAnswer(msgspec.Struct):
     primary: str | None
 
 
+class MetricsAnswer(msgspec.Struct):
+    samples: list[Sample]
+
+
 class ProbeRequest(msgspec.Struct):
     bins: list[str]
 
@@ -59,12 +64,14 @@ class NodeRoutes:
         credentials: Credentials,
         logs: NodeLogs,
         gate: Gate,
+        metrics: MetricsHistory,
     ) -> None:
         self._node_registry = node_registry
         self._inventory = inventory
         self._credentials = credentials
         self._logs = logs
         self._gate = gate
+        self._metrics = metrics
 
     @route("GET /v1/nodes", Scope.READ, "Every known node, connected or not.")
     async def nodes(self, _request: Request) -> NodesAnswer:
@@ -142,3 +149,16 @@ class NodeRoutes:
         self._gate.check_route(request.principal, LOGS, {"nodeId": node_id}, None)
         lines = request.query_int("lines", DEFAULT_LINES, 1, MOST_LINES)
         return await self._logs.fetch(node_id, lines)
+
+    @route(
+        "GET /v1/nodes/{node_id}/metrics",
+        Scope.READ,
+        "How busy a node was: a sample every ten seconds, kept for a day while the gateway runs.",
+        query=(Query("since", "From this moment on, in milliseconds; by default all that is kept.", int),),
+        errors=(404,),
+    )
+    async def metrics(self, request: Request) -> MetricsAnswer:
+        node_id = request.params["node_id"]
+        if node_id not in self._node_registry.nodes:
+            raise Problem(404, "not_found", self._node_registry.unknown(node_id))
+        return MetricsAnswer(self._metrics.since(node_id, request.query_int("since", 0, 0, 2**53)))

@@ -24,6 +24,7 @@ from farhand.gateway.sessions.tools import message_of
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
+from farhand.store.tables.usage import Usage, usage_since
 
 MAX_WAIT_SECONDS = 600.0
 
@@ -206,6 +207,16 @@ class SessionRoutes:
                     f"run {run.id} belongs to another credential; following it needs that one or the scope 'read'"
                 )
         return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, with_pulse(_stream(run)), self._ending))
+
+    @route(
+        "GET /v1/usage",
+        Scope.READ,
+        "Tokens and cost of the runs since a moment.",
+        query=(Query("since", "Runs that began from this moment on, in milliseconds; by default all.", int),),
+    )
+    async def usage(self, request: Request) -> Usage:
+        since = request.query_int("since", 0, 0, 2**53)
+        return await self._sessions.read(lambda store: usage_since(store, since))
 
     @route(
         "GET /v1/tools/cost",
