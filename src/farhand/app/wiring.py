@@ -53,6 +53,7 @@ from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.access.tokens import Tokens, owner_token
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
@@ -118,6 +119,7 @@ from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
 from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
+from farhand.store.tables.standing_approvals import all_standing
 from farhand.store.tables.tokens import all_tokens, get_meta, revoke_tokens, set_meta
 from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.agent_shell import AgentShellTools
@@ -294,11 +296,13 @@ async def build(
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
     effects = Effects(queries)
+    standing = StandingApprovals(database.query(all_standing), journal, clock, credentials.ended)
     approvals = Approvals(
         database,
         lambda: gate.waiting_calls,
         effects,
         clock,
+        standing,
         lineage=credentials.lineage,
         notify=lambda approval: messaging.ask(approval),
     )
@@ -310,6 +314,7 @@ async def build(
         approvals=approvals,
         policy=live.derive(lambda settings: Policy.of(settings.policy, str(workspace_folder))),
         changed_files=effects.changed_files,
+        standing=standing,
         frozen=frozen,
         refusals=RefusalBudget(
             lambda: (
@@ -450,7 +455,7 @@ async def build(
         database, journal, home, BackupSettings(config.backup.every_seconds, config.backup.keep), clock=clock
     )
     direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, secrets=secrets, budget=budget)
-    policy_review = PolicyReview(database, node_registry, catalog, credentials.makers)
+    policy_review = PolicyReview(database, node_registry, catalog, credentials.makers, standing)
     routes = routes_of(
         HealthRoutes(store.gateway_id, database, node_registry, gate, backups, store.recovery, lambda: freeze.order),
         NodeRoutes(node_registry, inventory, credentials, logs, gate, metrics),
@@ -468,6 +473,7 @@ async def build(
             policy_review,
             lambda: live.now.policy,
             str(workspace_folder),
+            standing,
         ),
         McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),
         MetricsRoutes(database, node_registry, gate),

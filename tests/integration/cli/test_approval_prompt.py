@@ -118,10 +118,10 @@ def test_a_call_on_a_terminal_shows_the_diff_and_takes_the_answer(gateway: Gatew
         terminal.expect("until")
         terminal.expect("-two\n+2\n")
         terminal.expect("farhand approve ")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         assert file.read_text() == "one\ntwo\n"
         terminal.type("perhaps\n")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         assert file.read_text() == "one\ntwo\n"
         terminal.type("y\n")
         terminal.expect("approved: write")
@@ -132,7 +132,7 @@ def test_a_call_on_a_terminal_shows_the_diff_and_takes_the_answer(gateway: Gatew
 def test_no_is_a_denial(gateway: GatewayProcess) -> None:
     with Terminal(Command(gateway.home), "call", "exec", "command=touch denied.txt") as terminal:
         terminal.expect("touch denied.txt")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         terminal.type("no\n")
         terminal.expect("denied: exec")
         terminal.expect("not_allowed: denied by owner")
@@ -140,9 +140,20 @@ def test_no_is_a_denial(gateway: GatewayProcess) -> None:
     assert not (gateway.home / "agents" / "main" / "denied.txt").exists()
 
 
+def test_always_is_not_asked_again(gateway: GatewayProcess) -> None:
+    with Terminal(Command(gateway.home), "call", "exec", "command=echo always-$((1+1))") as terminal:
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
+        terminal.type("a\n")
+        terminal.expect("`farhand policy` lists and removes them")
+        terminal.expect("always-2")
+        assert terminal.end() == 0
+    again = Command(gateway.home)("call", "exec", "command=echo always-$((1+1))")
+    assert (again.status, "waits" in again.err) == (0, False) and "always-2" in again.out
+
+
 def test_a_decision_elsewhere_ends_the_question(gateway: GatewayProcess) -> None:
     with Terminal(Command(gateway.home), "call", "exec", "command=echo from-elsewhere") as terminal:
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         assert answer(gateway, pending(gateway, "exec")).status == 200
         terminal.expect("from-elsewhere")
         assert terminal.end() == 0
@@ -150,7 +161,7 @@ def test_a_decision_elsewhere_ends_the_question(gateway: GatewayProcess) -> None
 
 def test_interrupting_the_question_leaves_it_open(gateway: GatewayProcess) -> None:
     with Terminal(Command(gateway.home), "call", "exec", "command=echo interrupted") as terminal:
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         os.killpg(terminal.process.pid, signal.SIGINT)
         terminal.expect("farhand calls cancel ")
         assert terminal.end() == 130
@@ -214,7 +225,7 @@ def test_a_chat_shows_what_waits_and_takes_the_answer(gateway: GatewayProcess, m
         terminal.expect("exec waits for approval")
         terminal.expect("changes are asked about")
         terminal.expect("echo by-the-agent")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         terminal.type("y\n")
         terminal.expect("approved: exec")
         terminal.expect("It is done.")
@@ -227,7 +238,7 @@ def test_a_chat_line_by_line_goes_on_after_the_answer(gateway: GatewayProcess, m
     with Terminal(Command(gateway.home), "chat", "--session", "lines") as terminal:
         terminal.expect("> ")
         terminal.type("first\n")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         assert answer(gateway, pending(gateway, "exec")).status == 200
         terminal.expect("First done.")
         terminal.expect("> ")
@@ -252,7 +263,7 @@ def test_a_chat_with_json_is_one_document(gateway: GatewayProcess, model: ModelS
 def test_escape_codes_of_an_agent_do_not_reach_the_terminal(gateway: GatewayProcess, tmp_path: Path) -> None:
     with Terminal(Command(gateway.home), "call", "exec", "command=echo \x1b[2Jhidden") as terminal:
         terminal.expect("hidden")
-        terminal.expect("[y]es / [n]o: ")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
         assert "\x1b[2J" not in terminal.shown
         terminal.type("n\n")
         assert terminal.end() == 1

@@ -9,7 +9,15 @@ import msgspec
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.control.approvals import AnswerConflict, Approvals, NoApproval, NotYours, shown_request
+from farhand.gateway.access.standing_approvals import CannotStand
+from farhand.gateway.control.approvals import (
+    AnswerConflict,
+    Approvals,
+    NoApproval,
+    NotEntitled,
+    NotYours,
+    shown_request,
+)
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 
 
@@ -62,6 +70,8 @@ class Decision(msgspec.Struct):
     # Hash of what was shown; required to approve.
     hash: str | None = None
     reason: str = ""
+    # Approve later calls too that are exactly the same; needs the scope `admin`.
+    always: bool = False
 
 
 APPROVALS_QUERY = (
@@ -113,6 +123,8 @@ class ApprovalRoutes:
         approve = wanted.decision == "approve"
         if approve and not wanted.hash:
             raise Problem(400, "invalid_request", "an approval names the hash of what was shown: {decision, hash}")
+        if wanted.always and not approve:
+            raise Problem(400, "invalid_request", "always is for approving; rules that deny are in farhand.toml")
         try:
             decided = await self._approvals.answer(
                 request.params["approval_id"],
@@ -121,12 +133,13 @@ class ApprovalRoutes:
                 credential=request.credential,
                 hash=wanted.hash,
                 remark=wanted.reason,
+                always=wanted.always,
             )
         except NoApproval as error:
             raise Problem(404, "not_found", str(error)) from None
-        except NotYours as error:
+        except (NotYours, NotEntitled) as error:
             raise Problem(403, "forbidden", str(error)) from None
-        except AnswerConflict as error:
+        except (AnswerConflict, CannotStand) as error:
             raise Problem(409, "conflict", str(error)) from None
         return _view(decided)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.policy import Policy, PolicySettings
 from farhand.gateway.calls.policy_subject import HTTP
 from farhand.gateway.control.policy_review import Explanation, PolicyReview, Replay
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind
+from farhand.store.tables.standing_approvals import StandingApproval
 
 
 class ExplainRequest(msgspec.Struct):
@@ -38,16 +40,40 @@ class ReplayRequest(msgspec.Struct):
     policy: PolicySettings | None = None
 
 
+class StandingAnswer(msgspec.Struct):
+    approvals: list[StandingApproval]
+    count: int
+
+
 class PolicyRoutes:
-    def __init__(self, review: PolicyReview, settings: Callable[[], PolicySettings], workspace: str) -> None:
+    def __init__(
+        self,
+        review: PolicyReview,
+        settings: Callable[[], PolicySettings],
+        workspace: str,
+        standing: StandingApprovals,
+    ) -> None:
         """`settings` returns those in force."""
         self._review = review
         self._settings = settings
         self._workspace = workspace
+        self._standing = standing
 
     @route("GET /v1/policy", Scope.READ, "The policy in force.")
     async def show(self, _request: Request) -> PolicySettings:
         return self._settings()
+
+    @route("GET /v1/policy/always", (Scope.APPROVE, Scope.READ), "Calls that were approved for always.")
+    async def always(self, _request: Request) -> StandingAnswer:
+        found = self._standing.all()
+        return StandingAnswer(found, len(found))
+
+    @route("DELETE /v1/policy/always/{standing_id}", Scope.ADMIN, "Ask about such a call again.")
+    async def forget(self, request: Request) -> dict[str, Any]:
+        standing_id = request.params["standing_id"]
+        if await self._standing.remove(standing_id, request.credential.id) is None:
+            raise Problem(404, "not_found", f"there is no standing approval {standing_id[:100]!r}")
+        return {"removed": standing_id}
 
     @route(
         "POST /v1/policy/explain",

@@ -14,7 +14,8 @@ import click
 from farhand.cli.calls.arguments import read_arguments
 from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import Age, client_group
-from farhand.cli.output import Column, ago, id_column, remark, show, show_fields, show_table
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import Column, ago, hide, id_column, remark, show, show_fields, show_json, show_table
 
 CALL_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CONDITIONS = ("tool", "node", "route", "args", "origin", "credential", "on_behalf_of", "session")
@@ -25,10 +26,23 @@ def _conditions(rule: dict[str, Any]) -> str:
     return ", ".join(given) or "anything"
 
 
+def _caller(one: dict[str, Any]) -> str:
+    behalf = f" for {one['on_behalf_of']}" if one["on_behalf_of"] else ""
+    return f"{one['credential']}{behalf}, {' < '.join(one['origins'])}"
+
+
 RULE_COLUMNS = [
     Column("RULE", lambda rule: rule["name"]),
     Column("DECISION", "decision"),
     Column("MATCHES", _conditions, flexible=True),
+]
+ALWAYS_COLUMNS = [
+    Column("ALWAYS", "id"),
+    Column("TOOL", "tool"),
+    Column("NODE", "node_id", optional=True),
+    Column("ARGUMENTS", lambda one: json.dumps(one["args"], ensure_ascii=False), flexible=True),
+    Column("CALLER", _caller, flexible=True),
+    Column("MADE", lambda one: ago(one["created_at"]), narrow=hide),
 ]
 REPLAY_COLUMNS = [
     id_column("CALL", "call_id"),
@@ -44,7 +58,8 @@ REPLAY_COLUMNS = [
 def policy(client: Client) -> None:
     """Show the rules; explain which one decides a call; test other rules on recorded calls.
 
-    The rules are in `[policy]` of farhand.toml; a change applies to the next call.
+    The rules are in `[policy]` of farhand.toml; a change applies to the next call. Below them are the calls that were
+    approved for always, which need no approval; `farhand policy forget` removes one.
 
     \b
     Examples:
@@ -52,16 +67,33 @@ def policy(client: Client) -> None:
       farhand policy explain 0198c0de-7a11-7000-8000-0123456789ab
       farhand policy explain laptop__Bash command='rm -rf build'
       farhand policy replay --since 7d --policy new.toml
+      farhand policy forget 3f2a91c0
     """
-
-    def render(settings: dict[str, Any]) -> None:
-        if not settings["rules"]:
-            remark(f"no rules: {settings['default']} everything")
-            return
-        rules = [{**rule, "name": rule["name"] or f"rule {n}"} for n, rule in enumerate(settings["rules"], 1)]
+    answer, standing = client.get("/v1/policy"), client.get("/v1/policy/always").value["approvals"]
+    if wants_json():
+        show_json({**answer.value, "always": standing})
+        return
+    settings = answer.value
+    rules = [{**rule, "name": rule["name"] or f"rule {n}"} for n, rule in enumerate(settings["rules"], 1)]
+    if rules:
         show_table(RULE_COLUMNS, [*rules, {"name": "default", "decision": settings["default"]}])
+    else:
+        remark(f"no rules: {settings['default']} everything")
+    if standing:
+        print()
+        show_table(ALWAYS_COLUMNS, standing)
 
-    show(client.get("/v1/policy"), render)
+
+@policy.command()
+@click.argument("standing_id", metavar="ID")
+def forget(standing_id: str, client: Client) -> None:
+    """Remove an approval for always; the next such call is asked about again.
+
+    \b
+    Example:
+      farhand policy forget 3f2a91c0
+    """
+    show(client.delete("/v1/policy/always/{}", standing_id), f"removed: {standing_id}")
 
 
 @policy.command()

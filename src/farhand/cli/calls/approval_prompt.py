@@ -15,7 +15,12 @@ from farhand.cli.client import Client, ClientError
 from farhand.cli.output import local_time, plain, remark
 
 POLL_SECONDS: Final = 1.0
-ANSWERS: Final = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
+ALWAYS: Final = "always"
+ANSWERS: Final = {
+    **dict.fromkeys(("y", "yes"), "approve"),
+    **dict.fromkeys(("n", "no"), "deny"),
+    **dict.fromkeys(("a", "always"), ALWAYS),
+}
 
 
 class ApprovalPrompt:
@@ -88,14 +93,26 @@ class ApprovalPrompt:
 
     def _decide(self, approval: dict[str, Any]) -> None:
         while True:
-            print(f"Run {approval['id']}? [y]es / [n]o: ", end="", file=sys.stderr, flush=True)
+            print(
+                f"Run {approval['id']}? [y]es / [n]o / [a]lways for exactly this: ", end="", file=sys.stderr, flush=True
+            )
             line = self._read_line(approval["id"])
             if line is None:
                 return
             decision = ANSWERS.get(line.strip().lower())
             if decision is not None:
-                decided = decide(self._client, approval["id"], decision=decision, hash=approval["hash"]).value
+                always = decision == ALWAYS
+                body = {"decision": "approve" if always else decision, "hash": approval["hash"], "always": always}
+                try:
+                    decided = decide(self._client, approval["id"], **body).value
+                except ClientError as error:
+                    if not always:
+                        raise
+                    remark(f"farhand: {error}")  # it can still be approved once
+                    continue
                 remark(f"{decided['state']}: {plain(decided['tool'])} ({decided['id']})")
+                if always:
+                    remark("such calls run without an approval from now on; `farhand policy` lists and removes them")
                 return
 
     def _read_line(self, approval_id: str) -> str | None:

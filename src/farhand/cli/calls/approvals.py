@@ -72,18 +72,23 @@ def show_one(approval_id: str, client: Client) -> None:
 @client_command
 @ID
 @click.option("--hash", "shown_hash", metavar="HASH", help="Approve only if the approval has this hash.")
-def approve(approval_id: str, shown_hash: str | None, client: Client) -> None:
+@click.option("--always", is_flag=True, help="Do not ask again about calls that are exactly the same.")
+def approve(approval_id: str, shown_hash: str | None, always: bool, client: Client) -> None:
     """Approve a waiting call, exactly as `farhand approvals` shows it.
 
     An approval never changes; if the files behind it changed since, the call is refused.
+
+    With --always, a later call with the same tool, node and arguments, from the same caller, runs without an approval.
+    `farhand policy` lists such approvals, and `farhand policy forget` removes one.
 
     \b
     Examples:
       farhand approve K7PQ2M
       farhand approve K7PQ2M --hash 3f2a…
+      farhand approve K7PQ2M --always
     """
     known = client.get("/v1/approvals/{}", approval_id).value
-    _show_decision(decide(client, approval_id, decision="approve", hash=shown_hash or known["hash"]))
+    _show_decision(decide(client, approval_id, decision="approve", hash=shown_hash or known["hash"], always=always))
 
 
 @client_command
@@ -99,7 +104,7 @@ def deny(approval_id: str, reason: str, client: Client) -> None:
     _show_decision(decide(client, approval_id, decision="deny", reason=reason))
 
 
-def decide(client: Client, approval_id: str, **body: str) -> Answer:
+def decide(client: Client, approval_id: str, **body: str | bool) -> Answer:
     return client.post(url_path("/v1/approvals/{}", approval_id), body)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from farhand.gateway.access.credentials import Credential, Credentials
 from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.calls.lifecycle import Lifecycle
@@ -64,6 +65,7 @@ class Gate:
         approvals: Approver | None = None,
         policy: Callable[[], Policy | None] = lambda: None,
         changed_files: ChangedFiles | None = None,
+        standing: StandingApprovals | None = None,
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         refusals: RefusalBudget | None = None,
         keyed_calls: DailyBudget | None = None,
@@ -72,9 +74,9 @@ class Gate:
         """`credentials` says which tokens are valid; without it, every caller is.
 
         `policy` returns the policy in force, `frozen` the order under which no call begins. `changed_files` finds out
-        which files a call changes without naming them. `refusals` limits what is stored of refused calls, `keyed_calls`
-        what tokens store of calls with idempotency keys. `secrets` are hidden where an answer of a node was cut in the
-        middle of one.
+        which files a call changes without naming them. `standing` are the approvals that hold for always. `refusals`
+        limits what is stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys.
+        `secrets` are hidden where an answer of a node was cut in the middle of one.
         """
         self._database = database
         self._credentials = credentials
@@ -85,7 +87,7 @@ class Gate:
         self.refusals = refusals or RefusalBudget()
         self.keyed_calls = keyed_calls or keyed_call_budget()
         self.secrets = secrets or KnownSecrets()
-        self._policy_check = PolicyCheck(database, node_registry, credentials, policy, changed_files)
+        self._policy_check = PolicyCheck(database, node_registry, credentials, policy, changed_files, standing)
         self._lifecycle = Lifecycle(
             database,
             node_registry,

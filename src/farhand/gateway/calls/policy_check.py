@@ -6,13 +6,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.access.standing_approvals import RULE, StandingApprovals
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.policy import Forbidden, Policy, Verdict
-from farhand.gateway.calls.policy_subject import GATEWAY, subject_of
+from farhand.gateway.calls.policy_subject import GATEWAY, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed
@@ -42,14 +45,16 @@ class PolicyCheck:
         credentials: Credentials | None,
         policy: Callable[[], Policy | None],
         changed_files: ChangedFiles | None = None,
+        standing: StandingApprovals | None = None,
     ) -> None:
         """Without `credentials`, every caller is valid. `policy` returns the policy in force. `changed_files` finds out
-        which files a call changes without naming them."""
+        which files a call changes without naming them. `standing` are the approvals that hold for always."""
         self._database = database
         self._node_registry = node_registry
         self._credentials = credentials
         self._policy = policy
         self._changed_files = changed_files
+        self._standing = standing
 
     def invalid(self, principal: Principal) -> str | None:
         """Return why a credential involved was revoked or has expired; None while all are valid."""
@@ -160,7 +165,7 @@ class PolicyCheck:
             self._note("policy.denied", call, principal, origins, verdict)
             why = f": {verdict.reason}" if verdict.reason else ""
             raise Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
-        return verdict
+        return verdict if verdict.decision == "allow" else always_allowed(self._standing, subject, call.args) or verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
         """Add a decision to the journal."""
@@ -172,6 +177,21 @@ class PolicyCheck:
         data |= {"origin": list(origins), "rule": verdict.rule}
         written = self._database.write(lambda store: append_event(store, now, kind, call.id, data), durable=False)
         log_failure(written, log, f"add {kind} of call {call.id} to the journal")
+
+
+def always_allowed(standing: StandingApprovals | None, subject: Subject, args: msgspec.Raw) -> Verdict | None:
+    """Return the verdict of the standing approval that covers a call; None if there is none."""
+    if standing is None:
+        return None
+    found = standing.covering(
+        subject.names,
+        subject.node_id,
+        bytes(args),
+        credential=subject.credential,
+        on_behalf_of=next(iter(subject.askers), None),
+        origins=subject.origins,
+    )
+    return None if found is None else Verdict("allow", f"{RULE}{found.id}", f"approved for always by {found.made_by}")
 
 
 def _check_room(call: ToolCall, principal: Principal, waiting: Iterable[OpenCall]) -> None:

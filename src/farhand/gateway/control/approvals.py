@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.credentials import OWNER, Credential, Scope
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.waiting import WaitingCalls
@@ -108,6 +109,10 @@ class NotYours(FarhandError):
     """A credential cannot approve its own calls."""
 
 
+class NotEntitled(FarhandError):
+    """A credential may approve calls, but not for always."""
+
+
 class AnswerConflict(FarhandError):
     """The approval was answered before, is over, or has another hash."""
 
@@ -121,15 +126,18 @@ class Approvals:
         waiting_calls: Callable[[], WaitingCalls],
         effects: Effects,
         clock: Callable[[], int],
+        standing: StandingApprovals,
         *,
         lineage: Callable[[str], frozenset[str]],
         notify: Callable[[Approval], Awaitable[None]],
     ) -> None:
-        """`waiting_calls` returns the calls that wait, which in turn ask here. `lineage` returns a credential with
+        """`waiting_calls` returns the calls that wait, which in turn ask here. `standing` takes the answers that hold
+        for always. `lineage` returns a credential with
         those that made it. `notify` sends the question to the approvers in the settings, on their channels, once."""
         self._database = database
         self._waiting_calls = waiting_calls
         self._clock = clock
+        self._standing = standing
         self._effects = effects
         self._lineage = lineage
         self._notify = notify
@@ -217,11 +225,16 @@ class Approvals:
         credential: Credential | None = None,
         hash: str | None = None,  # noqa: A002
         remark: str = "",
+        always: bool = False,
     ) -> Approval:
         """Approve or deny a call; the first answer counts. `by` names the approver, `credential` is theirs, if any.
 
-        To approve, `hash` must be that of what was shown. Raises NoApproval, NotYours, AnswerConflict.
+        To approve, `hash` must be that of what was shown. With `always`, later calls that are exactly the same need no
+        approval; this changes the policy, so the credential needs the scope `admin`. Raises NoApproval, NotYours,
+        NotEntitled, CannotStand, AnswerConflict.
         """
+        if always and (credential is None or not credential.may(Scope.ADMIN)):
+            raise NotEntitled("approving a call for always changes the policy and needs the scope 'admin'")
         approval = await self.find(name)
         if approval is None:
             raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
@@ -239,6 +252,8 @@ class Approvals:
             raise AnswerConflict(
                 f"the hash does not match approval {approval.id}; look at it again and answer with its current hash"
             )
+        if always:
+            self._standing.check(bytes(opened.record.args))
         state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
         now, said = self._clock(), remark[:MOST_REMARK] or None
         if not await self._database.write(
@@ -246,11 +261,27 @@ class Approvals:
         ):
             raise _answered(await self.find(approval.id) or approval)
         decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
+        if always and approve:
+            await self._stand(opened, decided, by)
         if approve:
             self._waiting_calls().approve(opened, decided)
         else:
             self._waiting_calls().deny(opened, decided)
         return decided
+
+    async def _stand(self, opened: OpenCall, approval: Approval, by: str) -> None:
+        """Let later calls run that are exactly the same."""
+        record, request = opened.record, request_of(approval)
+        await self._standing.add(
+            approval,
+            tool=record.tool,
+            node_id=record.node_id,
+            args=bytes(record.args),
+            credential=record.credential,
+            on_behalf_of=record.on_behalf_of,
+            origins=request.origins,
+            made_by=by,
+        )
 
 
 def _identity(node: Node | None) -> str | None:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, Verdict
+from farhand.gateway.calls.policy_check import always_allowed
 from farhand.gateway.calls.policy_subject import HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ToolError
@@ -81,8 +83,10 @@ class PolicyReview:
         node_registry: NodeRegistry,
         catalog: Catalog,
         makers: Callable[[Iterable[str]], tuple[str, ...]] = lambda _: (),
+        standing: StandingApprovals | None = None,
     ) -> None:
-        """`makers` as `Credentials.makers`."""
+        """`makers` as `Credentials.makers`. `standing` are the approvals that hold for always."""
+        self._standing = standing
         self._makers = makers
         # Only one replay runs at a time.
         self._replaying = asyncio.Lock()
@@ -116,7 +120,7 @@ class PolicyReview:
             origins=origins,
             nodes=self._node_registry.nodes,
         )
-        return _explained(policy, subject, tool)
+        return self._explained(policy, subject, self._catalog.named(target, args), tool)
 
     async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
         """Return the verdict on a recorded call; None if there is no call with this id."""
@@ -125,7 +129,7 @@ class PolicyReview:
         if record is None:
             return None
         origin = await self._database.read(lambda store: origin_of(store, record))
-        explained = _explained(policy, self._subject(record, origin), record.tool)
+        explained = self._explained(policy, self._subject(record, origin), record.args, record.tool)
         answered = f"{approval.state} by {approval.decided_by}" if approval and approval.decided_by else None
         return msgspec.structs.replace(
             explained,
@@ -145,7 +149,10 @@ class PolicyReview:
         counts = {"allow": 0, "ask": 0, "deny": 0}
         stopped: list[StoppedCall] = []
         async for record, origin in self._recorded(ids):
-            verdict = policy.judge(self._subject(record, origin))
+            subject = self._subject(record, origin)
+            verdict = policy.judge(subject)
+            if verdict.decision == "ask":
+                verdict = always_allowed(self._standing, subject, record.args) or verdict
             counts[verdict.decision] += 1
             if verdict.decision != "allow" and len(stopped) < MOST_SHOWN:
                 stopped.append(
@@ -199,6 +206,24 @@ class PolicyReview:
         names = {*subject.names, record.tool.casefold()}
         return msgspec.structs.replace(subject, names=tuple(sorted(names)), route=record.route, node_id=record.node_id)
 
+    def _explained(self, policy: Policy, subject: Subject, args: msgspec.Raw, tool: str) -> Explanation:
+        fitting = policy.all_matching(subject)
+        if fitting[0].decision == "ask":
+            always = always_allowed(self._standing, subject, args)
+            fitting = fitting if always is None else [always, *fitting]
+        return Explanation(
+            decision=fitting[0].decision,
+            rule=fitting[0].rule,
+            reason=fitting[0].reason,
+            tool=tool,
+            node_id=subject.node_id,
+            origins=subject.origins,
+            credential=subject.credential,
+            on_behalf_of=next(iter(subject.askers), None),
+            session_key=subject.session_key,
+            fitting=fitting,
+        )
+
     def _made(self, target: Target, record: CallRecord, args: msgspec.Raw, origins: Sequence[str]) -> Subject:
         return subject_of(
             target,
@@ -219,19 +244,3 @@ def _listed(name: str | None) -> tuple[str, ...]:
 def _denied_by(record: CallRecord) -> str | None:
     """Return the rule named in the call's error."""
     return record.error_message if record.state is CallState.DENIED else None
-
-
-def _explained(policy: Policy, subject: Subject, tool: str) -> Explanation:
-    fitting = policy.all_matching(subject)
-    return Explanation(
-        decision=fitting[0].decision,
-        rule=fitting[0].rule,
-        reason=fitting[0].reason,
-        tool=tool,
-        node_id=subject.node_id,
-        origins=subject.origins,
-        credential=subject.credential,
-        on_behalf_of=next(iter(subject.askers), None),
-        session_key=subject.session_key,
-        fitting=fitting,
-    )

@@ -448,6 +448,22 @@ DELETE FROM browser_sessions;
 ALTER TABLE browser_sessions ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';
 """
 
+STANDING_APPROVALS = """
+CREATE TABLE standing_approvals (
+    id           TEXT PRIMARY KEY,
+    tool         TEXT NOT NULL,
+    node_id      TEXT,
+    args         BLOB NOT NULL,
+    credential   TEXT NOT NULL,
+    on_behalf_of TEXT,
+    origins      TEXT NOT NULL,
+    rule         TEXT NOT NULL,
+    approval_id  TEXT NOT NULL,
+    made_by      TEXT NOT NULL,
+    created_at   INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -471,4 +487,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     MAKERS_OF_TOKENS,
     CHAT_MAKERS,
     BROWSER_SESSION_MAKERS,
+    STANDING_APPROVALS,
 )
