@@ -201,6 +201,8 @@ class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
     allow_tools: list[str] = []
     deny_tools: list[str] = []
     tags: list[str] = []
+    sandbox: str = ""
+    network: str = ""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.config import SandboxSection
-from farhand.machine.sandbox.bubblewrap import Confinement, Mount, Sandbox, SandboxError, Steering
+from farhand.machine.sandbox.bubblewrap import Sandbox, Steering
+from farhand.machine.sandbox.confinement import Confinement, Mount, SandboxError
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.errors import Failed
 

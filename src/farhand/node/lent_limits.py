@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.private_files import replace_private
+from farhand.machine.sandbox.egress import NetworkRule
+from farhand.machine.sandbox.lent import BUBBLEWRAP, LANDLOCK, LEVELS
 from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.node_tools import NODE_TOOLS
@@ -36,6 +38,14 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     allow_tools: tuple[str, ...] = ()
     deny_tools: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    # How commands are confined to the roots: `auto` (the default), `bubblewrap`, `landlock` or `none`.
+    sandbox: str = ""
+    # What confined commands may connect to: `host` (the default), `none`, `local` or `allow:HOST,...`.
+    network: str = ""
+
+    @property
+    def network_rule(self) -> NetworkRule:
+        return NetworkRule.read(self.network)
 
     @property
     def limits(self) -> ToolLimits:
@@ -46,6 +56,12 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         for name in (*self.allow_tools, *self.deny_tools):
             if name not in _KNOWN:
                 raise LendingError(f"unknown tool {name!r} in the limits; known: {', '.join(_KNOWN)}")
+        if self.sandbox not in ("", *LEVELS):
+            raise LendingError(f"unknown sandbox {self.sandbox!r}; known: {', '.join(LEVELS)}")
+        try:
+            NetworkRule.read(self.network)
+        except ValueError as error:
+            raise LendingError(str(error)) from None
 
     def narrowed(self, given: LendingLimits) -> LendingLimits:
         """Return these limits with the given ones added. Raises LendingError if that would allow more than these."""
@@ -58,7 +74,13 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             allow_tools=_together(self.allow_tools, given.allow_tools),
             deny_tools=_together(self.deny_tools, given.deny_tools),
             tags=given.tags or self.tags,
+            sandbox=given.sandbox or self.sandbox,
+            network=given.network or self.network,
         )
+        if not together.network_rule.is_within(self.network_rule):
+            raise LendingError(f"--network {given.network} allows more than --network {self.network}")
+        if self.sandbox in (BUBBLEWRAP, LANDLOCK) and together.sandbox != self.sandbox:
+            raise LendingError(f"--sandbox {given.sandbox} would replace --sandbox {self.sandbox}")
         wider = [name for name in _KNOWN if self.limits.refusal(name) and not together.limits.refusal(name)]
         if wider:
             raise LendingError(f"--allow-tool would lend {' and '.join(wider)}, which is not lent so far")
@@ -70,6 +92,8 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         options += ["--read-only"] if self.read_only else []
         options += [f"--allow-tool {name}" for name in self.allow_tools]
         options += [f"--deny-tool {name}" for name in self.deny_tools]
+        options += [f"--sandbox {self.sandbox}"] if self.sandbox else []
+        options += [f"--network {self.network}"] if self.network else []
         options += [f"--tag {tag}" for tag in self.tags]
         return " ".join(options)
 
@@ -127,7 +151,7 @@ def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLim
         values = tomllib.loads(path.read_text()).get("node", {}) if path.exists() else {}
         for field in msgspec.structs.fields(LendingLimits):
             if (text := environ.get(f"FARHAND_NODE_{field.name}".upper())) is not None:
-                values[field.name] = msgspec.json.decode(text, type=bool) if field.type is bool else _words(text)
+                values[field.name] = _value(field.type, text)
         if isinstance(values, dict) and isinstance(values.get("root"), str):
             values = {**values, "root": [values["root"]]}
         settings = msgspec.convert(values, LendingLimits)
@@ -138,6 +162,12 @@ def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLim
         if not root.startswith(("/", "~")):
             raise LendingError(f"[node] in {path}: root {root!r} must be an absolute path")
     return msgspec.structs.replace(settings, root=tuple(str(Path(root).expanduser()) for root in settings.root))
+
+
+def _value(kind: Any, text: str) -> Any:
+    if kind is bool:
+        return msgspec.json.decode(text, type=bool)
+    return text if kind is str else _words(text)
 
 
 def _words(text: str) -> list[str]:

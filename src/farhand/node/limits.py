@@ -15,7 +15,7 @@ class ToolLimits(msgspec.Struct, frozen=True):
     """Which tools the owner of this machine allows, whatever the gateway asks for."""
 
     read_only: bool = False
-    # Only some folders are allowed. A shell cannot be confined to them, so it is denied as well.
+    # Only some folders are allowed, and no sandbox confines commands to them, so the shell is denied as well.
     confined: bool = False
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
@@ -30,7 +30,10 @@ class ToolLimits(msgspec.Struct, frozen=True):
         if self.read_only and (known is None or (known.changes and not known.harmless_actions)):
             return f"{tool} is not allowed: this node is lent read-only (--read-only)"
         if self.confined and needed == "Bash" and not {tool, needed} & set(self.allowed):
-            return f"{tool} is not allowed: this node lends only some folders (--root; --allow-tool Bash lifts it)"
+            return (
+                f"{tool} is not allowed: this node lends only some folders (--root), and has no sandbox that confines "
+                "commands to them; install bubblewrap there, or start it with --allow-tool Bash"
+            )
         return None
 
     def check_action(self, tool: str, arguments: Mapping[str, Any]) -> None:

@@ -29,7 +29,8 @@ from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, UndoLog, call_id
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
 from farhand.machine.load import MachineLoad
-from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.machine.sandbox.confinement import Confinement, unconfined
+from farhand.node.confinement import NodeConfinement, confine
 from farhand.node.identity import NodeKey
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.log import logging_to_file
@@ -74,6 +75,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    sandbox: str = ""
+    network: str = ""
     # Ignore stored limits and tags; only those given here apply.
     reset_limits: bool = False
     ca_file: str | None = None
@@ -112,12 +115,15 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callabl
         except (ValueError, OSError) as error:
             raise FarhandError(f"this node cannot start: {error}") from None
         workspace = _workspace(options.workspace, [Path(root) for root in holds.root])
-        confinement = options.confinement(workspace)
-        roots = roots or _sandbox_roots(confinement, workspace)
+        confined = await confine(holds, workspace, options.home, folder, options.confinement(workspace))
+        roots = roots or _sandbox_roots(confined.confinement, workspace)
         store_limits(folder, given_limits(options), reset=options.reset_limits)
         log.info("lending this machine %s", f"with {holds.described()}" if holds.described() else "without limits")
         with logging_to_file(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
-            await _serve(options, shutdown, folder, workspace, roots, holds, confinement, environment, leave)
+            try:
+                await _serve(options, shutdown, folder, workspace, roots, holds, confined, environment, leave)
+            finally:
+                await confined.close()
 
 
 async def _serve(
@@ -127,7 +133,7 @@ async def _serve(
     workspace: Path,
     roots: list[ConfinedRoot],
     holds: LendingLimits,
-    confinement: Callable[[], Confinement],
+    confined: NodeConfinement,
     environment: dict[str, str],
     leave: Callable[[], bool],
 ) -> None:
@@ -151,8 +157,8 @@ async def _serve(
                 steering=SteeringFiles(options.home, [workspace] if options.agent_workspace else []),
             )
             await asyncio.to_thread(roll_back_unfinished, files)
-            shell = NodeShellTools(jobs, workspace, call_id=call_id.get, confinement=confinement)
-            limits = holds.limits
+            shell = NodeShellTools(jobs, workspace, call_id=call_id.get, confinement=confined.confinement)
+            limits = confined.limits
             tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log))
             transfers = Transfers(files, folder / "transfers", freeze_state, limits)
 
@@ -189,7 +195,7 @@ async def _serve(
                     "hostOs": host_os(),
                     "hostEnv": sorted(environment),
                     "workspace": str(workspace),
-                    "limits": holds.announced(),
+                    "limits": holds.announced() | ({"sandbox": confined.level} if confined.level else {}),
                 },
                 ca_file=options.ca_file,
                 pinned_cert=options.pinned_cert,
@@ -227,6 +233,8 @@ def given_limits(options: NodeOptions) -> LendingLimits:
         allow_tools=options.allowed,
         deny_tools=options.denied,
         tags=options.tags,
+        sandbox=options.sandbox,
+        network=options.network,
     )
 
 

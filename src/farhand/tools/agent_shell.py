@@ -15,7 +15,7 @@ from farhand.machine.files.files import Files
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
-from farhand.machine.sandbox.bubblewrap import Confinement, Sandbox, unconfined
+from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
@@ -48,7 +48,7 @@ class _Start(NamedTuple):
     seconds: float
     # Note in the answer if the time limit differs from the requested one.
     note: str
-    sandbox: Sandbox | None
+    sandbox: CommandSandbox | None
     # Set when the command runs on the host.
     host: HostCommands | None
 
@@ -321,7 +321,7 @@ def _signal_name(name: str | None) -> str:
 
 
 def _way(
-    sandbox: Sandbox | None, host: HostCommands | None, command: str, folder: str, variables: dict[str, str]
+    sandbox: CommandSandbox | None, host: HostCommands | None, command: str, folder: str, variables: dict[str, str]
 ) -> tuple[list[str], str]:
     """Return the command prefix and the command as it is sent. Raises Failed if the sandbox does not work."""
     if host is not None:

@@ -21,7 +21,7 @@ from farhand.machine.files.files import Files, file_errors
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
-from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
 from farhand.protocol.redaction import KnownSecrets
 from farhand.tools.preview import Preview, change_preview, command_preview, current_content

@@ -24,7 +24,7 @@ from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.jobs.process_tree import Process as SystemProcess
-from farhand.machine.sandbox.bubblewrap import Confinement, unconfined
+from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 

@@ -63,7 +63,8 @@ def test_what_a_join_limited_stays_limited(shared_gateway: GatewayProcess, tmp_p
             entry = shared_gateway.wait_for_node("borrowed")
             assert entry["tags"] == ["web"]
             assert entry["runtime"]["limits"]["root"] == [str(root)]
-            assert kind(shared_gateway.invoke("borrowed__Bash", {"command": "id"})) == "not_allowed"
+            look = shared_gateway.invoke("borrowed__Bash", {"command": f"cat {tmp_path}/outside.txt"})
+            assert "kept" not in str(look)
             assert kind(shared_gateway.invoke("borrowed__Read", {"path": f"{tmp_path}/outside.txt"})) == "not_allowed"
             edit = {"path": "x", "oldString": "a", "newString": "b"}
             assert kind(shared_gateway.invoke("borrowed__Edit", edit)) == "not_allowed"

@@ -106,7 +106,7 @@ WRITING = {"Write", "Undo", "Undo dry run", "preview of Write", "receive", "rece
 
 TABLE: dict[str, tuple[list[str], set[str]]] = {
     "no limit": ([], set()),
-    "--root": (["--root", "{workspace}"], SHELL),
+    "--root": (["--root", "{workspace}", "--sandbox", "none"], SHELL),
     "--root, --allow-tool Bash": (["--root", "{workspace}", "--allow-tool", "Bash"], set()),
     "--read-only": (
         ["--read-only"],

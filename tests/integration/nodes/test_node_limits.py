@@ -120,10 +120,12 @@ def test_grep_brings_nothing_out(lent: Lent) -> None:
     lent.node.fails("Grep", {"pattern": "needle", "path": "folder-out"}, "not_allowed")
 
 
-def test_a_shell_knows_no_folders_and_is_refused(lent: Lent) -> None:
-    message = lent.node.fails("Bash", {"command": f"touch {lent.one}/ran"}, "not_allowed")
-    assert "--allow-tool Bash" in message and not (lent.one / "ran").exists()
-    lent.node.fails("Process", {"action": "list"}, "not_allowed")
+def test_without_a_sandbox_the_shell_is_refused(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    options = ["--root", str(tmp_path), "--sandbox", "none"]
+    with NodeProcess(shared_gateway, tmp_path / "node", "shell-less", *options) as node:
+        message = node.fails("Bash", {"command": f"touch {tmp_path}/ran"}, "not_allowed")
+        assert "--allow-tool Bash" in message and not (tmp_path / "ran").exists()
+        node.fails("Process", {"action": "list"}, "not_allowed")
 
 
 def test_the_owner_can_lend_the_shell_all_the_same(shared_gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def _limits(node: dict[str, Any]) -> str:
     parts = [f"{word} {names(key)}" for word, key in (("only", "root"),) if names(key)]
     parts += ["read-only"] if limits.get("read_only") is True else []
     parts += [f"{word} {names(key)}" for word, key in (("also", "allow_tools"), ("no", "deny_tools")) if names(key)]
+    parts += [
+        f"{word} {limits[key][:200]}"
+        for word, key in (("sandbox", "sandbox"), ("network", "network"))
+        if isinstance(limits.get(key), str) and limits[key]
+    ]
     return ", ".join(parts)
 
 

@@ -115,6 +115,8 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         allow_tools=tuple(options["allowed"]),
         deny_tools=tuple(options["denied"]),
         tags=tuple(options["tags"]),
+        sandbox=options["sandbox"] or "",
+        network=options["network"] or "",
     )
     # Checked before the code is used, which works only once.
     holds = effective_limits(home, folder, given, reset=options["reset_limits"])

@@ -22,7 +22,9 @@ from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine.files.undo_log import MIB, QUOTA
 from farhand.machine.home import home_folder, make_home
-from farhand.machine.sandbox.bubblewrap import Confinement, Steering, unconfined
+from farhand.machine.sandbox.bubblewrap import Steering
+from farhand.machine.sandbox.confinement import Confinement, unconfined
+from farhand.machine.sandbox.lent import LEVELS
 from farhand.node.identity import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
@@ -50,6 +52,16 @@ NODE_OPTIONS = (
     click.option("--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True),
     click.option("--allow-tool", "allowed", multiple=True, help="Share this tool despite --root. Repeatable."),
     click.option("--deny-tool", "denied", multiple=True, help="Do not share this tool. Repeatable."),
+    click.option(
+        "--sandbox",
+        type=click.Choice(LEVELS),
+        help="How commands are confined to --root.  [default: auto, the best that works here]",
+    ),
+    click.option(
+        "--network",
+        metavar="RULE",
+        help="What confined commands reach: host, none, local, or allow:HOST,...  [default: host]",
+    ),
     click.option(
         "--undo-quota",
         type=click.IntRange(min=0),
@@ -129,6 +141,8 @@ def run_until_stopped(
         allowed=tuple(options["allowed"]),
         denied=tuple(options["denied"]),
         tags=tuple(options["tags"]),
+        sandbox=options["sandbox"] or "",
+        network=options["network"] or "",
         reset_limits=options["reset_limits"],
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],

@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 
 from farhand.machine.files import steering_files
-from farhand.machine.sandbox.host_commands import HostCommands
-from farhand.protocol.errors import Failed, FarhandError, NotAllowed
+from farhand.machine.sandbox.confinement import Mount, SandboxError
+from farhand.machine.sandbox.launch import EGRESS_SOCKET, LAUNCHER, Launch, interpreter_folder
+from farhand.protocol.errors import Failed, NotAllowed
 
 # Files of /etc needed for names, addresses and certificates; none contains a secret.
 _ETC = (
@@ -41,12 +42,11 @@ _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 _SHELL = ("/bin/sh", "-c")
 _PROBE_SECONDS = 20.0
+# Where commands see the launcher and the socket of the egress proxy.
+_LAUNCHER_INSIDE = "/run/farhand/launcher.py"
+_EGRESS_INSIDE = "/run/farhand/egress"
 # Entries of a workspace that are mounted one by one; the others are read-only.
 _MAX_ENTRIES = 500
-
-
-class SandboxError(FarhandError):
-    """An invalid sandbox configuration."""
 
 
 class Steering(Enum):
@@ -57,22 +57,6 @@ class Steering(Enum):
     OF_CALLER = "of the caller"
     # It is not known for whom a command runs.
     OF_ANY = "of any"
-
-
-class Mount(msgspec.Struct, frozen=True):
-    """A folder or file of the machine, and where commands see it."""
-
-    host: str
-    container: str
-    writable: bool = False
-
-
-# The sandbox of commands, if any, and the commands that run on the host nevertheless.
-Confinement = tuple["Sandbox | None", HostCommands | None]
-
-
-def unconfined() -> Confinement:
-    return None, None
 
 
 class Sandbox:
@@ -86,13 +70,25 @@ class Sandbox:
         network: bool = False,
         user: str = "",
         steering: Steering = Steering.NONE,
+        hidden: Sequence[str] = (),
+        launch: Launch | None = None,
+        egress: str | None = None,
     ) -> None:
-        """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program. `steering`: whether the workspace
-        holds steering files. Raises SandboxError."""
+        """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program.
+
+        `steering`: whether the workspace holds steering files. `hidden`: folders that appear empty, wherever they are
+        in a mount. `launch`: applied inside, before the shell starts. `egress`: the folder of a proxy's socket, for
+        commands without another network. Raises SandboxError.
+        """
         self.workspace = os.path.realpath(workspace)
         self.mounts = tuple(mounts)
         self.network = network
         self.steering = steering
+        self.hidden = tuple(os.path.realpath(path) for path in hidden)
+        self._egress = egress
+        self._launch = launch
+        if egress is not None:
+            self._launch = msgspec.structs.replace(launch or Launch(), egress=f"{_EGRESS_INSIDE}/{EGRESS_SOCKET}")
         self.identity = _identity(user)
         for mount in self.mounts:
             if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
@@ -176,6 +172,8 @@ class Sandbox:
             uid, gid = self.identity
             words += ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
             words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
+        if self._launch is not None:
+            words += self._launch.words(_LAUNCHER_INSIDE)
         return [*words, *_SHELL]
 
     def _mounting(self) -> list[str]:
@@ -188,11 +186,20 @@ class Sandbox:
         for name in _ETC:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
-        for mount in (Mount(self.workspace, self.workspace, writable=True), *self.mounts):
-            # Otherwise parent folders would be accessible to the gateway's user only.
-            for folder in reversed(Path(mount.container).parents[:-1]):
-                words += ["--perms", "0755", "--dir", str(folder)]
-            words += ["--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
+        mounts = (Mount(self.workspace, self.workspace, writable=True), *self.mounts)
+        for mount in mounts:
+            words += _mounted(mount)
+        for hidden in self.hidden:
+            if any(_contains(mount.host, hidden) for mount in mounts) and Path(hidden).is_dir():
+                words += ["--tmpfs", hidden]
+                for mount in mounts:
+                    words += _mounted(mount) if _contains(hidden, mount.container) else []
+        if self._launch is not None:
+            words += ["--ro-bind", str(LAUNCHER), _LAUNCHER_INSIDE]
+            folder = interpreter_folder()
+            words += [] if _contains("/usr", folder) else _mounted(Mount(folder, folder))
+        if self._egress is not None:
+            words += ["--bind", self._egress, _EGRESS_INSIDE]
         return words
 
     def _read_only_top_level(self) -> list[str]:
@@ -232,6 +239,18 @@ class Sandbox:
     def _variables(environment: Mapping[str, str], home: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         return {"PATH": os.defpath, **kept, "HOME": home, **environment}
+
+
+def _mounted(mount: Mount) -> list[str]:
+    words = []
+    # Otherwise parent folders would be accessible to the gateway's user only.
+    for folder in reversed(Path(mount.container).parents[:-1]):
+        words += ["--perms", "0755", "--dir", str(folder)]
+    return [*words, "--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farhand.machine.sandbox.bubblewrap import Mount, Sandbox, SandboxError
+from farhand.machine.sandbox.bubblewrap import Sandbox
+from farhand.machine.sandbox.confinement import Mount, SandboxError
 from farhand.protocol.errors import Failed, NotAllowed
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -1,0 +1,75 @@
+"""How the commands of a node are confined, decided when it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from farhand.machine.sandbox.confinement import Confinement, SandboxError
+from farhand.machine.sandbox.egress import EgressProxy
+from farhand.machine.sandbox.lent import AUTO, NONE, lent_sandbox
+from farhand.node.lent_limits import LendingLimits
+from farhand.node.limits import ToolLimits
+from farhand.protocol.errors import FarhandError
+
+log = logging.getLogger(__name__)
+
+
+class NodeConfinement:
+    """The sandbox of a node's commands, its level, and the proxy of its network. The owner calls `close`."""
+
+    def __init__(
+        self, level: str, confinement: Callable[[], Confinement], limits: ToolLimits, proxy: EgressProxy | None = None
+    ) -> None:
+        # `bubblewrap`, `landlock`, `none`, or empty if nothing asks for a sandbox.
+        self.level = level
+        self.confinement = confinement
+        self.limits = limits
+        self._proxy = proxy
+
+    async def close(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.close()
+
+
+async def confine(
+    holds: LendingLimits, workspace: Path, home: Path, folder: Path, settings: Callable[[], Confinement]
+) -> NodeConfinement:
+    """Confine commands to the lent folders. Without any, `settings` decides, called before each command.
+
+    `folder`: the node's own. Raises FarhandError if a sandbox that was asked for cannot be given.
+    """
+    if not holds.root:
+        if holds.network or holds.sandbox not in ("", AUTO):
+            option = f"--network {holds.network}" if holds.network else f"--sandbox {holds.sandbox}"
+            raise FarhandError(f"this node cannot start: {option} needs --root, the folder to confine commands to")
+        return NodeConfinement("", settings, holds.limits)
+    if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
+        return NodeConfinement(NONE, settings, holds.limits)
+    rule = holds.network_rule
+    proxy = None
+    if rule.kind in ("local", "allow"):
+        proxy = EgressProxy(folder / "egress", lambda: rule)
+        await proxy.start()
+    try:
+        level, sandbox, reason = await asyncio.to_thread(
+            lent_sandbox,
+            holds.sandbox or AUTO,
+            holds.root,
+            workspace,
+            hidden=(home,),
+            network=rule.kind == "host",
+            egress=None if proxy is None else str(proxy.folder),
+        )
+    except SandboxError as error:
+        raise FarhandError(f"this node cannot start: {error}") from None
+    if sandbox is None:
+        log.warning("Bash is not lent: this node lends only some folders and has no sandbox: %s", reason)
+        return NodeConfinement(level, settings, holds.limits, proxy)
+    log.info("commands are confined to the lent folders by %s", level)
+    limits = msgspec.structs.replace(holds.limits, confined=False)
+    return NodeConfinement(level, lambda: (sandbox, None), limits, proxy)
