@@ -50,6 +50,18 @@ def client_command(function: Function) -> click.Command:
 class ClientGroup(click.Group):
     """A group whose subcommands are client commands."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            import difflib  # noqa: PLC0415
+
+            near = difflib.get_close_matches(name, self.list_commands(ctx))
+            if near:
+                raise click.UsageError(f"No such command {name!r}; did you mean {' or '.join(near)}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def command(self, name: str | None = None) -> Callable[[Function], click.Command]:  # type: ignore[override]
         def declare(function: Function) -> click.Command:
             return click.Group.command(self, name)(client_options(function))

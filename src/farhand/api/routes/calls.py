@@ -17,6 +17,7 @@ from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import BYTES, PARTIAL, Query, route
 from farhand.api.server.streams import until_gone
 from farhand.gateway.access.credentials import Scope
+from farhand.gateway.calls.admission import Lookup, look_up, offers_to
 from farhand.gateway.calls.catalog import Catalog, Offer
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.output_redaction import covered
@@ -103,9 +104,21 @@ class CallRoutes:
         self._secrets = secrets
         self._ending = ending
 
-    @route("GET /v1/tools", Scope.READ, "The tools that can be called now.", query=(Query("agent", "For this agent."),))
-    async def tools(self, _request: Request) -> ToolsAnswer:
-        return ToolsAnswer(self._catalog.offers())
+    @route(
+        "GET /v1/tools",
+        (Scope.READ, Scope.TOOLS_READ),
+        "The tools that can be called now; without `read`, those that the credential may call.",
+        query=(
+            Query("agent", "For this agent."),
+            Query("name", "The tool with this name, on a connected node or not; else names that are similar."),
+        ),
+        answer=ToolsAnswer,
+    )
+    async def tools(self, request: Request) -> ToolsAnswer | Lookup:
+        name = request.query("name")
+        if name is not None:
+            return look_up(self._catalog, request.principal, name)
+        return ToolsAnswer(offers_to(self._catalog, request.principal))
 
     @route("GET /v1/calls", Scope.READ, "Calls, newest first.", query=CALL_QUERY)
     async def calls(self, request: Request) -> CallsAnswer:

@@ -132,7 +132,9 @@ def tools(pattern: str | None, cost: bool, client: Client) -> None:
         else:
             show_json({"tools": found})
     elif not found:
-        remark(f"no tool matches {pattern!r}; there are {len(offers)} tools")
+        near = client.get("/v1/tools", name=pattern).value.get("similar") if pattern else None
+        hint = f"; did you mean {' or '.join(map(plain, near))}?" if near else f"; there are {len(offers)} tools"
+        remark(f"no tool matches {pattern!r}{hint}")
     elif len(found) == 1 and found[0]["name"] == pattern:
         _show_tool(found[0])
     else:

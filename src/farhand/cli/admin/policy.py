@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from farhand.cli.calls.arguments import read_arguments
+from farhand.cli.calls.arguments import ToolSchema, read_arguments
 from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import Age, client_group
 from farhand.cli.json_output import wants_json
@@ -132,7 +132,7 @@ def explain(what: str, arguments: tuple[str, ...], client: Client, **principal: 
 
     body: dict[str, Any] = {"call_id": what}
     if not CALL_ID.fullmatch(what):
-        body = {"tool": what, "args": read_arguments(arguments), **principal}
+        body = {"tool": what, "args": read_arguments(arguments, ToolSchema.of(client, what, arguments)), **principal}
     show(client.post("/v1/policy/explain", body), render)
 
 

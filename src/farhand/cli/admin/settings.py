@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from typing import Any
+
 import click
 
 from farhand.cli.client import Client
 from farhand.cli.commands import client_group
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import json_text, plain_lines, remark, show_json
+from farhand.cli.output import json_text, plain, plain_lines, remark, show_json
 
 TOOL = "gsv__ConfigGet"
 
@@ -47,7 +50,16 @@ def get(path: str, client: Client) -> int:
     if wants_json():
         show_json(result)
     elif value is None:
-        remark(f"farhand: {path!r} is not set; `farhand config` shows all settings")
+        near = difflib.get_close_matches(path, _paths(client.invoke(TOOL, {})["config"]), 1)
+        hint = f"did you mean {plain(near[0])}?" if near else "`farhand config` shows all settings"
+        remark(f"farhand: {path!r} is not set; {hint}")
     else:
         print(plain_lines(value) if isinstance(value, str) else json_text(value))
     return 1 if value is None else 0
+
+
+def _paths(values: Any, above: str = "") -> list[str]:
+    """Return the dotted path of every setting."""
+    if not isinstance(values, dict) or not values:
+        return [above]
+    return [path for name, value in values.items() for path in _paths(value, f"{above}.{name}" if above else str(name))]

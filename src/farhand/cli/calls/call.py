@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from farhand.cli.calls.approval_prompt import ApprovalPrompt
-from farhand.cli.calls.arguments import read_arguments
+from farhand.cli.calls.arguments import ToolSchema, read_arguments
 from farhand.cli.calls.fanout import call_many
 from farhand.cli.calls.output_stream import command_output, write
 from farhand.cli.client import Answer, Client, ClientError, ConnectionLost
@@ -27,7 +28,7 @@ ANNOUNCE_SECONDS = 2.0
 
 @client_command
 @click.argument("tool")
-@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | -")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE | KEY:=JSON]... | JSON | -")
 @click.option("--timeout", "seconds", type=float, metavar="SECONDS", help="Time limit of the call, such as 20 or 0.5.")
 @click.option("--session", "session_key", metavar="KEY", help="Session of the call.")
 @click.option("--background", is_flag=True, help="Do not wait; print the id of the call.")
@@ -55,8 +56,10 @@ def call(
 ) -> int:
     """Call a tool and print its result; with --on, call it on many nodes and print one table.
 
-    A VALUE that is JSON is read as JSON (5, true, null, [1,2]), anything else as text; n='"5"' is the text 5. A single
-    argument that starts with { or [ holds all arguments; - reads them from standard input.
+    A VALUE has the type that the tool gives to KEY: command=false is text for a command, limit=5 a number. KEY=@FILE
+    takes the content of a file (@- standard input, @@ a text that starts with @), KEY:=JSON any JSON. A list is
+    repeated keys or JSON. A single argument that starts with { or [ holds all arguments; - reads them from standard
+    input.
 
     --follow prints the output of a command as it arrives (with --json on standard error), and then how the call ended.
 
@@ -70,11 +73,13 @@ def call(
       farhand call laptop__Bash command='uname -a' --timeout 20
       farhand call laptop__Bash command='make test' --follow
       farhand call --when-online --before 18:00 laptop__Bash command='git pull'
+      farhand call laptop__Write path=notes.txt content=@notes.txt
+      farhand call node.echo text=hello times:=3
       farhand call node.echo '{"text": "hello", "times": 3}'
       date | jq -R '{now: .}' | farhand call node.echo -
       farhand call --on tag:web --canary 1 Bash command='systemctl reload nginx'
     """
-    body: dict[str, Any] = {"tool": tool, "args": read_arguments(arguments)}
+    body: dict[str, Any] = {"tool": tool, "args": read_arguments(arguments, ToolSchema.of(client, tool, arguments))}
     if seconds is not None:
         if not math.isfinite(seconds) or not 0.001 <= seconds <= 86_400:
             raise click.UsageError(f"--timeout takes 0.001 to 86400 seconds, not {seconds:g}.")
@@ -111,13 +116,23 @@ def call(
     except KeyboardInterrupt:
         fate = "the call goes on: see `farhand calls`" if background or headers else "the gateway cancels the call"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
-    show(answer, lambda ended: _show_call(client, ended))
+    show(answer, lambda ended: _show_call(client, tool, ended))
     return 0 if answer.value["ok"] else 1
 
 
-def _show_call(client: Client, ended: dict[str, Any]) -> None:
+def _suggest(client: Client, tool: str, message: str) -> None:
+    """Name the tools that are spelled like an unknown one."""
+    with contextlib.suppress(ClientError):
+        found = client.get("/v1/tools", name=tool).value
+        if not found["tools"] and found.get("similar") and "did you mean" not in message:
+            remark(f"did you mean {' or '.join(map(plain, found['similar']))}?")
+
+
+def _show_call(client: Client, tool: str, ended: dict[str, Any]) -> None:
     if not ended["ok"]:
         show_failure(ended["error"])
+        if ended["error"]["kind"] == "not_found":
+            _suggest(client, tool, ended["error"]["message"])
     elif ended["state"] == "waiting":
         print(ended["request_id"])
         _announce(client, ended["request_id"])
@@ -174,7 +189,7 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str]) -> in
     """Make a call, print the output of its command until it ends, and report how the call ended."""
     started = client.post("/v1/tools/invoke", body, headers=headers)
     if not started.value["ok"]:
-        show(started, lambda value: show_failure(value["error"]))
+        show(started, lambda value: _show_call(client, body["tool"], value))
         return 1
     path = f"/v1/calls/{started.value['request_id']}"
     printed = False

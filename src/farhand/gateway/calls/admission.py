@@ -1,18 +1,22 @@
-"""Whether a caller may make a call, how long it may take, and the frame that carries it to its node."""
+"""Which tools a caller may use, how long a call may take, and the frame that carries it to its node."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import UNSET
 
 from farhand.gateway.access.credentials import OWNER, Credential, Scope
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.calls.catalog import OWN_HOST, Target, read_arguments
+from farhand.gateway.calls.catalog import EMPTY, OWN_HOST, Catalog, Offer, Target, read_arguments
 from farhand.gateway.nodes.registry import Connection, Node
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import ToolRequest, encode
+from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_COMPARED_NAMES
 from farhand.store.tables.calls import CallRecord
 
 DEFAULT_TIMEOUT_MS = 300_000
@@ -61,6 +65,47 @@ def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bo
         return False
     own = host in _OWN
     return not principal.narrowed or principal.reaches(None if own else host, name if own else spec.name)
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """The tools that a name means to a caller: one, or none and names that are spelled alike."""
+
+    tools: list[Offer]
+    similar: list[str] = []
+    # Other names of its parameters.
+    aliases: Mapping[str, str] = {}
+
+
+def offers_to(catalog: Catalog, principal: Principal) -> list[Offer]:
+    """Return the tools of the gateway and of connected nodes: all for `read`, else those the principal may call."""
+    every = principal.may(Scope.READ) and not principal.narrowed
+    return [
+        Offer(name, spec.description, spec.parameters or EMPTY, host)
+        for name, (spec, host) in catalog.specs().items()
+        if every or offered_to(principal, name, spec, host)
+    ]
+
+
+def look_up(catalog: Catalog, principal: Principal, name: str) -> Lookup:
+    """Return the tool that a caller means by a name, also on a node that is offline.
+
+    A name without a node, such as `Bash`, means the tool of the first node that has it.
+    """
+    offers = offers_to(catalog, principal)
+    every = principal.may(Scope.READ) and not principal.narrowed
+    offers += [
+        Offer(full, spec.description, spec.parameters or EMPTY, node.card.node_id)
+        for full, spec, node in catalog.absent()
+        if every or offered_to(principal, full, spec, node.card.node_id)
+    ]
+    own = catalog.own(name)
+    for spelled in (str, str.casefold):
+        for offer in offers:
+            if spelled(name) in (spelled(offer.name), spelled(offer.name).removeprefix(spelled(f"{offer.host}__"))):
+                return Lookup([offer], aliases={} if own is None or offer.name != name else own.aliases)
+    known = {offer.name.casefold(): offer.name for offer in offers if len(offer.name) <= MAX_COMPARED_LENGTH}
+    near = difflib.get_close_matches(name.casefold()[:MAX_COMPARED_LENGTH], list(known)[:MAX_COMPARED_NAMES], 3)
+    return Lookup([], [known[one] for one in near])
 
 
 def _stay(target: Target, credential: Credential) -> None:

@@ -6,6 +6,7 @@ still send, including their end, no longer affects the node.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
 import time
@@ -33,6 +34,7 @@ from farhand.protocol.messages import (
     ToolsUpdate,
 )
 from farhand.protocol.names import (
+    MAX_COMPARED_NAMES,
     MAX_TOOL_NAME_CHARS,
     NATIVE,
     acceptable_name,
@@ -58,6 +60,9 @@ from farhand.protocol.version import (
 from farhand.store.tables.nodes import NodeCard
 
 log = logging.getLogger(__name__)
+
+# How much of an unknown id has to be spelled like a known one for that to be suggested.
+SIMILAR = 0.75
 
 EXECUTION = "execution"
 SPECIALIZED = "specialized"
@@ -397,6 +402,9 @@ class NodeRegistry:
     def unknown(self, node_id: str) -> str:
         """Return the error text for an unknown id; it names only a similarly spelled node, with its state."""
         near = next((node for known, node in sorted(self.nodes.items()) if same_letters(known, node_id)), None)
+        if near is None and len(node_id) <= MAX_NODE_ID_LENGTH:
+            typed = difflib.get_close_matches(node_id, sorted(self.nodes)[:MAX_COMPARED_NAMES], 1, SIMILAR)
+            near = self.nodes[typed[0]] if typed else None
         if near is None:
             return f"there is no node {node_id[:MAX_NODE_ID_LENGTH]!r}; `farhand nodes` lists the known ones"
         state = "" if near.online else f", which is offline, last seen {near.seen}"
