@@ -178,6 +178,8 @@ class LocalMachine:
     confinement: LiveConfinement
     # Where the skills' files are found by commands.
     skill_files: Path
+    # The folder of the agents' workspaces.
+    agents_folder: Path
     questions: NodeQueries
 
     async def end_jobs(self, call_ids: Collection[str]) -> None:
@@ -201,7 +203,9 @@ async def open_machine(
     confinement = LiveConfinement(
         lambda: live.now.sandbox, workspace, home, readable=(skill_files,), steering=Steering.OF_CALLER
     )
-    return LocalMachine(files, jobs, undo_log, confinement, skill_files, NodeQueries(jobs, variables, home / "logs"))
+    agents_folder = skill_files.parent / AGENTS_FOLDER
+    questions = NodeQueries(jobs, variables, home / "logs")
+    return LocalMachine(files, jobs, undo_log, confinement, skill_files, agents_folder, questions)
 
 
 def _make_folders(home: Path, workspace: Path) -> Path:
@@ -312,7 +316,9 @@ async def build(
         catalog,
         credentials,
         approvals=approvals,
-        policy=live.derive(lambda settings: Policy.of(settings.policy, str(workspace_folder))),
+        policy=live.derive(
+            lambda settings: Policy.of(settings.policy, str(workspace_folder), str(machine.agents_folder))
+        ),
         changed_files=effects.changed_files,
         standing=standing,
         frozen=frozen,
@@ -332,6 +338,7 @@ async def build(
         workspace=partial(workspace_end, workspace),
         frozen=frozen,
         invalid=credentials.ended,
+        check_folder=gate.check_folder_transfer,
     )
     credentials.subscribe(gate.credential_ended)
     credentials.subscribe(transfers.credential_ended)
@@ -473,6 +480,7 @@ async def build(
             policy_review,
             lambda: live.now.policy,
             str(workspace_folder),
+            str(machine.agents_folder),
             standing,
         ),
         McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),

@@ -39,7 +39,7 @@ def memory_tools(memory: Memory) -> list[Tool]:
         return format_passage(await memory.get(path, agent=agent, start=from_, lines=lines))
 
     return [
-        tool(memory_search, aliases={"limit": "max_results"}, read_only=True),
+        tool(memory_search, aliases={"limit": "max_results"}, read_only=True, reads=("MEMORY.md", "memory")),
         tool(memory_get, aliases={"chunk_id": "path"}, read_only=True),
     ]
 

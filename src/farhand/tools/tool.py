@@ -60,6 +60,8 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
     check: Callable[[Mapping[str, Any]], object] | None = None
     # Returns a `Preview` of `run` with the same arguments. May raise ToolError.
     preview: ShowEffects | None = None
+    # Files and folders of the agent's workspace that it reads although no argument names them, for the policy.
+    reads: tuple[str, ...] = ()
 
     def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments under the parameters' own names. Raises InvalidArgs, see `canonical_names`.
@@ -102,6 +104,7 @@ def tool(
     timeout_parameter: str | None = None,
     continues: bool = False,
     preview: Callable[..., Any] | None = None,
+    reads: tuple[str, ...] = (),
 ) -> Tool:
     """Create a tool from a typed function. Its parameters are the schema, its docstring is the description.
 
@@ -161,6 +164,7 @@ def tool(
         names=lambda: parameters().names,
         check=parse,
         preview=None if preview is None else functools.partial(call, preview),
+        reads=reads,
     )
 
 

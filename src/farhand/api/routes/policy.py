@@ -51,12 +51,13 @@ class PolicyRoutes:
         review: PolicyReview,
         settings: Callable[[], PolicySettings],
         workspace: str,
+        agents: str,
         standing: StandingApprovals,
     ) -> None:
-        """`settings` returns those in force."""
+        """`settings` returns those in force. `workspace` and `agents` as for `Policy`."""
         self._review = review
         self._settings = settings
-        self._workspace = workspace
+        self._folders = (workspace, agents)
         self._standing = standing
 
     @route("GET /v1/policy", Scope.READ, "The policy in force.")
@@ -83,7 +84,7 @@ class PolicyRoutes:
         statuses=dict.fromkeys(ErrorKind, 400) | {ErrorKind.NOT_FOUND: 404},
     )
     async def explain(self, request: Request, wanted: ExplainRequest) -> Explanation:
-        policy = Policy(self._settings(), self._workspace)
+        policy = Policy(self._settings(), *self._folders)
         if (wanted.call_id is None) == (wanted.tool is None):
             raise Problem(
                 400, "invalid_request", "give call_id, of a call that was made, or tool, of one that might be"
@@ -109,7 +110,7 @@ class PolicyRoutes:
         if wanted.policy is not None and not request.credential.may(Scope.ADMIN):
             raise Problem(403, "forbidden", "replaying a policy other than the one in force needs the scope 'admin'")
         try:
-            policy = Policy(wanted.policy or self._settings(), self._workspace)
+            policy = Policy(wanted.policy or self._settings(), *self._folders)
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
         return await self._review.replay(policy, wanted.since)

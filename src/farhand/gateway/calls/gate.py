@@ -22,6 +22,7 @@ from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, new_call_id
+from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck
 from farhand.gateway.calls.policy_subject import HTTP
@@ -38,7 +39,7 @@ from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
-from farhand.store.tables.waiting_calls import all_waiting, begin_waiting
+from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval
 from farhand.tools import undo
 from farhand.tools.tool import Tool
 
@@ -167,6 +168,37 @@ class Gate:
             call = ToolCall(new_call_id(), name, msgspec.Raw(msgspec.json.encode(args)), agent_id=agent_id)
             target = Target(None, name, tool.spec.capability, tool.spec, tool)
             self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, HTTP)
+
+    async def check_folder_transfer(
+        self, transfer_id: str, args: Mapping[str, str], credential: str, agent_id: str | None
+    ) -> None:
+        """Apply the policy to a transfer whose source has turned out to be a folder: rules about files below it count.
+
+        `transfer_id` is that of its call, if a call began it. Raises Forbidden.
+        """
+        tool = self._catalog.own(TRANSFER)
+        if self._policy() is None or tool is None:
+            return
+        opened = self._open(transfer_id)
+        record = None if opened is None else opened.record
+        if opened is not None and opened.principal is not None:
+            principal, origins = opened.principal, opened.origins or HTTP
+        else:
+            principal, origins = Principal(self._named(credential)), HTTP
+        approval = await self._database.read(lambda store: find_approval(store, transfer_id))
+        self._policy_check.check_folder(
+            ToolCall(
+                transfer_id,
+                TRANSFER,
+                msgspec.Raw(msgspec.json.encode(args)),
+                session_key=None if record is None else record.session_key,
+                agent_id=agent_id,
+            ),
+            Target(None, TRANSFER, tool.spec.capability, tool.spec, tool),
+            principal,
+            origins,
+            approved=approval is not None and approval.state is ApprovalState.APPROVED,
+        )
 
     async def wait(self, opened: OpenCall) -> CallRecord:
         """Return the record of a call once it has ended; for one in the background, as it is now.
@@ -394,10 +426,12 @@ class Gate:
 
     def _recorded_principal(self, record: CallRecord) -> Principal:
         """Return the principal of a call of an earlier process, as far as the record and the tokens show it."""
-        known = (lambda name: Credential(name, frozenset())) if self._credentials is None else self._credentials.named
         if record.on_behalf_of is None:
-            return Principal(known(record.credential))
-        return Principal.agent(record.credential.removeprefix("agent:"), known(record.on_behalf_of))
+            return Principal(self._named(record.credential))
+        return Principal.agent(record.credential.removeprefix("agent:"), self._named(record.on_behalf_of))
+
+    def _named(self, credential: str) -> Credential:
+        return Credential(credential, frozenset()) if self._credentials is None else self._credentials.named(credential)
 
     @property
     def closing(self) -> bool:

@@ -20,16 +20,23 @@ import msgspec
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.calls.policy_paths import (
+    Reach,
     Reached,
     Reading,
+    agent_path,
+    at_or_below_path,
+    below_end,
+    below_path,
+    below_workspace_path,
+    found_by,
     leads_out,
     machine_path,
     native_path,
     paths_of_end,
-    search_reaches,
 )
-from farhand.gateway.calls.policy_subject import PATHS, VIA, Subject
+from farhand.gateway.calls.policy_subject import PATHS, RECURSIVE, VIA, Subject
 from farhand.gateway.nodes.endpoints import longest_id
+from farhand.machine.search.overlap import loose_glob, regex_glob
 from farhand.protocol.names import source_name
 
 Decision = Literal["allow", "ask", "deny"]
@@ -40,7 +47,7 @@ TAG: Final = "tag:"
 # The argument name that stands for every text in the arguments.
 ANYWHERE: Final = "*"
 COMMANDS: Final = frozenset({"command"})
-# Tools that find files by a pattern, which may be absolute.
+# Tools that find files by the argument `pattern`, which may be absolute.
 SEARCHES: Final = frozenset({"glob"})
 # Arguments that do not change what a command does.
 HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seconds", "background", "yieldMs"})
@@ -108,22 +115,23 @@ class Forbidden(Denied):
 class Policy:
     """The compiled rules."""
 
-    def __init__(self, settings: PolicySettings, workspace: str | None = None) -> None:
-        """`workspace` is where relative paths start for tools of the gateway's own machine. Raises ValueError for
-        invalid settings."""
+    def __init__(self, settings: PolicySettings, workspace: str | None = None, agents: str | None = None) -> None:
+        """`workspace` is where relative paths start for tools of the gateway's own machine, `agents` the folder of the
+        agents' workspaces on it. Raises ValueError for invalid settings."""
         if not 0 < settings.approval_seconds <= MAX_SECONDS:
             raise ValueError(
                 f"[policy] approval_seconds must be above 0 and at most 30 days, not {settings.approval_seconds:g}"
             )
         self.settings = settings
         self._workspace = workspace
+        self._agents = agents
         self._rules = [_Rule(rule, number) for number, rule in enumerate(settings.rules, 1)]
         self._default = Verdict(settings.default, "default")
 
     @classmethod
-    def of(cls, settings: PolicySettings, workspace: str | None = None) -> Policy | None:
+    def of(cls, settings: PolicySettings, workspace: str | None = None, agents: str | None = None) -> Policy | None:
         """Return the policy; None if it allows everything. Raises ValueError."""
-        policy = cls(settings, workspace)
+        policy = cls(settings, workspace, agents)
         return policy if settings.rules or settings.default != "allow" else None
 
     def judge(self, subject: Subject) -> Verdict:
@@ -137,8 +145,9 @@ class Policy:
         return [*(rule.verdict for rule in self._rules if rule.matches(subject)), self._default]
 
     def _with_workspace(self, subject: Subject) -> Subject:
-        local = subject.route == "local" and subject.workspace is None
-        return msgspec.structs.replace(subject, workspace=self._workspace) if local else subject
+        if subject.route != "local" or subject.workspace is not None:
+            return subject
+        return msgspec.structs.replace(subject, workspace=self._workspace, agents=self._agents)
 
     def seconds(self, verdict: Verdict) -> float:
         """Return how long a call waits to be approved."""
@@ -218,7 +227,9 @@ class _Rule:
         name = subject.aliases.get(name, name)
         if name == ANYWHERE:
             return self._anything_matches(subject, patterns)
-        if name == "path" and self._stops and (subject.paths_unknown or self._reaches_elsewhere(subject, patterns)):
+        if name == "path" and self._stops and (subject.paths_unknown or self._matches_an_end(subject, patterns)):
+            return True
+        if name in PATHS and self._stops and self._matches_below(subject, name, patterns):
             return True
         if name == "path" and not self._stops and "pattern" not in self._args and _searches_elsewhere(subject):
             return False
@@ -236,11 +247,13 @@ class _Rule:
         return self._values_match(subject, name, values, patterns)
 
     def _anything_matches(self, subject: Subject, patterns: list[_Pattern]) -> bool:
-        """One text in the call is enough for a rule that stops it; a rule that allows it must match each text for
-        which it has no other pattern."""
+        """One text in the call, or one reading of a path, is enough for a rule that stops it; a rule that allows it
+        must match each text for which it has no other pattern."""
         if self._stops:
             values = list(_texts(subject.args, keys=True))
-            return len(values) > MAX_TEXTS or any(pattern.matches(text) for text in values for pattern in patterns)
+            if len(values) > MAX_TEXTS or any(pattern.matches(text) for text in values for pattern in patterns):
+                return True
+            return any(self._argument_matches(subject, name, patterns) for name in sorted(PATHS))
         rest = {
             name: list(_texts(value, keys=True))
             for name, value in subject.args.items()
@@ -270,22 +283,26 @@ class _Rule:
             found = [one for end in texts for one in native_path(end, subject.reached, stops=self._stops)]
         else:
             found = machine_path(text, subject.workspace, local=subject.route == "local")
+            if self._stops and subject.agents is not None:
+                found += agent_path(found, subject.agents)
         return [(text,), *found] if self._stops else found
 
-    def _reaches_elsewhere(self, subject: Subject, patterns: list[_Pattern]) -> bool:
-        """Whether a pattern for `path` matches a path that the call has under another name: an end of a transfer, or
-        the pattern of a search that leads out of its folder."""
+    def _matches_an_end(self, subject: Subject, patterns: list[_Pattern]) -> bool:
+        """Whether a pattern for `path` matches an end of a transfer."""
         for texts in _transfer_ends(subject).values():
             readings = [one for end in texts for one in paths_of_end(end, subject.reached)]
             if any(
                 one.matches(path, folds=subject.folds) for reading in readings for path in reading for one in patterns
             ):
                 return True
-        if not _searches_elsewhere(subject):
-            return False
-        pattern, folder = subject.args["pattern"], subject.args.get("path")
-        base = folder if isinstance(folder, str) else ""
-        return any(one.matches_search(pattern, base, subject.workspace, folds=subject.folds) for one in patterns)
+        return False
+
+    @staticmethod
+    def _matches_below(subject: Subject, name: str, patterns: list[_Pattern]) -> bool:
+        """Whether a pattern may match a path below a folder that the call searches or transfers."""
+        return any(
+            pattern.meets(reach, folds=subject.folds) for reach in _reaches(subject, name) for pattern in patterns
+        )
 
     def _each(self, matches: Iterable[bool]) -> bool:
         """One reading is enough to stop a call; it takes all to allow it."""
@@ -309,6 +326,30 @@ def _transfer_ends(subject: Subject) -> dict[str, list[str]]:
     return ends
 
 
+def _reaches(subject: Subject, name: str) -> list[Reach]:
+    """Return what the call reaches below the folder in an argument."""
+    found = [at_or_below_path(read, subject.workspace) for read in subject.reads] if name == "path" else []
+    if not subject.recursive and RECURSIVE.isdisjoint(subject.names):
+        return found
+    ends = _transfer_ends(subject)
+    if ends:
+        chosen = [text for role, texts in ends.items() if name in (role, "path") for text in texts]
+        return [*found, *(below_end(text, subject.reached)[name == "path"] for text in chosen)]
+    folder = subject.args.get(name)
+    if name in subject.left_out or folder in (None, ""):
+        folder = "." if name == "path" else None
+    if not isinstance(folder, str):
+        return found
+    pattern, include = subject.args.get("pattern"), subject.args.get("include")
+    if not SEARCHES.isdisjoint(subject.names) and isinstance(pattern, str):
+        return [*found, found_by(pattern, folder, subject.workspace, subject.agents)] if name == "path" else found
+    if subject.route == "native":
+        return [*found, below_workspace_path(folder)]
+    names = include if isinstance(include, str) else None
+    local = subject.route == "local"
+    return [*found, below_path(folder, subject.workspace, local=local, agents=subject.agents, names=names)]
+
+
 def _searches_elsewhere(subject: Subject) -> bool:
     pattern = subject.args.get("pattern")
     return not SEARCHES.isdisjoint(subject.names) and isinstance(pattern, str) and leads_out(pattern)
@@ -320,9 +361,11 @@ class _Pattern:
     def __init__(self, text: str, where: str, *, whole: bool = False) -> None:
         self._text = text
         self._folded = _folded(text)
+        self._loose = loose_glob(text)
         self._regex: Any = None
         if text.startswith(REGEX):
             expression = text.removeprefix(REGEX)
+            self._loose = regex_glob(expression)
             try:
                 self._regex = _compiled(expression)
                 if whole:
@@ -337,13 +380,9 @@ class _Pattern:
             return self._regex.is_valid(text) or (folds and self._folded_regex.is_valid(_folded(text)))
         return fnmatchcase(text, self._text) or (folds and fnmatchcase(_folded(text), self._folded))
 
-    def matches_search(self, pattern: str, folder: str, workspace: str | None, *, folds: bool) -> bool:
-        """Whether it matches a file that a search may find outside its folder."""
-        if self._regex is not None:
-            return self.matches(pattern, folds=folds)
-        if search_reaches(pattern, folder, workspace, self._text):
-            return True
-        return folds and search_reaches(_folded(pattern), _folded(folder), workspace, self._folded)
+    def meets(self, reach: Reach, *, folds: bool) -> bool:
+        """Whether it may match a path that a call reaches."""
+        return reach.meets(self._loose) or (folds and reach.folded(_folded).meets(_folded(self._loose)))
 
     def spells(self, text: str) -> bool:
         """Whether it matches a command literally, or one without shell operators."""

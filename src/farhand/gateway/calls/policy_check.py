@@ -128,6 +128,21 @@ class PolicyCheck:
                 f"answer; call {call.tool} by POST /v1/tools/invoke instead"
             )
 
+    def check_folder(
+        self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str], *, approved: bool
+    ) -> None:
+        """Raise Forbidden if the policy stops a transfer that turns out to be one of a folder.
+
+        `approved`: whether the owner approved the call, which answers for rules that ask.
+        """
+        verdict = self._verdict(call, target, principal, origins, folder=True)
+        if verdict is not None and verdict.decision == "ask" and not approved:
+            self._note("policy.denied", call, principal, origins, verdict)
+            raise Forbidden(
+                f"this is a folder, and the policy asks the owner about files that may be in it ({verdict.rule}); call "
+                f"{call.tool} with a source that ends with '/' to have the owner asked"
+            )
+
     def until(self, approval: Verdict | None, before: int | None) -> int:
         """Return when a wait ends: for an approval, when no answer counts as a denial."""
         policy = self._policy()
@@ -144,6 +159,8 @@ class PolicyCheck:
         principal: Principal,
         origins: Sequence[str],
         changed: tuple[str, ...] | None = (),
+        *,
+        folder: bool = False,
     ) -> Verdict | None:
         """Return the verdict of the policy, if there is one. Raises Forbidden if it denies the call."""
         policy = self._policy()
@@ -159,6 +176,7 @@ class PolicyCheck:
             origins=origins,
             nodes=self._node_registry.nodes,
             changed=changed,
+            folder=folder,
         )
         verdict = policy.judge(subject)
         if verdict.decision == "deny":

@@ -7,17 +7,18 @@ of a process (`/proc/self/cwd/../x`); such a path has both readings, and no `all
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from farhand.gateway.workspace.workspace import clean
 from farhand.machine.files.allowed_paths import LONGEST, absolute
-from farhand.machine.search.patterns import BadPattern, PatternRoute
+from farhand.machine.search.overlap import literal_glob, overlap, route_glob
+from farhand.machine.search.patterns import BadPattern
 from farhand.machine.search.patterns import parse as parse_pattern
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import NATIVE
@@ -29,8 +30,8 @@ Reading = tuple[str, ...]
 FITS_NOTHING: Final[Reading] = ()
 # In the id of a node, which may be followed by a path.
 MOST_COLONS: Final = 16
-# Steps to compare the pattern of a search with the pattern of a rule.
-MOST_COMPARED: Final = 200_000
+# Characters of the globs of one reach that are compared with a rule.
+MOST_COMPARED: Final = 20_000
 _PROCESS_LINK: Final = re.compile(
     r"/(?:proc/(?:self|thread-self|\d+)(?:/task/\d+)?/(?:cwd|root|exe|fd|map_files)|dev/(?:fd|stdin|stdout|stderr))"
 )
@@ -43,6 +44,35 @@ class Reached(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     # Where relative paths begin on it.
     workspace: str | None = None
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The paths that a call may read or write below a folder, as globs whose `*` crosses slashes.
+
+    A glob that begins with RELATIVE matches only paths that do not begin with a slash.
+    """
+
+    globs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, globs: Iterable[str]) -> Reach:
+        found = tuple(dict.fromkeys(globs))
+        return cls(found) if sum(map(len, found)) <= MOST_COMPARED else EVERYTHING
+
+    def meets(self, pattern: str) -> bool:
+        """Return whether a loose glob may match one of the paths."""
+        return any(
+            overlap(glob.removeprefix(RELATIVE), pattern)
+            for glob in self.globs
+            if not (glob.startswith(RELATIVE) and pattern.startswith("/"))
+        )
+
+    def folded(self, fold: Callable[[str], str]) -> Reach:
+        return Reach(tuple(map(fold, self.globs)))
+
+
+EVERYTHING: Final = Reach(("*",))
+RELATIVE: Final = "\0"
 
 
 def machine_path(text: str, workspace: str | None, *, local: bool = False) -> list[Reading]:
@@ -60,6 +90,14 @@ def machine_path(text: str, workspace: str | None, *, local: bool = False) -> li
     if local and (real := _real(whole, workspace)) is not None:
         found.append(_spellings(real, workspace))
     return found
+
+
+def agent_path(readings: Iterable[Reading], agents: str) -> list[Reading]:
+    """Return the readings that the paths of the gateway's machine have as paths of the agents' workspaces, for rules
+    that stop; `agents` is the folder of the workspaces."""
+    top = absolute("", agents).rstrip("/") + "/"
+    inner = dict.fromkeys(path[len(top) :] for reading in readings for path in reading if path.startswith(top))
+    return [one for path in inner for one in workspace_path(f"{AGENTS}/{path}", stops=True)]
 
 
 def workspace_path(text: str, *, stops: bool) -> list[Reading]:
@@ -91,15 +129,19 @@ def paths_of_end(text: str, reached: Iterable[Reached]) -> list[Reading]:
 
 
 def _ends(text: str, reached: Iterable[Reached], *, stops: bool) -> Iterator[tuple[str, Reading]]:
-    """The path of an end stands behind the name of a machine, which may contain colons."""
+    for machine, path, workspace in _machines(text, reached):
+        readings = workspace_path(path, stops=stops) if machine == NATIVE else machine_path(path, workspace)
+        yield from ((machine, reading) for reading in readings)
+
+
+def _machines(text: str, reached: Iterable[Reached]) -> Iterator[tuple[str, str, str | None]]:
+    """The path of an end stands behind the name of a machine, which may contain colons. Yield each way to read it: the
+    machine, the path, and where relative paths begin."""
     workspaces = {one.node_id: one.workspace for one in reached}
     colons = [at for at, character in enumerate(text[: MAX_NODE_ID_LENGTH + 1]) if character == ":"]
     for at in colons[:MOST_COLONS]:
-        machine, path = text[:at], text[at + 1 :]
-        readings = (
-            workspace_path(path, stops=stops) if machine == NATIVE else machine_path(path, workspaces.get(machine))
-        )
-        yield from ((machine, reading) for reading in readings)
+        machine = text[:at]
+        yield machine, text[at + 1 :], workspaces.get(machine)
 
 
 def _spellings(whole: str, workspace: str | None) -> Reading:
@@ -142,59 +184,106 @@ def _real(path: str, workspace: str | None) -> str | None:
     return f"{workspace}{real[len(top) :]}"
 
 
-def search_reaches(pattern: str, folder: str, workspace: str | None, rule: str) -> bool:
-    """Return whether a search may find files outside its folder that fit a rule's glob; in doubt, True.
+@functools.lru_cache(maxsize=64)
+def found_by(pattern: str, folder: str, workspace: str | None, agents: str | None = None) -> Reach:
+    """Return what a search for file names may find."""
+    try:
+        routes = parse_pattern(pattern)
+    except BadPattern:
+        return Reach()  # the search fails
+    found: list[str] = []
+    for route in routes:
+        base = "/" if route.absolute else absolute(workspace or "", folder)
+        names = route_glob(route)
+        if any(part.literal == ".." for part in route.parts):
+            whole = absolute(base, names)  # as the search reads it
+        else:
+            whole = f"{literal_glob(base).rstrip('/')}/{names}"
+        found += _globs(whole, workspace, agents)
+    return Reach.of(found)
 
-    A relative pattern finds files of the folder, which the rule is compared with by itself.
-    """
-    texts = {_as_glob(route, folder, workspace) for route in _outward(pattern)}
-    rule = re.sub(r"\[[^]]*\]", "?", rule)
-    if sum(map(len, texts)) * len(rule) > MOST_COMPARED:
-        return True
-    return any(fnmatchcase(text, rule) or _intersect(text, rule) for text in texts)
+
+def below_path(
+    text: str,
+    workspace: str | None,
+    *,
+    local: bool = False,
+    agents: str | None = None,
+    names: str | None = None,
+) -> Reach:
+    """Return everything below a folder on a machine; `names` is a pattern for the names of the files that count."""
+    if workspace is None and not text.startswith("/"):
+        return EVERYTHING  # it may begin anywhere
+    inner = _names_below(names)
+    readings = machine_path(text or ".", workspace, local=local)
+    wholes = dict.fromkeys(reading[0].rstrip("/") for reading in readings if reading)
+    return Reach.of(
+        glob
+        for whole in wholes
+        for name in inner
+        for glob in _globs(f"{literal_glob(whole)}/{name}", workspace, agents)
+    )
+
+
+def at_or_below_path(text: str, workspace: str | None) -> Reach:
+    """Return a file or folder on the gateway's machine, and everything below it."""
+    readings = machine_path(text, workspace, local=True)
+    inner = below_path(text, workspace, local=True) if workspace else Reach((f"{literal_glob(text)}/*",))
+    return Reach.of([*(literal_glob(path) for reading in readings for path in reading), *inner.globs])
+
+
+def below_workspace_path(text: str) -> Reach:
+    """Return everything below a folder of the agents' workspaces."""
+    readings = workspace_path(text, stops=True)
+    folders = [path.strip("/") for reading in readings for path in reading[:1]]
+    if "" in folders or any(len(folder.split("/")) == 2 and folder.startswith(f"{AGENTS}/") for folder in folders):
+        return EVERYTHING
+    return Reach.of(glob for folder in folders for glob in (f"{literal_glob(folder)}/*", f"/{literal_glob(folder)}/*"))
+
+
+def below_end(text: str, reached: Iterable[Reached]) -> tuple[Reach, Reach]:
+    """Return everything below an end of a transfer: with the name of its machine, and without."""
+    named: list[str] = []
+    bare: list[str] = []
+    for machine, path, workspace in _machines(text, reached):
+        reach = below_workspace_path(path) if machine == NATIVE else below_path(path, workspace)
+        named += [f"{literal_glob(machine)}:{glob.removeprefix(RELATIVE)}" for glob in reach.globs]
+        bare += reach.globs
+    return Reach.of(named), Reach.of(bare)
 
 
 def leads_out(pattern: str) -> bool:
     """Return whether a search may find files outside its folder."""
-    return bool(_outward(pattern))
-
-
-def _outward(pattern: str) -> list[PatternRoute]:
     try:
         routes = parse_pattern(pattern)
     except BadPattern:
-        return []  # the search fails
-    return [route for route in routes if route.absolute or any(part.literal == ".." for part in route.parts)]
+        return False  # the search fails
+    return any(route.absolute or any(part.literal == ".." for part in route.parts) for route in routes)
 
 
-def _as_glob(route: PatternRoute, folder: str, workspace: str | None) -> str:
-    """Return a glob, whose `*` crosses slashes, that fits all that a route does."""
-    parts = ["*" if part.literal is None else re.sub(r"[*?\[]", "?", part.literal) for part in route.parts]
-    base = "/" if route.absolute else absolute(workspace or "", folder)
-    return absolute(base, "/".join(parts))
+def _globs(whole: str, workspace: str | None, agents: str | None) -> Iterator[str]:
+    """Yield the spellings of a glob of whole paths: in full, and from a workspace where it may lie in one."""
+    yield whole
+    for folder in (workspace, agents):
+        top = absolute("", folder).rstrip("/") if folder else ""
+        if not top:
+            continue
+        if whole.startswith(f"{top}/"):
+            inner = whole[len(top) + 1 :]
+            yield RELATIVE + (inner if folder is workspace else f"{AGENTS}/{inner}")
+            if folder is agents:
+                yield RELATIVE + (inner.partition("/")[2] or "*")
+        elif overlap(whole, f"{literal_glob(top)}/*"):
+            yield f"{RELATIVE}*"
 
 
-def _intersect(one: str, other: str) -> bool:
-    """Return whether some text fits two globs of `*`, `?` and plain characters."""
-    reachable = {0}
-    for character in one:
-        reachable = _after_stars(reachable, other)
-        following: set[int] = set()
-        for at in reachable:
-            if character == "*":
-                following.update(range(at, len(other) + 1))
-            elif at < len(other):
-                if other[at] == "*":
-                    following.add(at)
-                if other[at] in ("*", "?", character) or character == "?":
-                    following.add(at + 1)
-        reachable = following
-    return len(other) in _after_stars(reachable, other)
-
-
-def _after_stars(positions: set[int], glob: str) -> set[int]:
-    found = set(positions)
-    for at in range(len(glob)):
-        if at in found and glob[at] == "*":
-            found.add(at + 1)
-    return found
+def _names_below(pattern: str | None) -> list[str]:
+    """Return globs of the paths below a folder whose names match a pattern; of all paths without one."""
+    if not pattern:
+        return ["*"]
+    try:
+        routes = parse_pattern(pattern)
+    except BadPattern:
+        return ["*"]
+    globs = {route_glob(route) for route in routes}
+    return [glob for one in sorted(globs) for glob in (one, f"*/{one}")]

@@ -30,6 +30,10 @@ PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", 
     *(tool.paths for tool in NODE_TOOLS.values())
 )
 
+# Tools that reach every file below their paths: those of nodes, and those of the gateway with the same names.
+RECURSIVE: Final = frozenset(tool.name.casefold() for tool in NODE_TOOLS.values() if tool.recursive)
+RECURSIVE_CAPABILITIES: Final = frozenset(tool.capability for tool in NODE_TOOLS.values() if tool.recursive)
+
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the rules see it."""
@@ -44,6 +48,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     aliases: Mapping[str, str] = {}
     # The folder that relative paths start from, if it is known.
     workspace: str | None = None
+    # The folder of the agents' workspaces, for paths on the gateway's machine.
+    agents: str | None = None
     # Parameters that are paths and were left out: they mean the folder that relative paths start from.
     left_out: frozenset[str] = frozenset()
     # Whether `/ETC` may be `/etc` on the machine.
@@ -59,6 +65,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     makers: tuple[str, ...] = ()
     # Whether the call changes files that are not known.
     paths_unknown: bool = False
+    # Whether the call reaches every file below its paths; tools named in `RECURSIVE` always do.
+    recursive: bool = False
+    # Files and folders of the workspace that the call reads although no argument names them.
+    reads: tuple[str, ...] = ()
     session_key: str | None = None
 
     @property
@@ -78,11 +88,12 @@ def subject_of(
     origins: Sequence[str],
     nodes: Mapping[str, Node] = MappingProxyType({}),
     changed: tuple[str, ...] | None = (),
+    folder: bool = False,
 ) -> Subject:
     """Return a call as the rules see it; `args` are those of `Catalog.checked`. Raises InvalidArgs.
 
     `nodes` are those that the arguments can name. `changed`: files that the call changes without naming them, as an
-    undo does; None if they are not known.
+    undo does; None if they are not known. `folder`: whether a transfer is known to be one of a folder.
     """
     arguments = read_arguments(args)
     if not isinstance(arguments, Mapping):
@@ -98,6 +109,10 @@ def subject_of(
         tags=() if node is None else tuple(node.card.tags),
         args={**_with_patched_paths(target.tool, arguments), **({"path": list(changed)} if changed else {})},
         paths_unknown=changed is None,
+        recursive=folder
+        or (target.own is None and target.capability in RECURSIVE_CAPABILITIES)
+        or (target.tool == TRANSFER and _names_folder(arguments)),
+        reads=() if target.own is None else target.own.reads,
         aliases={} if target.own is None else target.own.aliases,
         workspace=None if node is None else _workspace_of(node),
         left_out=frozenset(name for name in PATHS if name in schema and arguments.get(name) in (None, ""))
@@ -129,6 +144,12 @@ def _named_nodes(tool: str, arguments: Mapping[str, Any], nodes: Mapping[str, No
         asked = arguments.get("nodeId")
         return [node for name, node in nodes.items() if name == asked or (not asked and node.online)]
     return []
+
+
+def _names_folder(arguments: Mapping[str, Any]) -> bool:
+    """Whether the source of a transfer is written as a folder. Otherwise it may be one; the offer of its node says."""
+    source = arguments.get("source")
+    return isinstance(source, str) and source.rstrip().endswith("/")
 
 
 def _workspace_of(node: Node) -> str | None:

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -118,6 +118,9 @@ class Claim(Protocol):
         ...
 
 
+# Takes the id of a transfer, its ends, its credential and its agent. Raises ToolError if it may not go on.
+CheckFolder = Callable[[str, Mapping[str, str], str, str | None], Awaitable[None]]
+
 # Makes the workspace endpoint of a transfer: for an agent, at a path, in a role.
 MakeEnd = Callable[[str | None, str, Role], OwnEnd]
 
@@ -158,11 +161,13 @@ class Transfers:
         workspace: MakeEnd | None = None,
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
+        check_folder: CheckFolder | None = None,
     ) -> None:
         """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer starts,
-        `invalid`
-        why a transfer of some credentials is no longer valid.
+        `invalid` why a transfer of some credentials is no longer valid. `check_folder` applies the policy to a transfer
+        whose source turns out to be a folder.
         """
+        self._check_folder = check_folder
         self._database = database
         self._node_registry = node_registry
         self._queries = queries
@@ -534,6 +539,9 @@ class Transfers:
             ticket = self._ticket(carriage, "send", sender)
             sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
+            if offer.folder and self._check_folder is not None:
+                ends = {"source": record.source, "destination": record.destination}
+                await self._check_folder(record.id, ends, record.credential, record.agent_id)
             if "send" not in opened.own:
                 offer = msgspec.structs.replace(offer, name=source_name(opened.source.path))
             opened.manifest_bytes = offer.manifest_bytes

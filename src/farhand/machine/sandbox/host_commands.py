@@ -124,6 +124,8 @@ def _words(text: str) -> list[str]:
         if escaped:
             if character in "\r\n":
                 raise NotAllowed("host command: a line break cannot be escaped; send one command")
+            if quote == '"' and character in _IN_DOUBLE_QUOTES:
+                raise _refused(character)  # `shlex` would keep the backslash, which a shell removes
             escaped = False
         elif character == "\\" and quote != "'":
             escaped = True

@@ -32,6 +32,7 @@ class PatternPart(msgspec.Struct, frozen=True):
 
     expression: str | None
     literal: str | None = None  # the name, if only one name matches
+    loose: str = "*"  # a glob of `*`, `?` and plain characters that matches at least the same names
 
 
 class PatternRoute(msgspec.Struct, frozen=True):
@@ -85,16 +86,23 @@ def _part(text: str) -> PatternPart:
     if "**" in text.replace("\\*", ""):
         raise BadPattern("'**' must stand alone between slashes, as in 'src/**/*.py'")
     pieces = list(_pieces(text))
+    loose = "".join(_loose(piece, plain) for piece, plain in pieces)
     if all(plain for _, plain in pieces):
         literal = "".join(piece for piece, _ in pieces)
-        return PatternPart(re.escape(literal), literal)
+        return PatternPart(re.escape(literal), literal, loose)
     chunks = [""]
     for piece, plain in pieces:
         if piece == _STAR and not plain:
             chunks.append("")
         else:
             chunks[-1] += re.escape(piece) if plain else piece
-    return PatternPart(_without_backtracking(chunks))
+    return PatternPart(_without_backtracking(chunks), None, loose)
+
+
+def _loose(piece: str, plain: bool) -> str:
+    if plain:
+        return "?" if piece in ("*", "?", "[") else piece
+    return "*" if piece == _STAR else "?"
 
 
 def _without_backtracking(chunks: list[str]) -> str:

@@ -480,3 +480,162 @@ def test_rules_that_stop_a_token_stop_the_tokens_it_made() -> None:
     assert decided({"decision": "deny", "on_behalf_of": "maker"}, made) == "allow", "a direct call"
     acting = call(credential="agent:main", askers=("child",), makers=("maker",))
     assert decided({"decision": "deny", "on_behalf_of": "maker"}, acting) == "deny"
+
+
+SECRET = {"decision": "deny", "args": {"path": "/home/me/.ssh/*"}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "stopped"),
+    [
+        ("Grep", {"pattern": "x", "path": "/home/me/.ssh"}, True),
+        ("Grep", {"pattern": "x", "path": "/home/me/.ssh/"}, True),
+        ("Grep", {"pattern": "x", "path": "/home/me"}, True),
+        ("Grep", {"pattern": "x", "path": "/"}, True),
+        ("Grep", {"pattern": "x", "path": "/srv/../home/./me"}, True),
+        ("Grep", {"pattern": "x", "path": "."}, True),
+        ("Grep", {"pattern": "x"}, True),
+        ("Grep", {"pattern": "x", "path": ""}, True),
+        ("Grep", {"pattern": "x", "path": "/proc/self/root/home"}, True),
+        ("Grep", {"pattern": "x", "path": "/home/me/src"}, False),
+        ("Grep", {"pattern": "x", "path": "src"}, False),
+        ("Grep", {"pattern": "x", "path": "/home/me/.sshx"}, False),
+        ("Grep", {"pattern": "x", "path": "/srv"}, False),
+        ("Glob", {"pattern": "**/*", "path": "/home/me"}, True),
+        ("Glob", {"pattern": "*", "path": ".ssh"}, True),
+        ("Glob", {"pattern": ".s?h/id"}, True),
+        ("Glob", {"pattern": "**/id"}, True),
+        ("Glob", {"pattern": "{a,.ssh/**}"}, True),
+        ("Glob", {"pattern": "/home/**/me/.ssh/id"}, True),
+        ("Glob", {"pattern": "src/**/*"}, False),
+        ("Glob", {"pattern": "*.py", "path": "/srv"}, False),
+        ("Read", {"path": "/home/me"}, False),
+    ],
+)
+def test_a_rule_that_stops_files_stops_searches_that_may_reach_them(
+    tool: str, args: dict[str, Any], stopped: bool
+) -> None:
+    left_out = frozenset() if args.get("path") else frozenset({"path"})
+    for name, node in ((tool, "laptop"), (tool.casefold(), None)):
+        subject = call(name, node, args=args, workspace="/home/me", left_out=left_out)
+        assert (decided(SECRET, subject) == "deny") is stopped
+        anywhere = {"decision": "ask", "args": {"*": "/home/me/.ssh/*"}}
+        assert (decided(anywhere, subject) == "ask") is stopped
+
+
+@pytest.mark.parametrize(
+    ("pattern", "include", "stopped"),
+    [
+        ("*.pem", None, True),
+        ("*.pem", "*.py", False),
+        ("*.pem", "*.p*", True),
+        ("*.pem", "*.{py,pem}", True),
+        ("*.pem", "[k]ey.pem", True),
+        ("*.pem", "a/b", False),  # the tool refuses it
+        ("secret/*", "*.py", True),
+        ("re:\\.pem$", None, True),
+        ("re:^/srv/", None, False),
+        ("re:^/(srv|home)/", None, True),
+        ("re:^/home/me/sr?c/secret", None, True),
+        ("re:^/home/me/x", None, True),
+        ("re:^/home/you", None, False),
+    ],
+)
+def test_the_names_that_a_search_is_limited_to_count(pattern: str, include: str | None, stopped: bool) -> None:
+    args = {"pattern": "x", "path": "/home/me", **({} if include is None else {"include": include})}
+    subject = call("Grep", args=args, workspace="/home/me")
+    assert (decided({"decision": "deny", "args": {"path": pattern}}, subject) == "deny") is stopped
+
+
+def test_a_search_on_a_machine_that_ignores_case_is_stopped_in_any() -> None:
+    subject = call("Grep", args={"pattern": "x", "path": "/HOME/Me"}, folds=True)
+    assert decided(SECRET, subject) == "deny"
+    assert decided(SECRET, msgspec.structs.replace(subject, folds=False)) == "allow"
+
+
+def test_a_folder_that_begins_nobody_knows_where_may_hold_anything() -> None:
+    assert decided(SECRET, call("Grep", args={"pattern": "x", "path": "src"})) == "deny"
+
+
+def test_a_rule_that_allows_a_folder_allows_its_search() -> None:
+    rule = {"decision": "allow", "args": {"path": "/srv"}}
+    for path, fits in (("/srv", True), ("/srv/", True), ("/srv/a", False), ("/", False), (".", False)):
+        subject = call("Grep", args={"pattern": "x", "path": path}, workspace="/w")
+        assert (decided(rule, subject, "deny") == "allow") is fits, path
+
+
+def test_a_search_of_the_workspace_is_not_one_of_the_whole_machine() -> None:
+    subject = call("Grep", args={"pattern": "x", "path": "."}, workspace="/home/me")
+    for pattern in ("/etc/*", "/home/you/*", "re:^/etc/"):
+        assert decided({"decision": "deny", "args": {"path": pattern}}, subject) == "allow", pattern
+
+
+@pytest.mark.parametrize(
+    ("ends", "key", "pattern", "stopped"),
+    [
+        (("laptop:/home/me", "gsv:x"), "path", "/home/me/.ssh/*", True),
+        (("laptop:.", "gsv:x"), "path", ".ssh/*", True),
+        (("laptop:/home/me", "gsv:x"), "source", "laptop:/home/me/.ssh/*", True),
+        (("laptop:/home/me", "gsv:x"), "source", "laptop:.ssh/*", True),
+        (("laptop:/srv", "gsv:x"), "path", "/home/me/.ssh/*", False),
+        (("gsv:keys", "laptop:/home/me/.ssh"), "path", "/home/me/.ssh/*", True),
+        (("gsv:.ssh", "laptop:/home/me"), "path", "/home/me/.ssh/*", True),
+        (("gsv:.ssh", "laptop:/home/me"), "destination", "laptop:/home/me/.ssh/*", True),
+        (("gsv:/", "laptop:/srv"), "path", "private/*", True),
+        (("gsv:agents/other", "laptop:/srv"), "path", "private/*", True),
+        (("gsv:public", "laptop:/srv"), "path", "private/*", False),
+    ],
+)
+def test_a_rule_that_stops_files_stops_the_transfer_of_a_folder_that_may_hold_them(
+    ends: tuple[str, str], key: str, pattern: str, stopped: bool
+) -> None:
+    args = dict(zip(("source", "destination"), ends, strict=True))
+    reached = (Reached("laptop", (), "/home/me"),)
+    rule = {"decision": "deny", "args": {key: pattern}}
+    folder = Subject(names=("gsv__transfer",), route="native", args=args, reached=reached, recursive=True)
+    assert (decided(rule, folder) == "deny") is stopped
+
+
+def test_a_transfer_of_one_file_is_not_that_of_a_folder() -> None:
+    args = {"source": "laptop:a.txt", "destination": "gsv:b"}
+    subject = Subject(names=("gsv__transfer",), route="native", args=args, reached=(Reached("laptop", (), "/home/me"),))
+    assert decided({"decision": "deny", "args": {"path": "*.pem"}}, subject) == "allow"
+
+
+def test_a_rule_that_stops_memory_files_stops_a_search_of_them() -> None:
+    subject = call("memory_search", None, args={"query": "x"}, reads=("MEMORY.md", "memory"))
+    for pattern, stopped in (
+        ("MEMORY.md", True),
+        ("memory/private*", True),
+        ("/work/memory/*", True),
+        ("*.md", True),
+        ("notes/*", False),
+    ):
+        assert (decided({"decision": "deny", "args": {"path": pattern}}, subject) == "deny") is stopped, pattern
+
+
+@pytest.mark.parametrize("path", ["../etc/passwd", "/tmp/../etc/passwd", "//etc/passwd", "/proc/self/root/etc/passwd"])
+def test_a_rule_about_any_text_reads_paths_as_paths(path: str) -> None:
+    subject = call("Read", args={"path": path}, workspace="/home")
+    assert decided({"decision": "deny", "args": {"*": "/etc/*"}}, subject) == "deny"
+
+
+def test_a_file_of_another_agent_has_its_path_in_that_workspace_too() -> None:
+    settings = msgspec.convert({"rules": [{"decision": "deny", "args": {"path": "private/*"}}]}, PolicySettings)
+    rules = Policy(settings, "/g/agents/main", "/g/agents")
+    for tool, args, stopped in (
+        ("undo", {"path": ["/g/agents/other/private/x"]}, True),
+        ("undo", {"path": ["/g/agents/main/private/x"]}, True),
+        ("undo", {"path": ["/g/agents/other/public/x"]}, False),
+        ("undo", {"path": ["/g/private/x"]}, False),
+        ("grep", {"pattern": "x", "path": "/g/agents/other"}, True),
+        ("grep", {"pattern": "x", "path": "/g/agents"}, True),
+        ("grep", {"pattern": "x", "path": "/g/agents/other/public"}, False),
+        ("glob", {"pattern": "/g/agents/*/private/*"}, True),
+    ):
+        assert (rules.judge(call(tool, None, args=args)).decision == "deny") is stopped, (tool, args)
+    allowing = msgspec.convert(
+        {"default": "deny", "rules": [{"decision": "allow", "args": {"path": "private/*"}}]}, PolicySettings
+    )
+    other = call("write", None, args={"path": "/g/agents/other/private/x"})
+    assert Policy(allowing, "/g/agents/main", "/g/agents").judge(other).decision == "deny"

@@ -71,6 +71,8 @@ ATTACKS = [
     "cd $(id) && git status",
     "cd /tmp /etc && git status",
     "'' status",
+    'git "\\$HOME"',
+    'git "\\`id"',
 ]
 
 
