@@ -13,8 +13,10 @@ from typing import Final, Literal
 import msgspec
 
 from farhand.agent.skills import Skill, listed
-from farhand.protocol.names import SEPARATOR
+from farhand.protocol.names import COMMON_PREFIX, SEPARATOR
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.protocol.untrusted import quoted
+from farhand.tools.node_family import NODE, bounded_list
 
 FILES: Final = (
     "SOUL.md",
@@ -32,9 +34,11 @@ PRIVATE: Final = frozenset({"MEMORY.md", "BOOTSTRAP.md", "BOOT.md"})
 SUB_AGENT_FILES: Final = ("AGENTS.md", "TOOLS.md")
 LONGEST_FILE: Final = 20_000
 LONGEST_FILES: Final = 150_000
-# Maximum characters of the machine list and of the list of offline machines.
-LONGEST_MACHINES: Final = 600
-LONGEST_ABSENT: Final = 250
+# Maximum characters of the machine list with descriptions and tools, of ids alone, and of offline machines. Fifty
+# machines must cost no more than two, so the second is short.
+LONGEST_MACHINES: Final = 300
+LONGEST_IDS: Final = 90
+LONGEST_ABSENT: Final = 150
 # Tool names that need no quotes; the name of a plug-in's tool has a dot and is called unchanged.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}(\.\*)?")
 _PLAIN_TOOL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -170,14 +174,16 @@ def _machines(machines: Sequence[Machine]) -> str:
         plain = (f"{one.id}{SEPARATOR}{tool}" for one in online for tool in one.tools if _PLAIN_TOOL.fullmatch(tool))
         example = next(plain, "")
         naming = f" A machine's tool is named {{machine}}__{{tool}}, such as {example}." if example else ""
+        if any(NODE_TOOLS.keys() & set(one.tools) for one in online):
+            naming += f" {COMMON_PREFIX}bash and the like take the machine's id as `{NODE}` instead."
         parts.append(f"Connected now.{naming} Find parameters with tool_search.")
         parts += _listed(online)
     away = sorted((machine for machine in known if machine.offline), key=lambda one: one.offline, reverse=True)
     if away:
         seen = [f"{machine.id} (last seen {machine.offline})" for machine in away]
         parts.append(
-            f"Known but offline: {_bounded(seen, LONGEST_ABSENT)}. Their tools cannot be called until they are back: "
-            "say so, and do not use another machine instead unless your user agrees."
+            f"Known but offline: {bounded_list(seen, LONGEST_ABSENT)}. Their tools cannot be called until they are "
+            "back: say so, and do not use another machine instead unless your user agrees."
         )
     return "\n".join(parts)
 
@@ -188,7 +194,7 @@ def _tool_names(names: Sequence[str]) -> str:
 
 
 def _listed(machines: Sequence[Machine]) -> list[str]:
-    """Return a line per machine; if that is too long, one per set of tools; otherwise only the ids."""
+    """Return a line per machine; if that is too long, only the ids."""
     lines = [
         f"- {machine.id}"
         + (f" ({machine.description})" if machine.description else "")
@@ -197,27 +203,8 @@ def _listed(machines: Sequence[Machine]) -> list[str]:
     ]
     if sum(map(len, lines)) <= LONGEST_MACHINES:
         return lines
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for machine in machines:
-        alike.setdefault(machine.tools, []).append(machine.id)
-    lines = [
-        f"- {_bounded(ids, LONGEST_MACHINES // 3)}" + (f": {_tool_names(tools)}" if tools else "")
-        for tools, ids in alike.items()
-    ]
-    if sum(map(len, lines)) > LONGEST_MACHINES:
-        lines = [f"- {_bounded([machine.id for machine in machines], LONGEST_MACHINES // 3)}"]
-    return [*lines, "tool_search finds a machine's tools by its id; the query 'machines' lists all machines."]
-
-
-def _bounded(items: Sequence[str], longest: int) -> str:
-    """Join the first items that fit with commas, followed by the number of the others."""
-    shown: list[str] = []
-    for item in items:
-        if shown and sum(len(one) + 2 for one in shown) + len(item) > longest:
-            break
-        shown.append(item)
-    more = len(items) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    ids = bounded_list([machine.id for machine in machines], LONGEST_IDS)
+    return [f"- {ids}", "tool_search finds a machine's tools by its id; the query 'machines' lists all machines."]
 
 
 _IDENTITY: Final = (

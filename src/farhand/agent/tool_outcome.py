@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
@@ -10,6 +11,9 @@ from farhand.llm.messages import Block, Content, FinishReason, Image, Message, T
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.protocol.json_limits import decode_bounded
+from farhand.tools.model_view import without_repeats
+
+_REPEATS: Final = re.compile(rb'"(tail|sessions)"')
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,12 +84,15 @@ def cancelled(*, began: bool, ended: bool) -> Outcome:
 
 def _shown(result: msgspec.Raw) -> Content:
     data = bytes(result)
-    if b'"content"' not in data:
+    if b'"content"' not in data and not _REPEATS.search(data):
         return data.decode()
     try:
         value = decode_bounded(data)
     except msgspec.DecodeError:
         return data.decode()
+    once = without_repeats(value)
+    if once is not value:
+        return msgspec.json.encode(once).decode()
     content = value.get("content") if isinstance(value, dict) else None
     if isinstance(content, str) and len(value) == 1:
         return content

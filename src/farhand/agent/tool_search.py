@@ -23,13 +23,15 @@ from farhand.agent.tools import AgentTool, Call, machine_part, not_found
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
-from farhand.protocol.names import ANY_BELOW, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
+from farhand.protocol.names import ANY_BELOW, COMMON_PREFIX, NATIVE, SEPARATOR, covers, letter_spellings, same_letters
 from farhand.tools.agent_tools import MAIN_AGENT
 from farhand.tools.schema import canonical_names
 
 NAME: Final = "tool_search"
 MOST_FOUND: Final = 8
 MOST_MACHINES: Final = 200
+# Of more machines, a search that names none finds `node_bash` instead of the `Bash` of each.
+MOST_ALIKE: Final = 2
 # How much of a query is searched for machine names, and how many parts of a word can form one name.
 LONGEST_QUERY: Final = 2000
 MOST_PARTS: Final = 8
@@ -212,7 +214,7 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
         for spec in specs
         if not (meant or unknown) or _machine(spec) in meant or not _machine(spec) or _named_by(spec, exact)
     ]
-    found = search(query, among, limit)
+    found = search(query, among if meant or exact else _collapsed(among), limit)
     notes = [f"There is no machine {one!r}; search for 'machines' to see them." for one in unknown[:3]]
     notes += [
         f"{machine} is offline, {state}." for machine, state in sorted(machines.items()) if state and machine in meant
@@ -229,6 +231,17 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
         lines += ["Offline now, cannot be called:", *away]
         notes = notes or [ABSENT]
     return Outcome("\n".join([*lines, *notes]))
+
+
+def _collapsed(specs: Sequence[ToolSpec]) -> list[ToolSpec]:
+    """Return the tools with `node_bash` in place of the `Bash` of many machines."""
+    of_machines = [
+        (spec, f"{COMMON_PREFIX}{spec.name.partition(SEPARATOR)[2].lower()}") for spec in specs if _machine(spec)
+    ]
+    often = Counter(name for spec, name in of_machines if not _offline(spec))
+    common = {spec.name for spec in specs if spec.name.startswith(COMMON_PREFIX) and often[spec.name] > MOST_ALIKE}
+    left_out = {spec.name for spec, name in of_machines if name in common and not _offline(spec)}
+    return [spec for spec in specs if spec.name not in left_out]
 
 
 def _told(spec: ToolSpec) -> str:

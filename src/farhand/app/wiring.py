@@ -71,6 +71,7 @@ from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
 from farhand.gateway.nodes.logs_tool import NodeLogs
 from farhand.gateway.nodes.metrics import MetricsHistory
+from farhand.gateway.nodes.machines_tool import NodeList
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
@@ -452,7 +453,7 @@ async def build(
     )
     message_tools, job_tools = messaging.tools(), cron_tools(jobs, sessions.pin_of)
     main_agent = main_agent_tools(machine_tools, job_tools, message_tools, session_tools.tools(), remembering)
-    catalog.serve([*guide, *undo.tools()], offered=False)
+    catalog.serve([*guide, *undo.tools(), *NodeList(node_registry).tools()], offered=False)
     catalog.serve([transfer_tool(transfers), *NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
     catalog.serve([*main_agent, *session_tools.native_tools()])
     catalog.serve([one for one in (*message_tools, *job_tools) if one not in main_agent])

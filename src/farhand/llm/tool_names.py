@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from farhand.protocol.names import COMMON_PREFIX
+
 LONGEST_NAME: Final = 64
 # A schema from a node may be nested arbitrarily; deeper levels become unconstrained.
 DEEPEST_SCHEMA: Final = 32
@@ -35,7 +37,8 @@ class ToolNames:
         often = Counter(plain.values())
         for name, candidate in plain.items():
             unique = often[candidate] == 1 and candidate not in taken and 0 < len(candidate) <= LONGEST_NAME
-            sent = candidate if unique else _with_digest(name, candidate)
+            # A plug-in's `node.bash` must not pass for `node_bash`.
+            sent = candidate if unique and not candidate.startswith(COMMON_PREFIX) else _with_digest(name, candidate)
             # A name may have been chosen to look like another one with its digest.
             while sent in taken:
                 sent = _with_digest(sent, candidate)

@@ -18,8 +18,9 @@ from farhand.protocol.errors import NotAllowed, ToolError
 from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import RegisteredTool, ToolRegistry
+from farhand.tools.node_family import node_spec
 from farhand.tools.node_files import NodeFileTools
-from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, NodeShellTools
+from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.schema import Parameters
 from farhand.tools.undo import SPEC as UNDO
 from farhand.tools.undo import UndoTool
@@ -35,15 +36,9 @@ def node_tools(
         name = declared.name
         family = files if hasattr(files, name) else shell
         method = getattr(family, name)
-        spec = ToolSpec(
-            name=name,
-            description=inspect.getdoc(method) or "",
-            parameters=Parameters(method).schema,
-            read_only=not declared.changes,
-            capability=declared.capability,
-            timeout_ms=DEFAULT_TIMEOUT_MS,
-            timeout_parameter="timeout" if name == "Bash" else None,
-        )
+        spec = node_spec(declared, method)
+        if limits.refusal(name) is not None:
+            spec = msgspec.structs.replace(spec, withheld=True)
         preview = getattr(family, f"preview_{name}") if declared.previews else None
         registry.add(_lent(spec, method, limits, preview=preview))
     if undo is not None:

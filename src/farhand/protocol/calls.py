@@ -27,6 +27,8 @@ class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     timeout_ms: int | None = None
     # The argument that holds the tool's own time limit in milliseconds, if any: the call gets a little more.
     timeout_parameter: str | None = None
+    # The owner of its machine does not lend it: calls are refused, and it is not offered.
+    withheld: bool = False
 
 
 class ToolCall(msgspec.Struct, frozen=True):

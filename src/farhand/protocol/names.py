@@ -14,6 +14,9 @@ NATIVE = "gsv"
 
 SEPARATOR = "__"
 
+# Names with this prefix call a tool on the machine that an argument names, such as `node_bash`.
+COMMON_PREFIX = "node_"
+
 # Suffix of a capability: the tool itself or any below it, on a node that does not list its tools.
 ANY_BELOW = ".*"
 

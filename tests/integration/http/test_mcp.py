@@ -72,8 +72,7 @@ def test_tools_are_listed_and_called(shared_gateway: GatewayProcess, hands: Node
             (hands.workspace / "m.txt").write_text("hello\n")
             result = await client.call_tool("hands__Read", {"path": "m.txt"})
             assert result.is_error is False
-            assert result.structured_content is not None and result.structured_content["content"] == "1\thello"
-            assert json.loads(text_of(result)) == result.structured_content
+            assert json.loads(text_of(result))["content"] == "1\thello"
             assert result.meta is not None
             record = shared_gateway.get(f"/v1/calls/{result.meta['farhand/call_id']}")
             assert (record["tool"], record["state"], record["route"]["node_id"]) == ("hands__Read", "ok", "hands")
@@ -135,8 +134,7 @@ def test_progress_is_told_while_a_command_runs(shared_gateway: GatewayProcess, h
         async with connected(shared_gateway, mode) as client:
             command = f"echo one; while [ ! -e {gate} ]; do sleep 0.05; done; echo two"
             result = await client.call_tool("hands__Bash", {"command": command}, progress_callback=progress)
-            assert result.structured_content is not None
-            assert result.structured_content["output"] == "one\ntwo\n"
+            assert json.loads(text_of(result))["output"] == "one\ntwo\n"
 
     run(act())
     assert told[0][1] == "one"
@@ -204,7 +202,7 @@ def test_a_long_call_is_kept_alive_and_answered(shared_gateway: GatewayProcess, 
         for mode in ("legacy", "2026-07-28"):
             async with connected(shared_gateway, mode) as client:
                 result = await client.call_tool("hands__Bash", {"command": "sleep 2.5; echo done"})
-                assert result.structured_content is not None and result.structured_content["output"] == "done\n"
+                assert json.loads(text_of(result))["output"] == "done\n"
 
     run(act())
 
@@ -312,8 +310,7 @@ def test_a_call_that_is_asked_about_is_answered_once_somebody_said_yes(tmp_path:
                     answer = await asyncio.to_thread(gateway.request, "POST", f"/v1/approvals/{approval['id']}", body)
                     assert answer.status == 200, answer
                     result = await call
-                    assert result.structured_content is not None
-                    assert result.structured_content["output"] == "approved\n"
+                    assert json.loads(text_of(result))["output"] == "approved\n"
 
         run(act())
 
@@ -345,7 +342,7 @@ def test_a_client_that_starts_programs_is_served(shared_gateway: GatewayProcess,
             quick = await client.call_tool("gsv__ReadFile", {})
             assert quick.is_error is False and not slow.done()
             result = await slow
-            assert result.structured_content is not None and result.structured_content["output"] == "one\ntwo\n"
+            assert json.loads(text_of(result))["output"] == "one\ntwo\n"
 
     run(act())
     assert "one" in told
@@ -392,8 +389,7 @@ def test_it_finds_the_answer_of_a_gateway_that_was_killed(tmp_path: Path) -> Non
                 await asyncio.to_thread(gateway.wait_for_node, "hands")
                 gate.touch()
                 result = await call
-                assert result.structured_content is not None
-                assert result.structured_content["output"] == "before\nafter\n"
+                assert json.loads(text_of(result))["output"] == "before\nafter\n"
 
         run(act())
 
@@ -556,7 +552,7 @@ def test_a_stream_that_was_lost_is_taken_up_again_even_after_a_restart(tmp_path:
             data = next(line for line in answer.iter_lines() if line.startswith("data: {"))
         told = json.loads(data.removeprefix("data: "))
         assert told["id"] == "seven"
-        assert told["result"]["structuredContent"]["output"] == "through\n"
+        assert json.loads(told["result"]["content"][0]["text"])["output"] == "through\n"
         other = gateway.request("POST", "/v1/tokens", {"label": "o"}).json()["token"]
         stranger = {"Accept": "text/event-stream", "Last-Event-ID": place, "Mcp-Session-Id": session}
         assert gateway.request("GET", "/mcp", headers=stranger, token=other).status == 404

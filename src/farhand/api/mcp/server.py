@@ -32,6 +32,7 @@ from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
@@ -51,8 +52,9 @@ MOST_TAIL: Final = 500
 GATHER_SECONDS: Final = 0.1
 DISCOVERED_MS: Final = 60_000
 INSTRUCTIONS: Final = (
-    "Tools of several machines. {machine}__{Tool} acts on that machine; gsv__* is the gateway's own storage and "
-    "services; names without __ act on the machine the gateway runs on. A machine that is away has no tools here."
+    "Tools of several machines. node_* acts on the machine whose id is its `node`, and so does {machine}__{Tool}; "
+    "gsv__* is the gateway's own storage and services; other names without __ act on the machine the gateway runs on. "
+    "A machine that is away has no tools here."
 )
 SSE: Final = b"text/event-stream"
 SCOPES: Final = (Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
@@ -182,7 +184,8 @@ class McpRoutes:
             raise RpcError(rpc.INVALID_PARAMS, "arguments must be an object")
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
-        begun = await self._gate.begin(call, principal=request.principal, origins=MCP)
+        own = self._catalog.own(NODE_LIST) if name == NODE_LIST else None
+        begun = await self._gate.begin(call, principal=request.principal, own=own, origins=MCP)
         exchange = _Exchange(
             self._gate, self._commands, self._secrets, begun, request_id, message.progress_token, session
         )

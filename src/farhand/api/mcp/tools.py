@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
-from farhand.gateway.calls.catalog import EMPTY, Catalog
+from farhand.gateway.calls.catalog import EMPTY, OWN_HOST, Catalog
 from farhand.gateway.calls.open_call import result_of
+from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.llm.tool_names import ToolNames
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.json_limits import decode_bounded
+from farhand.protocol.names import split_tool
 from farhand.store.tables.calls import CallRecord, CallState
+from farhand.tools.model_view import without_repeats
+from farhand.tools.node_family import families, family_of
 
 # Maximum tools in one answer; its cursor leads to more.
 PAGE: Final = 1000
-# A larger result is sent as text only, since it would be sent twice.
-MOST_STRUCTURED: Final = 100_000
 CALL_KEY: Final = "farhand/call_id"
 
 
@@ -44,10 +47,23 @@ def tools(catalog: Catalog, principal: Principal, cursor: str | None) -> dict[st
     """Return the tools that a principal may use, by name, starting after `cursor`."""
     specs = catalog.specs()
     names = ToolNames(specs, dots=True)
-    found = {names.sent(name): spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
+    offered = {name: spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
+    found = {names.sent(name): spec for name, spec in offered.items()}
+    if principal.actor.profile == "compact" and not principal.actor.tools:  # such a token names its tools itself
+        found = {name: spec for name, spec in found.items() if family_of(spec) is None}
+        found |= {spec.name: spec for spec in _common(catalog, principal, offered)}
     rest = sorted(name for name in found if cursor is None or name > cursor)
     page: dict[str, Any] = {"tools": [_tool(name, found[name]) for name in rest[:PAGE]]}
     return {**page, "nextCursor": rest[PAGE - 1]} if len(rest) > PAGE else page
+
+
+def _common(catalog: Catalog, principal: Principal, offered: Mapping[str, ToolSpec]) -> list[ToolSpec]:
+    """Return the tools of all machines under one name each, and the tool that lists the machines."""
+    members = {name: spec for name, spec in offered.items() if family_of(spec) is not None}
+    nodes = {named[0] for name in members if (named := split_tool(name)) is not None}
+    listing = catalog.own(NODE_LIST)
+    lists = nodes and listing is not None and offered_to(principal, NODE_LIST, listing.spec, OWN_HOST["native"])
+    return [*families(members.values(), nodes), *([listing.spec] if lists and listing is not None else [])]
 
 
 def _tool(name: str, spec: ToolSpec) -> dict[str, Any]:
@@ -77,10 +93,9 @@ def outcome(record: CallRecord) -> dict[str, Any]:
             return {"content": [_text(blocks)], "isError": False, "_meta": meta}
         if isinstance(blocks, list) and blocks and all(_is_block(block) for block in blocks):
             return {"content": blocks, "isError": False, "_meta": meta}
-    told = {"content": [_text(value if isinstance(value, str) else raw.decode())], "isError": False, "_meta": meta}
-    if isinstance(value, dict) and len(raw) <= MOST_STRUCTURED:
-        told["structuredContent"] = value
-    return told
+    once = without_repeats(value)
+    text = value if isinstance(value, str) else raw.decode() if once is value else msgspec.json.encode(once).decode()
+    return {"content": [_text(text)], "isError": False, "_meta": meta}
 
 
 def _text(text: str) -> dict[str, str]:

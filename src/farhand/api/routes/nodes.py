@@ -84,7 +84,7 @@ class NodeRoutes:
                 tags=node.card.tags,
                 capabilities=node.card.capabilities,
                 refused_capabilities=node.card.refused,
-                tools=[spec.name for spec in node.card.tools],
+                tools=[spec.name for spec in node.lent],
                 role=node.card.role,
                 online=node.online,
                 frozen=node.connection is not None and node.connection.frozen is not None,

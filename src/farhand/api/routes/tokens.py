@@ -8,7 +8,7 @@ import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.router import route
-from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Scope
+from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Profile, Scope
 from farhand.gateway.access.tokens import Tokens
 from farhand.protocol.key_auth import key_text, read_key
 from farhand.store.tables.tokens import Token
@@ -25,6 +25,8 @@ class TokenRequest(msgspec.Struct):
     expires_seconds: float | None = None
     # Public key of a node, as shown by `farhand node key`; then no secret is created.
     public_key: str | None = None
+    # Which tools MCP clients see with it: those of all machines as one family, or those of each machine.
+    profile: Profile = "compact"
 
 
 class TokenShown(msgspec.Struct):
@@ -40,6 +42,7 @@ class TokenShown(msgspec.Struct):
     public_key: str | None
     last_used_at: int | None
     made_by: str
+    profile: str
 
 
 class TokensAnswer(msgspec.Struct):
@@ -75,6 +78,7 @@ class TokenRoutes:
                 nodes=wanted.nodes,
                 expires_seconds=wanted.expires_seconds,
                 made_by=request.credential.id,
+                profile=wanted.profile,
             )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
@@ -103,4 +107,5 @@ def _shown(token: Token) -> TokenShown:
         public_key=None if token.public_key is None else key_text(token.public_key),
         last_used_at=token.last_used_at,
         made_by=token.made_by,
+        profile=token.profile,
     )

@@ -108,6 +108,13 @@ def show_owner(client: Client) -> None:
 )
 @click.option("--tool", "tools", multiple=True, metavar="PATTERN", help="Only these tools, such as 'laptop__*'.")
 @click.option("--node-only", "nodes", multiple=True, metavar="ID", help="Only the tools of this node. Repeatable.")
+@click.option(
+    "--profile",
+    type=click.Choice(["compact", "full"]),
+    default="compact",
+    show_default=True,
+    help="What MCP clients see: node_bash and the like for all machines, or every machine's tools.",
+)
 @click.option("--public-key", metavar="KEY", help="With --node: log in with this key, see `farhand node key`.")
 @click.option("--expires", "expires_seconds", type=Age(), metavar="AGE", help="Expire after 30s, 15m, 2h or 7d.")
 def create(client: Client, **options: Any) -> None:

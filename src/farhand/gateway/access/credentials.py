@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import msgspec
 
@@ -35,6 +36,9 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+# Which tools MCP clients see: those of all machines as one family (`node_bash`), or those of each machine.
+Profile = Literal["compact", "full"]
+
 # The default scopes of a token.
 CALLER_SCOPES = (Scope.READ, Scope.CHAT, Scope.TOOLS_READ, Scope.TOOLS_WRITE, Scope.TOOLS_EXEC)
 # The default scopes of a token that is restricted to some tools or nodes.
@@ -54,6 +58,8 @@ class Credential(msgspec.Struct, frozen=True):
     pinned: str = ""
     # The credential that made this one, such as a hook's; this one ends with it.
     issuer: str = ""
+    # Which tools MCP clients see with it.
+    profile: Profile = "full"
 
     @property
     def is_token(self) -> bool:
@@ -217,7 +223,11 @@ class Credentials:
         if token is None or token.node_id is not None or self._over(token.expires_at):
             return None
         return Credential(
-            token.id, frozenset(token.scopes.split()), tuple(token.tools.split()), tuple(token.nodes.split())
+            token.id,
+            frozenset(token.scopes.split()),
+            tuple(token.tools.split()),
+            tuple(token.nodes.split()),
+            profile="compact" if token.profile == "compact" else "full",
         )
 
     def ended(self, ids: Iterable[str]) -> str | None:

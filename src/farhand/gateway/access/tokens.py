@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.gateway.access.credentials import OWNER, Credentials, new_secret
+from farhand.gateway.access.credentials import OWNER, Credentials, Profile, new_secret
 from farhand.gateway.journal import EventJournal
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import key_text
@@ -62,6 +62,7 @@ class Tokens:
         expires_seconds: float | None = None,
         public_key: bytes | None = None,
         made_by: str = OWNER.id,
+        profile: Profile = "compact",
     ) -> tuple[Token, str]:
         """Return a new token and its secret, which is not stored.
 
@@ -97,6 +98,7 @@ class Tokens:
             expires_at=min(expiries, default=None),
             public_key=public_key,
             made_by=made_by,
+            profile=profile,
         )
         await self._journal.record(
             lambda store: add_token(store, token),

@@ -291,7 +291,7 @@ class Catalog:
             node = self._node_registry.nodes[node_id]
             if node.connection is None or (among is not None and not among(node)):
                 continue
-            for spec in node.card.tools:
+            for spec in node.lent:
                 name = spec.name if self._shared(node, spec) else join_tool(node_id, spec.name)
                 specs.setdefault(name, (spec, node_id))
             for spec in _announced(node):
@@ -332,7 +332,7 @@ class Catalog:
         disabled = self._disabled()
         for node in away:
             families = [ToolSpec(f"{capability}{ANY_BELOW}") for capability in node.card.capabilities]
-            for spec in node.card.tools or families:
+            for spec in node.lent if node.card.tools else families:
                 shared = self._shared(node, spec) or not node.card.tools
                 name = spec.name if shared else join_tool(node.card.node_id, spec.name)
                 if shared and self._node_registry.serving(spec.name.removesuffix(ANY_BELOW)) is not None:

@@ -41,6 +41,7 @@ from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval
 from farhand.tools import undo
+from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
 
 # After a start, nodes have at least this long to report what they finished, whatever the deadline.
@@ -294,6 +295,7 @@ class Gate:
             if (order := self._frozen()) is not None:
                 raise order.refusal()
             _check_names(call)
+            call = resolved(call)
             target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
             self._policy_check.check_valid(principal)
             allow(target, principal)

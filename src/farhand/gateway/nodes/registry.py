@@ -184,6 +184,11 @@ class Node:
         self.specs = {spec.name.casefold(): spec for spec in card.tools}
 
     @property
+    def lent(self) -> list[ToolSpec]:
+        """Return the announced tools without those that the owner of the machine does not lend."""
+        return [spec for spec in self.card.tools if not spec.withheld]
+
+    @property
     def online(self) -> bool:
         return self.connection is not None
 

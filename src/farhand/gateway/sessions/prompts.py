@@ -81,7 +81,7 @@ class Prompts:
                 continue
             names = tuple(
                 spec.name
-                for spec in node.card.tools
+                for spec in node.lent
                 if spec.name in callable_ or f"{node_id}{SEPARATOR}{spec.name}" in callable_
             )
             if not node.card.tools:

@@ -105,7 +105,7 @@ class RunCalls:
         )
         try:
             opened = await asyncio.shield(opening)
-            self._made[opened.record.id] = name
+            self._made[opened.record.id] = opened.record.tool
             opened.on_approval(self._asked)
             return self._outcome(result_of(await gate.wait(opened)))
         except (StoreError, IdempotencyConflict) as error:
@@ -114,8 +114,9 @@ class RunCalls:
             reason = self._stopped()
             if reason is None:
                 raise
-            self._made[call.id] = use.name
-            ended = await gate.cancel((await opening).record.id, reason)
+            begun = (await opening).record
+            self._made[begun.id] = begun.tool
+            ended = await gate.cancel(begun.id, reason)
             assert ended is not None
             return self._outcome(result_of(ended))
 

@@ -52,6 +52,7 @@ from farhand.store.ports import Store, Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.idempotency import claimed_below
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
+from farhand.tools.node_family import families
 from farhand.tools.tool import Tool
 
 TITLE_LENGTH = 60
@@ -163,12 +164,17 @@ class Turns:
         """Return the tools that a principal may call, by their callable names; those of offline machines are marked."""
         reach = self.services.catalog if pinned is None else pinned
         nodes = self.services.node_registry.nodes
-        listed = [
-            AgentTool.of(spec, name, machine=host if host in nodes else "")
+        callable_ = {
+            name: (spec, host)
             for name, (spec, host) in reach.specs().items()
             if offered_to(principal, name, spec, host)
+        }
+        listed = [
+            AgentTool.of(spec, name, machine=host if host in nodes else "") for name, (spec, host) in callable_.items()
         ]
-        families = [
+        if pinned is None:
+            listed += [AgentTool.of(spec) for spec in families(spec for spec, _ in callable_.values())]
+        unlisted = [
             AgentTool.of(spec, machine=host)
             for spec, host in reach.families()
             if offered_to(principal, spec.name, spec, host)
@@ -178,7 +184,7 @@ class Turns:
             for name, spec, node in reach.absent()
             if offered_to(principal, name, spec, node.card.node_id)
         ]
-        return [_in_its_words(spec) for spec in (*listed, *families, *away)]
+        return [_in_its_words(spec) for spec in (*listed, *unlisted, *away)]
 
     def sub_agent_specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
         known = {name: tool.spec for name, tool in self.sub_agent.items()}

@@ -463,6 +463,8 @@ CREATE TABLE standing_approvals (
     created_at   INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
+# Tokens from before profiles keep the full list of tools.
+PROFILES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN profile TEXT NOT NULL DEFAULT 'full';"
 
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
@@ -488,4 +490,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CHAT_MAKERS,
     BROWSER_SESSION_MAKERS,
     STANDING_APPROVALS,
+    PROFILES_OF_TOKENS,
 )

@@ -13,8 +13,8 @@ from farhand.store.ports import Tx
 ADD: Final = """
     INSERT INTO tokens
     (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
-    made_by)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    made_by, profile)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
 REVOKE_DESCENDANTS: Final = """
     WITH RECURSIVE ended(id, at) AS (
@@ -27,7 +27,7 @@ REVOKE_DESCENDANTS: Final = """
 REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 ALL: Final = """
     SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
-    made_by
+    made_by, profile
     FROM tokens ORDER BY created_at, id"""
 META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -52,6 +52,8 @@ class Token(msgspec.Struct, frozen=True):
     last_used_at: int | None = None
     # The credential that made it.
     made_by: str = "owner"
+    # Which tools MCP clients see: `compact` or `full`.
+    profile: str = "full"
 
 
 def token_hash(secret: str) -> bytes:
