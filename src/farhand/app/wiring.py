@@ -70,8 +70,8 @@ from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
 from farhand.gateway.nodes.logs_tool import NodeLogs
-from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.machines_tool import NodeList
+from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry

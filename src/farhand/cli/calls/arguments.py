@@ -111,7 +111,9 @@ class ToolSchema:
             return self._types(definitions.get(reference.removeprefix("#/$defs/")), depth + 1)
         if "const" in schema or isinstance(schema.get("enum"), list):
             return {TYPES.get(type(one), "null") for one in schema.get("enum", [schema.get("const")])}
-        choices: list[Any] = next((schema[name] for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)), [])
+        choices: list[Any] = next(
+            (schema[name] for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)), []
+        )
         found = [self._types(choice, depth + 1) for choice in choices]
         return set().union(*found) if all(found) else set()
 
