@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.fleet_servers import nats, postgres  # noqa: F401
 from tests.support.harness import GatewayProcess, free_port, wait_until
 
 settings.register_profile("farhand", deadline=None)  # a busy machine is no reason to fail

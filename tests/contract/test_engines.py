@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import farhand
 
 SOURCE = Path(farhand.__file__).parent
 # The memory index is a database of its own.
-ALLOWED = ("store/sqlite/", "memory/index.py")
+ALLOWED = {
+    "apsw": ("store/sqlite/", "memory/index.py"),
+    "psycopg": ("store/postgres/",),
+    "nats": ("store/bus/nats.py",),
+}
 
 
-def test_no_module_outside_its_package_uses_the_engine() -> None:
+@pytest.mark.parametrize("library", ALLOWED)
+def test_no_module_outside_its_package_uses_the_engine(library: str) -> None:
     found = [
         name
         for path in SOURCE.rglob("*.py")
-        if not (name := path.relative_to(SOURCE).as_posix()).startswith(ALLOWED)
-        and re.search(r"^\s*(import|from) apsw\b|\bapsw\.\w", path.read_text(), re.M)
+        if not (name := path.relative_to(SOURCE).as_posix()).startswith(ALLOWED[library])
+        and re.search(rf"^\s*(import|from) {library}\b|\b{library}\.\w+\(", path.read_text(), re.M)
     ]
     assert found == []

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import apsw
+import psycopg
 import pytest
 
 from farhand.protocol.errors import NotFound
 from farhand.store.journal.events import append_event, events_after, last_event
 from farhand.store.ports import IntegrityError, Store, StoreError, Tx
+from farhand.store.postgres.store import PostgresStore
 from farhand.store.sqlite.migrations import MIGRATIONS
 from farhand.store.sqlite.store import SqliteStore
+from tests.support.fleet_servers import PostgresServer
 
 TOKENS = "INSERT INTO meta (key, value) VALUES (?, ?)"
 
@@ -43,12 +46,34 @@ from farhand.store.sqlite.store import SqliteStore
 def open(folder):
     return SqliteStore.open(folder / "x.db")
 """
-ENGINES = {"sqlite": Engine(lambda folder: SqliteStore.open(folder / "x.db"), SQLITE, newer_sqlite)}
+POSTGRES = """
+from farhand.store.postgres.store import PostgresStore
+def open(folder):
+    return PostgresStore.open({url!r}, b"k" * 32)
+"""
+
+
+def sqlite_engine(_: pytest.FixtureRequest) -> Engine:
+    return Engine(lambda folder: SqliteStore.open(folder / "x.db"), SQLITE, newer_sqlite)
+
+
+def postgres_engine(request: pytest.FixtureRequest) -> Engine:
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.new_database()
+
+    def newer(_: Path) -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE schema_steps SET done = done + 1 WHERE part = 'tables'")
+
+    return Engine(lambda _: PostgresStore.open(url, b"k" * 32), POSTGRES.format(url=url), newer)
+
+
+ENGINES = {"sqlite": sqlite_engine, "postgres": postgres_engine}
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return ENGINES[request.param]
+    return ENGINES[request.param](request)
 
 
 @pytest.fixture
@@ -183,6 +208,22 @@ def test_statements_tell_how_many_rows_they_changed(on_store: OnStore) -> None:
 
     async def test(store: Store) -> None:
         assert await store.write(change) == [2, 0]
+
+    on_store(test)
+
+
+def test_any_text_and_bytes_come_back(on_store: OnStore) -> None:
+    texts = ["", "a\0b", "\U0010fffd0", "\U0010fffd\0", "é\U0001f600", "%s $1 ?"]
+
+    def keep(tx: Tx) -> list[str]:
+        tx.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", [(f"k{n}", text) for n, text in enumerate(texts)])
+        append_event(tx, 1, "test", "a\0b", {})
+        rows = tx.execute("SELECT value FROM meta WHERE key LIKE 'k%' AND value <> '?' ORDER BY key")
+        return [row[0] for row in rows]
+
+    async def test(store: Store) -> None:
+        assert await store.write(keep) == texts
+        assert await store.read(subjects) == ["a\0b"]
 
     on_store(test)
 

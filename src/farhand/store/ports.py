@@ -72,6 +72,10 @@ class Tx(Protocol):
         """Return how many rows the last statement inserted, changed or deleted."""
         ...
 
+    def used_bytes(self) -> int:
+        """Return about how much the store takes on its disk."""
+        ...
+
     @property
     def journal(self) -> Journal:
         """The journal that the transaction appends to. Raises StoreError in a query."""

@@ -15,7 +15,7 @@ import pytest
 from farhand.store.history.seal_coverage import seal_old_rows
 from farhand.store.history.verify import Report
 from farhand.store.journal.events import append_event
-from farhand.store.journal.seal import HEAD_FILE, KEY_FILE, Head, SealedJournal
+from farhand.store.journal.seal import HEAD_FILE, KEY_FILE, Head, SealedJournal, load_key
 from farhand.store.ports import Tx
 from farhand.store.sqlite.audit import verify
 from farhand.store.sqlite.migrations import MIGRATIONS, SEALED
@@ -212,7 +212,7 @@ def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
     change(home, "UPDATE calls SET result = x'7b7d' WHERE seq = 1")
     connection = apsw.Connection(str(home / "farhand.db"))
     (home / "forger").mkdir()
-    journal = SealedJournal(home / "forger")
+    journal = SealedJournal(load_key(home / "forger", make=True), home / "forger" / HEAD_FILE)
     seal_old_rows(SqliteTx(connection, journal), 1)
     connection.close()
     journal.close()

@@ -173,12 +173,14 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
         clauses.append("e.at < ?")
         values.append(wanted.until)
     if wanted.kinds:
-        clauses.append("(" + " OR ".join(["e.kind = ? OR substr(e.kind, 1, ?) = ?"] * len(wanted.kinds)) + ")")
+        clauses.append(
+            "(" + " OR ".join(["e.kind = ? OR substr(e.kind, 1, cast(? AS INTEGER)) = ?"] * len(wanted.kinds)) + ")"
+        )
         for kind in wanted.kinds:
             values += [kind, len(kind) + 1, f"{kind}."]
     if wanted.session is not None:
         clauses.append(
-            "(e.subject = ? OR instr(e.data, ?) OR instr(e.data, ?)"
+            "(e.subject = ? OR instr(e.data, ?) > 0 OR instr(e.data, ?) > 0"
             " OR EXISTS (SELECT 1 FROM calls WHERE calls.id = e.subject AND calls.session_key = ?)"
             " OR EXISTS (SELECT 1 FROM runs WHERE runs.id = e.subject AND runs.session_key = ?))"
         )
@@ -186,8 +188,8 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
         values += [wanted.session, b'"session":' + said, b'"session_key":' + said, wanted.session, wanted.session]
     if wanted.node is not None:
         clauses.append(
-            "(substr(e.kind, 1, 5) = 'node.' AND e.subject = ? OR instr(e.data, ?) OR instr(e.data, ?)"
-            " OR instr(e.data, ?)"
+            "(substr(e.kind, 1, 5) = 'node.' AND e.subject = ? OR instr(e.data, ?) > 0 OR instr(e.data, ?) > 0"
+            " OR instr(e.data, ?) > 0"
             " OR EXISTS (SELECT 1 FROM calls WHERE calls.id = e.subject AND calls.node_id = ?))"
         )
         said = msgspec.json.encode(wanted.node)

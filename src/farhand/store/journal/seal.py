@@ -96,19 +96,19 @@ class Sealer:
 
 
 class SealedJournal:
-    """The end of the journal that is being written, and the files that belong to it. Its owner calls `close`."""
+    """The end of the journal that is being written, and the file that records it, if any. Its owner calls `close`."""
 
     __slots__ = ("_file", "_kept", "_pending", "hash", "id", "sealer")
 
-    def __init__(self, home: Path) -> None:
-        self.sealer: Seals = Sealer(load_key(home, make=True))
+    def __init__(self, key: bytes, head: Path | None = None) -> None:
+        self.sealer: Seals = Sealer(key)
         # Rows of the current transaction.
         self._pending: list[JournalRow] = []
         # The id of the newest row, including pending ones.
         self.id = 0
         self.hash = self.sealer.beginning
         self._kept = (self.id, self.hash)
-        self._file = os.open(home / HEAD_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = None if head is None else os.open(head, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, at: int, kind: str, subject: str, data: bytes, covered: bytes = b"", skip: int = 1) -> int:
         self.id = number = self.id + skip
@@ -118,7 +118,11 @@ class SealedJournal:
     def load(self, tx: Tx) -> None:
         """Continue after the newest row in the table."""
         end = journal_end(tx)
-        self.id, self.hash = (end.id, end.hash) if end.id else (0, self.sealer.beginning)
+        self.continue_after(end.id, end.hash)
+
+    def continue_after(self, number: int, digest: bytes) -> None:
+        """Continue after the row with this id and seal; id 0 is the beginning."""
+        self.id, self.hash = (number, digest) if number else (0, self.sealer.beginning)
         self._kept = (self.id, self.hash)
 
     def write(self, tx: Tx) -> None:
@@ -140,6 +144,11 @@ class SealedJournal:
         """Return the number of rows that the current transaction adds."""
         return len(self._pending)
 
+    @property
+    def moved(self) -> bool:
+        """Whether the current transaction adds rows, or has added them."""
+        return self.id != self._kept[0]
+
     def drop(self, count: int) -> None:
         """Drop the pending rows after the first `count`: the operation that added them has failed."""
         del self._pending[count:]
@@ -147,12 +156,15 @@ class SealedJournal:
 
     def opened(self) -> None:
         """Record the end of the journal in the head file, now and after every commit."""
+        assert self._file is not None, "the journal has no head file"
         os.pwrite(self._file, _MAGIC + _HEAD.pack(self.id, self.hash) + _REST.pack(_OPEN, boot_id().encode()), 0)
         self._kept = (self.id, self.hash)
 
     def committed(self) -> None:
         if self._kept[0] != self.id:
             self._kept = (self.id, self.hash)
+            if self._file is None:
+                return
             try:
                 os.pwrite(self._file, _HEAD.pack(self.id, self.hash), len(_MAGIC))
             except OSError as error:  # the rows are stored; only a loss of the newest could go unnoticed
@@ -163,6 +175,8 @@ class SealedJournal:
         self.id, self.hash = self._kept
 
     def close(self) -> None:
+        if self._file is None:
+            return
         os.pwrite(self._file, _CLEAN, len(_MAGIC) + _HEAD.size)
         os.fsync(self._file)
         os.close(self._file)

@@ -6,11 +6,8 @@ The commit is the promise: `synchronous` is FULL for a group with a durable oper
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +17,12 @@ from typing import Any, Final, TypeVar, cast
 import apsw
 
 from farhand.machine.files.private_files import create_private
+from farhand.store.group_commit import AnyFuture, GroupCommit, Result, Write
 from farhand.store.history.seal_coverage import check_head, seal_old_rows
-from farhand.store.journal.seal import SealedJournal
+from farhand.store.journal.seal import HEAD_FILE, SealedJournal, load_key
 from farhand.store.ports import EngineError, IntegrityError, Operation, Rows, Seals, StoreError, Tx
 from farhand.store.sqlite.intent_log import INTENT_LOGS, store_intents
 from farhand.store.sqlite.migrations import MIGRATIONS, SEALED
-from farhand.store.tables.metrics import Durations
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +34,11 @@ SAFE_SQLITE: Final = (3, 51, 3)
 CHECKPOINT_PAGES: Final = 4000
 # Commits that are not durable reach the disk after this time at the latest.
 SYNC_SECONDS: Final = 0.2
-READERS: Final = 2
 
 DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError)
 # These concern one operation; any other error of the engine fails the whole group.
 _OF_ONE_OPERATION: Final = (apsw.SQLError, apsw.RangeError)
 _CONSTRAINTS: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
-
-
-_AnyFuture = asyncio.Future[Any] | concurrent.futures.Future[Any]
-_Write = tuple[Operation[Any], _AnyFuture, bool]
-_Result = tuple[_AnyFuture, Any, Exception | None]
 
 
 def translated(error: apsw.Error, path: Path | None = None) -> StoreError:
@@ -81,6 +72,11 @@ class SqliteTx:
             self._executemany(sql, rows)
         except apsw.Error as error:
             raise translated(error) from error
+
+    def used_bytes(self) -> int:
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (int(self._connection.pragma(name)) for name in names)
+        return (pages - free) * size
 
     @property
     def journal(self) -> SealedJournal:
@@ -125,35 +121,23 @@ def open_readonly(path: Path) -> Iterator[Tx]:
         raise StoreError(f"cannot read the store {path}: {error}") from None
 
 
-class SqliteStore:
+class SqliteStore(GroupCommit):
     """The `Store` on SQLite. Open it with `SqliteStore.open`; the caller closes it."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         create_private(path)  # SQLite gives the files beside it the same mode
         self._connection = _connect(path)
-        self._journal = SealedJournal(path.parent)
+        self._journal = SealedJournal(load_key(path.parent, make=True), path.with_name(HEAD_FILE))
         self._tx = SqliteTx(self._connection, self._journal)
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._writer: threading.Thread | None = None
-        # Writes whose futures are not done.
-        self._unfinished = 0
         self._full_sync = False
         # There are commits that may not be on disk.
         self._unsynced = False
         self._log_pages = 0
         self._connection.set_wal_hook(self._log_grew)
-        self._reading = concurrent.futures.ThreadPoolExecutor(READERS, "farhand-read")
         self._readers = threading.local()
         self._read_connections: list[apsw.Connection] = []
-        self._watchers: list[asyncio.Event] = []
-        # Why no write is accepted any more.
-        self.broken: StoreError | None = None
-        # The number of groups that were committed.
-        self.commits = 0
-        # The times that durable commits took, in microseconds.
-        self.commit_times = Durations()
 
     @classmethod
     def open(cls, path: Path, *, restored: bool = False) -> SqliteStore:
@@ -179,63 +163,15 @@ class SqliteStore:
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def write(self, operation: Operation[T], *, durable: bool = True) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = (self._loop or self._start()).create_future()
-        if self.broken is not None:
-            future.set_exception(self.broken)
-        else:
-            self._unfinished += 1
-            self._queue.put((operation, future, durable))
-        return future
+    @property
+    def _pause(self) -> float | None:
+        return SYNC_SECONDS if self._unsynced else None
 
-    def query(self, operation: Operation[T]) -> T:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        if self._writer is None:
-            _settle(self._commit([(operation, future, True)]))
-        else:
-            self._queue.put((operation, future, True))
-        return future.result()
+    def _after_group(self) -> None:
+        if self._log_pages > CHECKPOINT_PAGES:
+            self._checkpoint()
 
-    def _start(self) -> asyncio.AbstractEventLoop:
-        self._loop = asyncio.get_running_loop()
-        self._writer = threading.Thread(target=self._write_groups, name="farhand-write", daemon=True)
-        self._writer.start()
-        return self._loop
-
-    def _write_groups(self) -> None:
-        """Commit one group after the other, until None is queued."""
-        assert self._loop is not None
-        last = False
-        while not last:
-            group, last = self._next_group()
-            results = self._commit(group) if group or self._unsynced else []
-            _settle([result for result in results if isinstance(result[0], concurrent.futures.Future)])
-            if results:
-                with contextlib.suppress(RuntimeError):  # the loop was closed and the store was not
-                    self._loop.call_soon_threadsafe(self._deliver, results)
-            if self._log_pages > CHECKPOINT_PAGES:
-                self._checkpoint()
-
-    def _next_group(self) -> tuple[list[_Write], bool]:
-        """Return everything that is queued, and whether it is the last; nothing when only a sync is due."""
-        group: list[_Write] = []
-        with contextlib.suppress(queue.Empty):
-            item = self._queue.get(timeout=SYNC_SECONDS if self._unsynced else None)
-            while item is not None:
-                group.append(item)
-                item = self._queue.get_nowait()
-            return group, True
-        return group, False
-
-    def _deliver(self, results: list[_Result]) -> None:
-        self.wake()
-        for future, value, error in results:
-            if isinstance(future, asyncio.Future):
-                self._unfinished -= 1
-                if not future.done():
-                    future.set_result(value) if error is None else future.set_exception(error)
-
-    def _commit(self, group: list[_Write]) -> list[_Result]:
+    def _commit(self, group: list[Write]) -> list[Result]:
         """Run the operations of a group and commit; a failing one leaves nothing behind."""
         if self.broken is not None:
             return [(future, None, self.broken) for _, future, _ in group]
@@ -261,7 +197,7 @@ class SqliteStore:
             self.commit_times.add((time.perf_counter() - began) * 1_000_000)
         return results
 
-    def _attempt(self, group: list[_Write], durable: bool, *, isolated: bool) -> list[_Result]:
+    def _attempt(self, group: list[Write], durable: bool, *, isolated: bool) -> list[Result]:
         connection, tx = self._connection, self._tx
         if durable != self._full_sync:
             self._full_sync = durable
@@ -281,7 +217,7 @@ class SqliteStore:
         connection.execute("COMMIT")
         return results
 
-    def _isolated(self, operation: Operation[Any], future: _AnyFuture) -> _Result:
+    def _isolated(self, operation: Operation[Any], future: AnyFuture) -> Result:
         connection, journal = self._connection, self._journal
         events = journal.pending
         connection.execute("SAVEPOINT operation")
@@ -293,7 +229,7 @@ class SqliteStore:
                 raise
             connection.execute("ROLLBACK TO operation")
             journal.drop(events)
-            result: _Result = (future, None, failure)
+            result: Result = (future, None, failure)
         else:
             result = (future, value, None)
         connection.execute("RELEASE operation")
@@ -331,11 +267,6 @@ class SqliteStore:
 
     # -- reading ----------------------------------------------------------------------------------------
 
-    async def read(self, query: Operation[T]) -> T:
-        if self._unfinished and self.broken is None:
-            await self.write(_nothing, durable=False)
-        return await asyncio.get_running_loop().run_in_executor(self._reading, self._read, query)
-
     def _read(self, query: Operation[T]) -> T:
         try:
             connection: apsw.Connection | None = getattr(self._readers, "connection", None)
@@ -350,42 +281,11 @@ class SqliteStore:
         except apsw.Error as error:
             raise translated(error, self.path) from None
 
-    def watch(self) -> asyncio.Event:
-        event = asyncio.Event()
-        self._watchers.append(event)
-        return event
-
-    def unwatch(self, event: asyncio.Event) -> None:
-        self._watchers.remove(event)
-
-    def wake(self) -> None:
-        """Set the watchers' events without a commit, for something else that they should look at."""
-        for event in self._watchers:
-            event.set()
-
     # -- life cycle -------------------------------------------------------------------------------------
 
     @property
     def sealer(self) -> Seals:
         return self._journal.sealer
-
-    @property
-    def waiting(self) -> int:
-        """The number of writes that are not committed yet."""
-        return self._unfinished
-
-    @property
-    def healthy(self) -> bool:
-        return self.broken is None
-
-    async def close(self) -> None:
-        if self._writer is not None:
-            if self.broken is None:
-                await self.write(_nothing)
-            self._queue.put(None)
-            await asyncio.to_thread(self._writer.join)
-        await asyncio.to_thread(self._reading.shutdown)
-        self.shut()
 
     def shut(self) -> None:
         """Close a store on which only `query` was used."""
@@ -441,12 +341,3 @@ def _connect(path: Path) -> apsw.Connection:
 
 def _store_error(error: Exception) -> Exception:
     return translated(error) if isinstance(error, apsw.Error) else error
-
-
-def _settle(results: list[_Result]) -> None:
-    for future, value, error in results:
-        future.set_result(value) if error is None else future.set_exception(error)
-
-
-def _nothing(_: Tx) -> None:
-    pass

@@ -16,7 +16,7 @@ ADD: Final = """
 ALL: Final = """
     SELECT id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent, made_by
     FROM browser_sessions ORDER BY created_at, id"""
-USED: Final = "UPDATE browser_sessions SET last_used_at = max(?, last_used_at) WHERE id = ?"
+USED: Final = "UPDATE browser_sessions SET last_used_at = ?1 WHERE id = ?2 AND last_used_at < ?1"
 REMOVE: Final = "DELETE FROM browser_sessions WHERE id = ?"
 
 

@@ -87,7 +87,7 @@ OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
 NOT_WAITED_FOR: Final = (CallState.UNKNOWN, CallState.TIMEOUT, CallState.CANCELLED)
 # Replaces the arguments of a call that is listed without bodies.
 LEFT_OUT: Final = msgspec.Raw(b"")
-_WITHOUT_BODIES: Final = _SELECT.replace(" args,", " x'' AS args,").replace(" result,", " NULL AS result,")
+_WITHOUT_BODIES: Final = _SELECT.replace(" args,", " NULL AS args,").replace(" result,", " NULL AS result,")
 # Limits the arguments and results in one list.
 MOST_LISTED_BYTES: Final = 32 * 1024 * 1024
 # Longer tool names are not cached: a caller can invent any number of them.
@@ -271,15 +271,11 @@ def find(tx: Tx, call_id: str) -> CallRecord | None:
 def not_waited_for(tx: Tx, node_id: str, call_ids: Sequence[str]) -> dict[str, str]:
     """Return the reason for each of a node's calls that ended without it: cancelled, timed out or unknown."""
     rows = tx.execute(
-        "SELECT id, coalesce(error_message, state) FROM calls WHERE id IN (SELECT value FROM json_each(?)) "
-        "AND node_id = ? AND state IN (SELECT value FROM json_each(?))",
-        (_json(call_ids), node_id, _json([state.value for state in NOT_WAITED_FOR])),
+        f"SELECT id, coalesce(error_message, state) FROM calls WHERE id IN ({', '.join('?' * len(call_ids))}) "  # noqa: S608
+        f"AND node_id = ? AND state IN ({', '.join('?' * len(NOT_WAITED_FOR))})",
+        (*call_ids, node_id, *map(str, NOT_WAITED_FOR)),
     )
     return {str(call_id): str(reason) for call_id, reason in rows}
-
-
-def _json(values: Sequence[str]) -> str:
-    return msgspec.json.encode(values).decode()
 
 
 def made_by(tx: Tx, beginning: str) -> dict[str, CallRecord]:
@@ -354,7 +350,7 @@ def _show(tool: str, node_id: str | None, state: CallState | None) -> msgspec.Ra
 
 def _record(row: tuple[Any, ...]) -> CallRecord:
     values = dict(zip(_FIELDS, row, strict=True))
-    values["args"] = msgspec.Raw(values["args"])
+    values["args"] = LEFT_OUT if values["args"] is None else msgspec.Raw(values["args"])
     values["result"] = None if values["result"] is None else msgspec.Raw(values["result"])
     values["background"] = bool(values["background"])
     values["state"] = CallState(values["state"])

@@ -144,19 +144,20 @@ ADD_JOB: Final = """
     ON CONFLICT (id) DO UPDATE SET agent_id = excluded.agent_id, enabled = excluded.enabled,
         cursor = excluded.cursor, floor = excluded.floor, next_at = excluded.next_at, job = excluded.job"""
 JOB: Final = "SELECT enabled, cursor, floor, next_at, job FROM cron_jobs"
-JOBS: Final = f"""{JOB} WHERE hidden = 0 AND (?1 IS NULL OR agent_id = ?1) AND (enabled OR ?2)
+JOBS: Final = f"""{JOB} WHERE hidden = 0 AND (cast(?1 AS TEXT) IS NULL OR agent_id = ?1) AND (enabled = 1 OR ?2 = 1)
     ORDER BY next_at IS NULL, next_at, created_at, id LIMIT ?3 OFFSET ?4"""
 COUNT_JOBS: Final = """
-    SELECT count(*), count(*) FILTER (WHERE enabled AND next_at <= ?3), min(next_at) FILTER (WHERE enabled)
-    FROM cron_jobs WHERE hidden = 0 AND (?1 IS NULL OR agent_id = ?1) AND (enabled OR ?2)"""
-DUE: Final = f"{JOB} WHERE enabled AND (next_at <= ?1 OR cursor > ?2) ORDER BY next_at, id"
+    SELECT count(*), count(*) FILTER (WHERE enabled = 1 AND next_at <= ?3),
+        min(next_at) FILTER (WHERE enabled = 1)
+    FROM cron_jobs WHERE hidden = 0 AND (cast(?1 AS TEXT) IS NULL OR agent_id = ?1) AND (enabled = 1 OR ?2 = 1)"""
+DUE: Final = f"{JOB} WHERE enabled = 1 AND (next_at <= ?1 OR cursor > ?2) ORDER BY next_at, id"
 PRESSING: Final = """
-    SELECT 1 FROM cron_jobs WHERE enabled AND (next_at <= ?1 OR cursor > ?2)
+    SELECT 1 FROM cron_jobs WHERE enabled = 1 AND (next_at <= ?1 OR cursor > ?2)
     UNION ALL SELECT 1 FROM cron_slots WHERE status = 'waiting' LIMIT 1"""
-NEXT_AT: Final = "SELECT min(next_at) FROM cron_jobs WHERE enabled"
+NEXT_AT: Final = "SELECT min(next_at) FROM cron_jobs WHERE enabled = 1"
 MOVE: Final = "UPDATE cron_jobs SET cursor = ?, next_at = ? WHERE id = ?"
 DISABLE: Final = "UPDATE cron_jobs SET enabled = 0, next_at = NULL WHERE id = ?"
-ENABLED: Final = f"{JOB} WHERE enabled"
+ENABLED: Final = f"{JOB} WHERE enabled = 1"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
 
@@ -240,28 +241,29 @@ def _job(enabled: int, cursor: int, floor: int, next_at: int | None, job: bytes)
 # -- slots ------------------------------------------------------------------------------------------------
 
 COLUMNS: Final = ", ".join(Slot.__struct_fields__)
-ADD_SLOT: Final = f"""INSERT OR IGNORE INTO cron_slots ({COLUMNS})
-    VALUES ({", ".join("?" * len(Slot.__struct_fields__))})"""  # noqa: S608
+ADD_SLOT: Final = f"""INSERT INTO cron_slots ({COLUMNS})
+    VALUES ({", ".join("?" * len(Slot.__struct_fields__))}) ON CONFLICT DO NOTHING"""  # noqa: S608
 OPEN: Final = f"SELECT {COLUMNS} FROM cron_slots WHERE status IN ('waiting', 'running') ORDER BY slot, job"  # noqa: S608
 TAKE: Final = """
     UPDATE cron_slots SET status = 'running', holder = ?, started_at = ?, late = ?, attempts = 1, beat = 0
     WHERE job = ? AND slot = ? AND status = 'waiting'"""
 ADOPT: Final = """
-    UPDATE cron_slots SET holder = ?, beat = 0 WHERE job = ? AND slot = ? AND holder IS ? AND status = 'running'"""
+    UPDATE cron_slots SET holder = ?, beat = 0
+    WHERE job = ? AND slot = ? AND holder IS NOT DISTINCT FROM ? AND status = 'running'"""
 END: Final = """
     UPDATE cron_slots SET status = ?1, ended_at = ?2, error = ?3, summary = ?4, session_key = ?5
-    WHERE job = ?6 AND slot = ?7 AND holder IS ?8
+    WHERE job = ?6 AND slot = ?7 AND holder IS NOT DISTINCT FROM ?8
     AND (status IN ('waiting', 'running') OR (status = 'unknown' AND ?1 != 'unknown'))"""
 ATTEMPT: Final = "UPDATE cron_slots SET attempts = ?, error = ? WHERE job = ? AND slot = ? AND holder = ?"
 BEAT: Final = "UPDATE cron_slots SET beat = beat + 1 WHERE holder = ? AND status = 'running'"
 RUNS: Final = f"""SELECT {COLUMNS} FROM cron_slots
-    WHERE ended_at IS NOT NULL AND (?1 IS NULL OR job = ?1) AND (?1 IS NOT NULL OR job NOT IN
-        (SELECT id FROM cron_jobs WHERE hidden))
+    WHERE ended_at IS NOT NULL AND (cast(?1 AS TEXT) IS NULL OR job = ?1)
+        AND (cast(?1 AS TEXT) IS NOT NULL OR job NOT IN (SELECT id FROM cron_jobs WHERE hidden = 1))
     ORDER BY ended_at DESC, slot DESC LIMIT ?2 OFFSET ?3"""  # noqa: S608
 COUNT_RUNS: Final = """
     SELECT count(*) FROM cron_slots
-    WHERE ended_at IS NOT NULL AND (?1 IS NULL OR job = ?1) AND (?1 IS NOT NULL OR job NOT IN
-        (SELECT id FROM cron_jobs WHERE hidden))"""
+    WHERE ended_at IS NOT NULL AND (cast(?1 AS TEXT) IS NULL OR job = ?1)
+        AND (cast(?1 AS TEXT) IS NOT NULL OR job NOT IN (SELECT id FROM cron_jobs WHERE hidden = 1))"""
 LATEST: Final = f"""SELECT {COLUMNS} FROM cron_slots
     WHERE job = ? AND ended_at IS NOT NULL ORDER BY ended_at DESC, slot DESC LIMIT ?"""  # noqa: S608
 LATEST_RUN: Final = f"""SELECT {COLUMNS} FROM cron_slots
@@ -273,12 +275,12 @@ UNRUN_AFTER: Final = """
 SURPLUS: Final = """
     SELECT max(slot) FILTER (WHERE status IN ('ok', 'error', 'timeout', 'unknown')), count(*) FROM (
         SELECT slot, status FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
-        ORDER BY ended_at DESC, slot DESC LIMIT -1 OFFSET ?2)"""
+        ORDER BY ended_at DESC, slot DESC LIMIT 1000000000 OFFSET ?2) AS older"""
 PRUNE: Final = """
     DELETE FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL AND slot NOT IN (
         SELECT slot FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
         ORDER BY ended_at DESC, slot DESC LIMIT ?2)"""
-RAISE_FLOOR: Final = "UPDATE cron_jobs SET floor = max(floor, ?) WHERE id = ?"
+RAISE_FLOOR: Final = "UPDATE cron_jobs SET floor = ?1 WHERE id = ?2 AND floor < ?1"
 FORGET_ORPHANS: Final = """
     DELETE FROM cron_slots WHERE (job, slot) IN (
         SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""

@@ -13,7 +13,8 @@ def add_end_orders(tx: Tx, node_id: str, call_ids: Iterable[str], reason: str, n
     """Store orders for a node; orders that it has not carried out for a month are deleted."""
     tx.execute("DELETE FROM end_orders WHERE created_at < ?", (now - KEPT_MS,))
     tx.executemany(
-        "INSERT OR REPLACE INTO end_orders (node_id, call_id, reason, created_at) VALUES (?, ?, ?, ?)",
+        "INSERT INTO end_orders (node_id, call_id, reason, created_at) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (node_id, call_id) DO UPDATE SET reason = excluded.reason, created_at = excluded.created_at",
         [(node_id, call_id, reason, now) for call_id in call_ids],
     )
 

@@ -11,7 +11,7 @@ from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
 
 ADD: Final = "INSERT INTO fanouts (id, tool, credential, nodes, created_at) VALUES (?, ?, ?, ?, ?)"
-ADD_CALL: Final = "INSERT OR IGNORE INTO fanout_calls (fanout, call_id) VALUES (?, ?)"
+ADD_CALL: Final = "INSERT INTO fanout_calls (fanout, call_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
 NODES: Final = "SELECT nodes FROM fanouts WHERE id = ?"
 CALLS: Final = "SELECT call_id FROM fanout_calls WHERE fanout = ?"
 

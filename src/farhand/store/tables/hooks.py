@@ -29,7 +29,8 @@ _COLUMNS: Final = HookPost.__struct_fields__
 
 def save_hook(tx: Tx, hook_id: str, settings: bytes, made_by: str, now: int) -> None:
     tx.execute(
-        "INSERT OR REPLACE INTO hooks (id, settings, made_by, created_at) VALUES (?, ?, ?, ?)",
+        "INSERT INTO hooks (id, settings, made_by, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+        "SET settings = excluded.settings, made_by = excluded.made_by, created_at = excluded.created_at",
         (hook_id, settings, made_by, now),
     )
     append_event(tx, now, "hook.saved", hook_id, {"made_by": made_by})
@@ -73,8 +74,8 @@ def open_posts(tx: Tx) -> list[HookPost]:
 def end_post(tx: Tx, seq: int, now: int, *, run_id: str | None, error: str | None = None) -> None:
     """Store that a post was given to a session, or why it cannot be; its body is removed."""
     tx.execute(
-        "UPDATE hook_posts SET run_id = ?, error = ?, ended_at = ?, body = x'' WHERE seq = ? AND ended_at IS NULL",
-        (run_id, error, now, seq),
+        "UPDATE hook_posts SET run_id = ?, error = ?, ended_at = ?, body = ? WHERE seq = ? AND ended_at IS NULL",
+        (run_id, error, now, b"", seq),
     )
 
 

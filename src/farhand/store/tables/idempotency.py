@@ -12,7 +12,7 @@ CLAIM: Final = """
     INSERT INTO idempotency (credential, key, body_hash, call_id, created_at) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (credential, key) DO UPDATE
     SET body_hash = excluded.body_hash, call_id = excluded.call_id, created_at = excluded.created_at
-    WHERE created_at < excluded.created_at - ?
+    WHERE idempotency.created_at < excluded.created_at - ?
     RETURNING call_id"""
 CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = ? AND key = ? AND created_at >= ?"
 CLAIMED_BELOW: Final = """

@@ -14,7 +14,7 @@ _ROWS: Final = {
     "outbox": "SELECT state, count(*) FROM outbox WHERE ended_at IS NULL GROUP BY state",
     "transfers": "SELECT state, count(*) FROM transfers WHERE ended_at IS NULL GROUP BY state",
     "cron_slots": "SELECT status, count(*) FROM cron_slots GROUP BY status",
-    "cron_jobs": "SELECT CASE WHEN enabled THEN 'enabled' ELSE 'disabled' END, count(*) FROM cron_jobs GROUP BY 1",
+    "cron_jobs": "SELECT CASE WHEN enabled = 1 THEN 'enabled' ELSE 'disabled' END, count(*) FROM cron_jobs GROUP BY 1",
 }
 _SESSIONS: Final = "SELECT count(*) FROM sessions"
 

@@ -115,7 +115,7 @@ SAVE: Final = """
 GIVE_UP: Final = """
     UPDATE outbox SET state = ?1, error = ?2, ended_at = ?3, next_at = 0,
         holder = CASE ?1 WHEN 'waiting' THEN NULL ELSE holder END
-    WHERE seq = ?4 AND holder IS ?5 AND beat = ?6 AND state = 'sending'"""
+    WHERE seq = ?4 AND holder IS NOT DISTINCT FROM ?5 AND beat = ?6 AND state = 'sending'"""
 REOPEN: Final = """
     UPDATE outbox SET state = 'waiting', attempts = 0, next_at = ?, error = NULL, ended_at = NULL, holder = NULL
     WHERE seq = ? AND state IN ('failed', 'unknown')"""
@@ -241,7 +241,7 @@ def list_messages(
     """Return messages, newest first."""
     wanted = {"channel": channel, "peer": peer, "state": state}
     given = {name: value for name, value in wanted.items() if value is not None}
-    where = " AND ".join(f"{name} = ?" for name in given) or "1"
+    where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
     rows = tx.execute(f"{_SELECT} WHERE {where} ORDER BY seq DESC LIMIT ?", (*given.values(), limit))
     return [_record(row) for row in rows]
 
@@ -257,7 +257,8 @@ def count_open(tx: Tx) -> dict[tuple[str, str], int]:
 
 def await_reply(tx: Tx, awaited: AwaitedReply) -> None:
     tx.execute(
-        f"INSERT OR REPLACE INTO awaited_replies ({', '.join(_AWAITED)}) VALUES ({', '.join('?' * len(_AWAITED))})",  # noqa: S608
+        f"INSERT INTO awaited_replies ({', '.join(_AWAITED)}) VALUES ({', '.join('?' * len(_AWAITED))}) "  # noqa: S608
+        f"ON CONFLICT (run_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _AWAITED[1:])}",
         [getattr(awaited, name) for name in _AWAITED],
     )
 
@@ -288,8 +289,9 @@ def open_awaited(tx: Tx) -> list[AwaitedReply]:
 def note_active(tx: Tx, agent_id: str, place: Place, now: int) -> None:
     """Store the place that an agent was last addressed from."""
     tx.execute(
-        """INSERT OR REPLACE INTO last_active (agent_id, channel, account, peer, peer_kind, at)
-           VALUES (?, ?, ?, ?, ?, ?)""",
+        """INSERT INTO last_active (agent_id, channel, account, peer, peer_kind, at) VALUES (?, ?, ?, ?, ?, ?)
+           ON CONFLICT (agent_id) DO UPDATE SET channel = excluded.channel, account = excluded.account,
+               peer = excluded.peer, peer_kind = excluded.peer_kind, at = excluded.at""",
         (agent_id, place.channel, place.account, place.peer, place.peer_kind, now),
     )
 

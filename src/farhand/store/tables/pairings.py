@@ -37,7 +37,9 @@ _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM pairings"  # noqa: S608
 
 def save_pairing(tx: Tx, pairing: Pairing) -> None:
     tx.execute(
-        f"INSERT OR REPLACE INTO pairings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",  # noqa: S608
+        f"INSERT INTO pairings ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "  # noqa: S608
+        "ON CONFLICT (channel, account, sender) DO UPDATE SET "
+        + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[3:]),
         [str(value) if isinstance(value, StrEnum) else value for value in msgspec.structs.astuple(pairing)],
     )
     kind = "channel.pairing_requested" if pairing.decided_at is None else f"channel.pairing_{pairing.state.value}"

@@ -57,7 +57,8 @@ def digest(data: bytes) -> bytes:
 
 def keep_contents(tx: Tx, contents: Iterable[bytes]) -> None:
     tx.executemany(
-        "INSERT OR IGNORE INTO contents (digest, data) VALUES (?, ?)", ((digest(data), data) for data in contents)
+        "INSERT INTO contents (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING",
+        ((digest(data), data) for data in contents),
     )
 
 
@@ -73,7 +74,7 @@ def content(tx: Tx, digest: bytes) -> bytes:
 def add_attempt(tx: Tx, run_id: str, at: int, last_entry: int, settings: bytes) -> None:
     tx.execute(
         """INSERT INTO run_attempts (run_id, attempt, at, last_entry, settings)
-           SELECT ?1, count(*) + 1, ?2, ?3, ?4 FROM run_attempts WHERE run_id = ?1""",
+           VALUES (?1, (SELECT count(*) + 1 FROM run_attempts WHERE run_id = ?1), ?2, ?3, ?4)""",
         (run_id, at, last_entry, settings),
     )
 
@@ -82,8 +83,8 @@ def add_asked(tx: Tx, asked: Asked) -> None:
     """Store the next request of a run; its number and attempt are assigned here."""
     tx.execute(
         """INSERT INTO asked (run_id, number, attempt, prompt, count, messages, tools, specs, reply)
-           SELECT ?1, (SELECT count(*) + 1 FROM asked WHERE run_id = ?1),
-               (SELECT count(*) FROM run_attempts WHERE run_id = ?1), ?2, ?3, ?4, ?5, ?6, ?7""",
+           VALUES (?1, (SELECT count(*) + 1 FROM asked WHERE run_id = ?1),
+               (SELECT count(*) FROM run_attempts WHERE run_id = ?1), ?2, ?3, ?4, ?5, ?6, ?7)""",
         (
             asked.run_id,
             asked.prompt,

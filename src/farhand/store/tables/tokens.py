@@ -15,7 +15,7 @@ ADD: Final = """
     (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
     made_by, profile)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-USED: Final = "UPDATE tokens SET last_used_at = max(?, coalesce(last_used_at, 0)) WHERE id = ?"
+USED: Final = "UPDATE tokens SET last_used_at = ?1 WHERE id = ?2 AND coalesce(last_used_at, 0) < ?1"
 REVOKE_DESCENDANTS: Final = """
     WITH RECURSIVE ended(id, at) AS (
         SELECT id, revoked_at FROM tokens WHERE revoked_at IS NOT NULL

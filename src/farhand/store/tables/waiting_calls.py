@@ -65,7 +65,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 _WAITING: Final = WaitingRow.__struct_fields__
 _APPROVAL: Final = Approval.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_APPROVAL)} FROM approvals"  # noqa: S608
-INSERT: Final = f"INSERT OR REPLACE INTO parked ({', '.join(_WAITING)}) VALUES ({', '.join('?' * len(_WAITING))})"  # noqa: S608
+INSERT: Final = (
+    f"INSERT INTO parked ({', '.join(_WAITING)}) VALUES ({', '.join('?' * len(_WAITING))}) "  # noqa: S608
+    f"ON CONFLICT (call_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _WAITING[1:])}"
+)
 REMOVE: Final = "DELETE FROM parked WHERE call_id = ?"
 ALL_WAITING: Final = f"SELECT {', '.join(_WAITING)} FROM parked"  # noqa: S608
 ASK: Final = f"INSERT INTO approvals ({', '.join(_APPROVAL)}) VALUES ({', '.join('?' * len(_APPROVAL))})"  # noqa: S608

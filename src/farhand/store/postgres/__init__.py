@@ -1,0 +1,1 @@
+"""The store on PostgreSQL, which several gateways can share. Needs the extra `farhand[fleet]`."""
