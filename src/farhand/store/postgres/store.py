@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, unquote, urlsplit
 
 import psycopg
 from psycopg import conninfo
@@ -50,11 +49,9 @@ _MARK: Final = "SELECT mark FROM commit_marks WHERE writer = $1"
 
 def shown_url(url: str) -> str:
     """Return a URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user = quote(unquote(parts.username or ""), safe="")
-    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()
+    scheme, _, rest = url.partition("://")
+    who, at, place = rest.rpartition("@")
+    return f"{scheme}://{who.partition(':')[0]}{at}{place}"
 
 
 def connect(url: str) -> Connection:
@@ -80,11 +77,9 @@ def _given(url: str) -> dict[str, Any]:
 
 
 def _reason(error: Exception, url: str) -> str:
-    password = urlsplit(url).password
+    password = conninfo.conninfo_to_dict(url).get("password")
     said = first_line(error)
-    for secret in {password, unquote(password)} if password else ():
-        said = said.replace(secret, "***")
-    return said
+    return said.replace(str(password), "***") if password else said
 
 
 class PostgresStore(GroupCommit):
