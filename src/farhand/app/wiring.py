@@ -399,6 +399,7 @@ async def build(
         check_model=turns.check_model,
         freeze=lambda by, reason: freeze.asked_in_a_chat(by, reason),
         budget=budget,
+        invalid=credentials.ended,
     )
 
     def stop_runs_of(token_id: str) -> None:

@@ -304,6 +304,12 @@ def test_a_node_holds_it_by_itself_when_its_gateway_is_killed_and_when_it_is_res
             # It is not that one's to lift.
             refusal = fate(thaw(other), "hand")
             assert refusal["confirmed"] is False and "another gateway" in refusal["error"], refusal
+            for output in ([], ["--json"]):
+                command = [sys.executable, "-m", "farhand", "thaw", *output]
+                environment = {**other.environment, "FARHAND_URL": other.url}
+                assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 1, (
+                    output
+                )
             hand.fails("Bash", {"command": "touch ran"}, "not_allowed")
             # Nor is a file carried round it.
             (hand.workspace / "a.txt").write_text("a")

@@ -60,6 +60,8 @@ def thaw(client: Client) -> int:
 
     Processes that were ended stay ended. If no gateway runs, its home on this machine is thawed.
 
+    The exit status is 0 only if every connected machine has confirmed.
+
     \b
     Example:
       farhand thaw
@@ -76,7 +78,7 @@ def thaw(client: Client) -> int:
     except NoGateway as error:
         return _thaw_home(_local_home(client, error), error)
     show(answer, render)
-    return 0 if wants_json() else _status(answer)
+    return _status(answer)
 
 
 def _status(answer: Answer) -> int:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,11 +77,13 @@ class Sessions:
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
         budget: DailyBudget | None = None,
+        invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
     ) -> None:
         """`check_model` returns a model's full name, or raises InvalidArgs if it cannot be used. `freeze` stops
-        everything, in
-        a person's name and for a reason, and returns the reply.
+        everything, in a person's name and for a reason, and returns the reply. `invalid` returns why one of these
+        credentials was revoked or has expired.
         """
+        self._invalid = invalid
         self._database = database
         self._work = work
         self._clock = clock
@@ -503,6 +505,8 @@ class Sessions:
 
     async def _obey(self, run: Run, command: commands.Command) -> None:
         try:
+            if (reason := self._invalid(Principal(run.asker).ids)) is not None:
+                raise NotAllowed(f"{reason}; /{command.name} was not carried out")
             if command.name in commands.OF_THE_OWNER:
                 await self.check_owner(run.session_key, run.asker)
             _check_channel_rights(run, command)
