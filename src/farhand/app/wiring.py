@@ -24,7 +24,6 @@ from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
 from farhand.api.mcp.server import McpRoutes
 from farhand.api.node_socket.door import NodeServices
-from farhand.api.openai.completions import ChatRoutes
 from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
 from farhand.api.routes.calls import CallRoutes
@@ -46,6 +45,7 @@ from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.app.messaging import Messaging
+from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.sandbox import LiveConfinement
 from farhand.app.schedule import open_schedule, schedule_settings
@@ -490,7 +490,7 @@ async def build(
         WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory, gate),
         SessionRoutes(sessions, turns, ending),
-        ChatRoutes(sessions, agents, ending),
+        *openai_routes(database, sessions, agents, ending),
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
         ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
         CronRoutes(gate, jobs),

@@ -140,6 +140,9 @@ def test_pages_of_listed_origins_may_call(gateway: GatewayProcess) -> None:
     assert preflight.headers["access-control-allow-origin"] == PAGE
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert "Authorization" in preflight.headers["access-control-allow-headers"]
+    asked["Access-Control-Request-Headers"] = "authorization,x-stainless-lang,x-farhand-page,cookie"
+    allowed = gateway.request("OPTIONS", "/v1/responses", token=None, headers=asked)
+    assert allowed.headers["access-control-allow-headers"].endswith(", x-stainless-lang")
     for answer in (
         gateway.request("GET", "/v1/nodes", headers={"Origin": PAGE}),
         gateway.request("GET", "/v1/nodes", token=None, headers={"Origin": PAGE}),
@@ -165,15 +168,16 @@ def test_pages_of_listed_origins_may_call(gateway: GatewayProcess) -> None:
 
 def test_errors_of_the_openai_routes_have_their_shape(gateway: GatewayProcess) -> None:
     body = {"model": "farhand", "messages": [{"role": "user", "content": "x"}]}
-    for answer, kind in (
-        (gateway.request("POST", "/v1/chat/completions", body, token=None), "authentication_error"),
-        (gateway.request("POST", "/v1/chat/completions", {"model": "farhand"}), "invalid_request_error"),
-        (gateway.request("POST", "/v1/chat/completions", {**body, "model": "no-such"}), "invalid_request_error"),
-        (gateway.request("GET", "/v1/models/no-such"), "invalid_request_error"),
+    path = "/v1/chat/completions"
+    for answer, kind, param in (
+        (gateway.request("POST", path, body, token=None), "authentication_error", None),
+        (gateway.request("POST", path, {"model": "farhand"}), "invalid_request_error", "messages"),
+        (gateway.request("POST", path, {**body, "model": "no-such"}), "invalid_request_error", "model"),
+        (gateway.request("GET", "/v1/models/no-such"), "invalid_request_error", "model"),
     ):
         error = answer.json()["error"]
         assert {"message", "type", "param", "code"} <= set(error) and error["type"] == kind, error
-        assert error["param"] is None
+        assert error["param"] == param
     assert set(gateway.request("GET", "/nothing").json()["error"]) == {"code", "message"}
 
 

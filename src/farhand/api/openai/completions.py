@@ -12,52 +12,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
 from farhand.agent.events import Completed, Retrying, TextDelta, ToolCalled
-from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
-from farhand.api.routes.sessions import problems
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.openai.agent_runs import NOT_CONFIGURED, STARTED_OVER, AgentRuns, model_view, no_model
+from farhand.api.openai.request import PRODUCT, ChatRequest
+from farhand.api.server.http import Reply, Request
 from farhand.api.server.router import EVENTS, JSON, route
-from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
+from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.sessions import keys as session_keys
-from farhand.gateway.sessions.agents import Agents
-from farhand.gateway.sessions.runs import FROZEN, Run, RunEvent, RunOutcome
-from farhand.gateway.sessions.sessions import Sessions
+from farhand.gateway.sessions.runs import Run, RunEvent, RunOutcome
 from farhand.llm.messages import Usage
-from farhand.protocol.errors import FarhandError, InvalidArgs
-from farhand.store.tables.sessions import RunState
-
-NOT_CONFIGURED = "not_configured"
-STARTED_OVER = "\n\n[the connection to the model was lost; it starts over]\n\n"
-HUNG_UP = "the client hung up"
+from farhand.protocol.errors import FarhandError
 
 
 class ChatRoutes:
-    def __init__(self, sessions: Sessions, agents: Agents, ending: asyncio.Event) -> None:
-        self._sessions = sessions
-        self._agents = agents
+    def __init__(self, runs: AgentRuns, ending: asyncio.Event) -> None:
+        self._runs = runs
         self._ending = ending
 
     @route("GET /v1/models", Scope.CHAT, "The agents, as models.", openai=True)
     async def models(self, _request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": [_model(name) for name in self._names()]}
+        return {"object": "list", "data": [model_view(name) for name in self._runs.models]}
 
     @route("GET /v1/models/{name}", Scope.CHAT, "One agent, as a model.", openai=True)
     @route("GET /v1/models/farhand/{agent}", Scope.CHAT, "One agent, as a model.", openai=True)
     async def model(self, request: Request) -> dict[str, Any]:
         name = request.params.get("name") or f"{PRODUCT}/{request.params['agent']}"
-        if name not in self._names():
-            raise _no_model(name)
-        return _model(name)
-
-    def _names(self) -> list[str]:
-        return [PRODUCT, *(f"{PRODUCT}/{name}" for name in self._agents.names)]
+        if name not in self._runs.models:
+            raise no_model(name)
+        return model_view(name)
 
     @route(
         "POST /v1/chat/completions",
@@ -70,65 +57,15 @@ class ChatRoutes:
         content=True,
     )
     async def complete(self, request: Request, wanted: ChatRequest) -> Any:
-        run = await self._send(request, wanted)
+        run = await self._runs.send(request, wanted, request.header(b"x-session-key") or wanted.user)
         request.id = run.id
         if not wanted.stream:
-            outcome = await self._watched(request, run)
+            outcome = await self._runs.outcome(request, run)
             return _completion(run, outcome, wanted.model)
         include = wanted.stream_options is not None and wanted.stream_options.include_usage
         chunks = _Chunks(run, wanted.model, include_usage=include)
         pieces = until_gone(request, with_pulse(self._stream(run, chunks)), self._ending)
         return Reply(content_type=EVENT_STREAM, pieces=pieces)
-
-    async def _send(self, request: Request, wanted: ChatRequest) -> Run:
-        agent = self._agent(wanted.model)
-        named = request.header(b"x-session-key") or wanted.user
-        said = conversation(wanted)
-        chosen = options(wanted, said, kept=bool(named))
-        run_id = str(uuid.uuid4())
-        with problems():
-            key = self._key(named, agent, wanted.model) if named else session_keys.once_key(agent, run_id)
-            if said.answers:
-                before = said.before[-1].tool_calls if said.before else ()
-                refuse_strangers(said.answers, await self._sessions.open_calls(key) if named else before)
-            return await self._sessions.send(
-                key,
-                said.new,
-                origin="openai",
-                credential=request.credential,
-                options=chosen,
-                history=() if named else said.before,
-                kind="chat" if named else "once",
-                own_key=not named,
-                run_id=run_id,
-                idempotency_key=request.idempotency_key,
-            )
-
-    def _agent(self, model: str) -> str:
-        if model == PRODUCT:
-            return session_keys.MAIN
-        if model not in self._names():
-            raise _no_model(model)
-        return model.removeprefix(f"{PRODUCT}/")
-
-    def _key(self, name: str, agent: str, model: str) -> str:
-        key = self._sessions.canonical(name)
-        if model == PRODUCT or session_keys.agent_of(key) == agent:
-            return key
-        if name.startswith("agent:"):
-            raise InvalidArgs(f"session {name!r} belongs to another agent than the model {model!r} names")
-        return self._sessions.canonical(f"agent:{agent}:{name}")
-
-    async def _watched(self, request: Request, run: Run) -> RunOutcome:
-        """Wait for the end of a run; stop it if the client disconnects, as with any model."""
-        watch = ClientWatch(request, lambda: self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP))
-        try:
-            with problems():
-                outcome = await run.reply()
-        finally:
-            watch.stop()
-        _refuse_failure(outcome)
-        return outcome
 
     async def _stream(self, run: Run, chunks: _Chunks) -> AsyncGenerator[bytes, None]:
         try:
@@ -137,8 +74,7 @@ class ChatRoutes:
                 async for piece in pieces:
                     yield piece
         finally:
-            if not run.over:
-                self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP)
+            self._runs.hung_up(run)
 
 
 class _Chunks:
@@ -239,14 +175,6 @@ def _finish_reason(outcome: RunOutcome) -> str:
     return {"rounds": "length"}.get(reason, reason)
 
 
-def _refuse_failure(outcome: RunOutcome) -> None:
-    """Raise Problem for a failed run, except if no model is configured: then its text is the answer."""
-    if outcome.error is not None and outcome.error.kind != NOT_CONFIGURED:
-        status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
-        status = 423 if outcome.error.kind == FROZEN else status
-        raise Problem(status, outcome.error.kind, outcome.error.message)
-
-
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -254,16 +182,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": PRODUCT}
-
-
-def _no_model(name: str) -> Problem:
-    return Problem(
-        404, "model_not_found", f"there is no model {name[:100]!r} here; `farhand` and `farhand/<agent>` are agents"
-    )
 
 
 def _data(value: Any) -> bytes:

@@ -134,17 +134,26 @@ def options(wanted: ChatRequest, said: Conversation, *, kept: bool) -> RunOption
     tools = [] if wanted.tool_choice == "none" else [_tool(one) for one in wanted.tools or ()]
     names = {tool.name for tool in tools}
     if len(tools) > MOST_TOOLS:
-        raise Problem(400, "invalid_request", f"a request has at most {MOST_TOOLS} tools, this one has {len(tools)}")
+        raise Problem(
+            400,
+            "invalid_request",
+            f"a request has at most {MOST_TOOLS} tools, this one has {len(tools)}",
+            param="tools",
+        )
     if len(names) < len(tools):
-        raise Problem(400, "invalid_request", "two of the tools have the same name")
+        raise Problem(400, "invalid_request", "two of the tools have the same name", param="tools")
     parameters = {name: value for name in _PASSED_ON if (value := getattr(wanted, name)) is not None}
     forced = wanted.tool_choice not in (None, "none", "auto")
     if forced:
         if not tools:
-            raise Problem(400, "invalid_request", "tool_choice demands a call, but the request has no tools")
+            raise Problem(
+                400, "invalid_request", "tool_choice demands a call, but the request has no tools", param="tool_choice"
+            )
         if isinstance(wanted.tool_choice, NamedTool) and wanted.tool_choice.function.name not in names:
             name = wanted.tool_choice.function.name[:100]
-            raise Problem(400, "invalid_request", f"tool_choice names {name!r}, which is not among the tools")
+            raise Problem(
+                400, "invalid_request", f"tool_choice names {name!r}, which is not among the tools", param="tool_choice"
+            )
         parameters["tool_choice"] = msgspec.to_builtins(wanted.tool_choice)
     about_calls = said.answers or (not kept and any(message.tool_calls for message in said.before))
     return RunOptions(
@@ -169,7 +178,9 @@ def conversation(wanted: ChatRequest) -> Conversation:
     users = [message for message in new if message.role == "user"]
     answers = tuple(message for message in new if message.role == "tool")
     if not new or (not users and not answers):
-        raise Problem(400, "invalid_request", "messages must end with one of role `user`, or with results of tools")
+        raise Problem(
+            400, "invalid_request", "the last message must be of role `user`, or the result of a tool", param="messages"
+        )
     return Conversation(tuple(said[:start]), answers, _joined(users), instructions)
 
 
@@ -181,28 +192,39 @@ def refuse_strangers(answers: Sequence[Message], waiting: Sequence[ToolUse]) -> 
             raise Problem(
                 400,
                 "invalid_request",
-                f"no call {identity!r} waits for a result; a message of role `tool` follows the message with the call",
+                f"no call {identity!r} waits for a result; the result of a tool follows the message with the call",
+                param="messages",
             )
 
 
 def _refuse(wanted: ChatRequest) -> None:
     if wanted.n not in (None, 1):
-        raise Problem(400, "unsupported", f"one reply is given for a request; n must be 1, not {wanted.n}")
+        raise Problem(400, "unsupported", f"one reply is given for a request; n must be 1, not {wanted.n}", param="n")
     if wanted.functions:
-        raise Problem(400, "unsupported", "`functions` is the old form; give the functions as `tools`")
+        raise Problem(
+            400, "unsupported", "`functions` is the old form; give the functions as `tools`", param="functions"
+        )
     if wanted.logprobs:
-        raise Problem(400, "unsupported", "logprobs are not known: several replies of the model are one answer here")
+        raise Problem(
+            400,
+            "unsupported",
+            "logprobs are not known: several replies of the model are one answer here",
+            param="logprobs",
+        )
     if any(kind != "text" for kind in wanted.modalities or ()):
-        raise Problem(400, "unsupported", "the agent answers with text; leave `modalities` out")
+        raise Problem(400, "unsupported", "the agent answers with text; leave `modalities` out", param="modalities")
 
 
 def _tool(tool: ChatTool) -> ToolSpec:
     if tool.type != "function" or tool.function is None:
-        raise Problem(400, "unsupported", f"tools must be of type `function`, not {tool.type[:50]!r}")
+        raise Problem(400, "unsupported", f"tools must be of type `function`, not {tool.type[:50]!r}", param="tools")
     function = tool.function
     if not _NAME.fullmatch(function.name):
         raise Problem(
-            400, "invalid_request", f"a tool's name has 1 to 64 of a-z, A-Z, 0-9, _ and -, not {function.name[:100]!r}"
+            400,
+            "invalid_request",
+            f"a tool's name has 1 to 64 of a-z, A-Z, 0-9, _ and -, not {function.name[:100]!r}",
+            param="tools",
         )
     return ToolSpec(function.name, function.description or "", function.parameters or {})
 
@@ -214,7 +236,12 @@ def _thinking(effort: str | None) -> Thinking | None:
     known: Thinking | None = next((level for level in get_args(Thinking) if level == meant), None)
     if known is None:
         levels = ", ".join(get_args(Thinking))
-        raise Problem(400, "invalid_request", f"reasoning_effort must be one of {levels}, not {effort[:50]!r}")
+        raise Problem(
+            400,
+            "invalid_request",
+            f"reasoning_effort must be one of {levels}, not {effort[:50]!r}",
+            param="reasoning_effort",
+        )
     return known
 
 
@@ -228,7 +255,9 @@ def _message(message: ChatMessage) -> Message:
     """Convert a message. Raises Problem for unsupported parts."""
     if message.role == "tool":
         if not message.tool_call_id:
-            raise Problem(400, "invalid_request", "a message of role `tool` needs the `tool_call_id` it answers")
+            raise Problem(
+                400, "invalid_request", "a message of role `tool` needs the `tool_call_id` it answers", param="messages"
+            )
         return Message("tool", _content(message), tool_call_id=message.tool_call_id)
     if message.role == "assistant":
         uses = tuple(ToolUse(one.id, one.function.name, one.function.arguments) for one in message.tool_calls or ())
@@ -245,10 +274,17 @@ def _content(message: ChatMessage) -> str | tuple[Block, ...]:
             blocks.append(Text(part.text))
         elif part.type == "image_url" and part.image_url is not None:
             if not part.image_url.url.startswith(("data:image/", "https://", "http://")):
-                raise Problem(400, "invalid_request", "an image's url must begin with data:image/, https:// or http://")
+                raise Problem(
+                    400,
+                    "invalid_request",
+                    "an image's url must begin with data:image/, https:// or http://",
+                    param="messages",
+                )
             blocks.append(Image(part.image_url.url, part.image_url.detail))
         elif part.type != "refusal":
-            raise Problem(400, "unsupported", f"a message's part of type {part.type[:50]!r} cannot be used")
+            raise Problem(
+                400, "unsupported", f"a message's part of type {part.type[:50]!r} cannot be used", param="messages"
+            )
     return _text(message) if all(isinstance(block, Text) for block in blocks) else tuple(blocks)
 
 

@@ -59,15 +59,13 @@ MAX_COMPRESSED_ON_LOOP = 64 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 # Clients probe these before they have a credential, and handle 404 but not 401.
 _DISCOVERY = ("/.well-known/", "/register")
-_PREFLIGHT = [
-    (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
-    (
-        b"access-control-allow-headers",
-        b"Authorization, X-API-Key, Content-Type, Accept, Idempotency-Key, If-Match, If-None-Match, If-Range, Range, "
-        b"Last-Event-ID, X-Request-Id, X-Session-Key, Mcp-Session-Id, Mcp-Protocol-Version",
-    ),
-    (b"access-control-max-age", b"600"),
-]
+_ALLOWED_HEADERS = (
+    b"Authorization, X-API-Key, Content-Type, Accept, Idempotency-Key, If-Match, If-None-Match, If-Range, Range, "
+    b"Last-Event-ID, X-Request-Id, X-Session-Key, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
+)
+# Headers that the OpenAI clients for browsers add to each request.
+_CLIENT_HEADER = re.compile(rb"(?:x-stainless|openai)-[a-z0-9-]{1,50}")
+MAX_CLIENT_HEADERS = 32
 _EXPOSED = (
     b"access-control-expose-headers",
     b"X-Request-Id, ETag, Content-Range, Retry-After, X-Offset, X-Next-Offset, X-Over, Mcp-Session-Id",
@@ -170,9 +168,8 @@ class Guard:
             asked_id = _client_request_id(headers)
             cross_origin = self._cross_origin_headers(headers)
             if cross_origin and method == "OPTIONS" and b"access-control-request-method" in headers:
-                await respond(
-                    Reply(status=204, headers=[*cross_origin, *_PREFLIGHT]), send, asked_id or new_request_id()
-                )
+                reply = Reply(status=204, headers=[*cross_origin, *_preflight(headers)])
+                await respond(reply, send, asked_id or new_request_id())
                 return
             route, params = self._router.find(method, scope["path"])
             if route is None and scope["path"].startswith(_DISCOVERY):
@@ -217,7 +214,8 @@ class Guard:
         except Exception:
             request_id = asked_id or new_request_id()
             log.exception("a request failed in the guard (request %s)", request_id)
-            reply = Problem(500, "internal", f"the gateway failed; its log has request {request_id}").reply()
+            failure = Problem(500, "internal", f"the gateway failed; its log has request {request_id}")
+            reply = failure.reply(openai=route is not None and route.openai)
         if reply.pieces is not None and caller.ending is not None:
             reply.pieces = self._while_valid(reply.pieces, caller.ending)
         if not reply.bare:
@@ -312,7 +310,8 @@ class Guard:
         except Exception:
             request.id = asked_id or request.id or new_request_id()
             log.exception("%s %s failed (request %s)", route.method, route.path, request.id)
-            return Problem(500, "internal", f"the gateway failed; its log has request {request.id}").reply()
+            failure = Problem(500, "internal", f"the gateway failed; its log has request {request.id}")
+            return failure.reply(openai=route.openai)
 
     # -- for the node socket, which is not behind ASGI ------------------------------------------------------
 
@@ -405,6 +404,17 @@ class Guard:
         self._tokenless.check(scope)
         self._tokenless.failed(scope)
         raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+
+
+def _preflight(headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that answer a preflight request."""
+    asked = headers.get(b"access-control-request-headers", b"").lower().split(b",", MAX_CLIENT_HEADERS)
+    more = [name for one in asked if _CLIENT_HEADER.fullmatch(name := one.strip())]
+    return [
+        (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
+        (b"access-control-allow-headers", b", ".join([_ALLOWED_HEADERS, *more])),
+        (b"access-control-max-age", b"600"),
+    ]
 
 
 async def _compress(reply: Reply, headers: dict[bytes, bytes]) -> None:

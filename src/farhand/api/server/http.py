@@ -27,6 +27,9 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 # Limit of all others: reading and hashing 16 MiB blocks the event loop for a good part of a second.
 MAX_SMALL_BODY_BYTES = 1024 * 1024
 MAX_QUERY_FIELDS = 100
+# The path of a value in an error of msgspec, such as "Expected `int`, got `str` - at `$.n`".
+_FIELD = re.compile(r"at (?:`key` in )?`\$\.([^`]{1,200})`")
+_MISSING = re.compile(r"missing required field `([^`]{1,100})`")
 _HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
 # JSON escapes: a whole surrogate pair, half of one (the group), or any other.
 _ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
@@ -43,18 +46,21 @@ class Problem(FarhandError):
         *,
         details: Any = None,
         headers: list[tuple[bytes, bytes]] | None = None,
+        param: str | None = None,
     ) -> None:
+        """`param` names the field of the request at fault, for clients of the OpenAI API."""
         super().__init__(message)
         self.status = status
         self.code = code
         self.details = details
+        self.param = param
         self.headers = headers or []
 
     def reply(self, *, openai: bool = False) -> Reply:
         """Return the error as a reply; `openai`: with the fields that clients of the OpenAI API expect."""
         error: dict[str, Any] = {"code": self.code, "message": str(self)}
         if openai:
-            error |= {"type": openai_error_type(self.status), "param": None}
+            error |= {"type": openai_error_type(self.status), "param": self.param}
         if self.details is not None:
             error["details"] = self.details
         return Reply(msgspec.json.encode({"error": error}), status=self.status, headers=self.headers)
@@ -268,7 +274,9 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = 
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         text = "the body is empty" if not body.strip() else json_fault(body, error)
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else malformed
-        raise Problem(400, code, f"the body is not the expected JSON: {text}") from None
+        found = _FIELD.search(str(error)) or _MISSING.search(str(error))
+        param = found[1] if found else None
+        raise Problem(400, code, f"the body is not the expected JSON: {text}", param=param) from None
 
 
 # Bytes of a body that are searched for the cause of an error.

@@ -1,4 +1,5 @@
-"""Remove data older than the settings allow: sent messages, handled hook posts, runs of deleted jobs, and history.
+"""Remove data older than the settings allow: sent messages, handled hook posts, runs of deleted jobs, stored responses,
+and history.
 
 Unfinished work is never removed.
 """
@@ -18,7 +19,7 @@ from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
 from farhand.store.ports import Store, Tx
-from farhand.store.tables import cron, hooks, outbox
+from farhand.store.tables import cron, hooks, outbox, responses
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ FORGETTING: Final[tuple[Forget, ...]] = (
     outbox.forget_answered,
     hooks.forget_posts,
     cron.forget_orphans,
+    responses.forget,
 )
 
 

@@ -466,6 +466,17 @@ CREATE TABLE standing_approvals (
 # Tokens from before profiles keep the full list of tools.
 PROFILES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN profile TEXT NOT NULL DEFAULT 'full';"
 
+RESPONSES = """
+CREATE TABLE responses (
+    id         TEXT PRIMARY KEY,
+    run_id     TEXT NOT NULL,
+    credential TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    facts      BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX responses_by_age ON responses (created_at);
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -491,4 +502,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     BROWSER_SESSION_MAKERS,
     STANDING_APPROVALS,
     PROFILES_OF_TOKENS,
+    RESPONSES,
 )

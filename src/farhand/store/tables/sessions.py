@@ -366,6 +366,12 @@ def entries_after(tx: Tx, key: str, seq: int) -> list[Entry]:
     return [_entry(row) for row in rows]
 
 
+def entries_of_run(tx: Tx, key: str, run_id: str) -> list[Entry]:
+    """Return the entries that a run added to a session's transcript, oldest first."""
+    query = f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND run_id = ? ORDER BY seq"
+    return [_entry(row) for row in tx.execute(query, (key, run_id))]
+
+
 def transcript_bytes(tx: Tx, key: str, session_id: str, last: int) -> int:
     """Return the size of a conversation's messages up to an entry."""
     ((size,),) = tx.execute(
