@@ -32,10 +32,12 @@ FEATURE_TRANSFER = "transfer"
 # A long transfer may use a connection of its own beside the node socket.
 FEATURE_FILES = "files"
 FEATURE_FREEZE = "freeze"
+# How far a call is, and what its tool logs.
+FEATURE_PROGRESS = "progress"
 # Prefix of a tool name that a node does not list but accepts calls for.
 FEATURE_UNLISTED = "tool."
 # The features of every Farhand peer; `transfer` is announced by peers that move files.
-FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE)
+FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE, FEATURE_PROGRESS)
 
 
 class NodeInfo(Struct, frozen=True, omit_defaults=True):
@@ -150,6 +152,17 @@ class ToolCancel(Struct, frozen=True, omit_defaults=True, tag_field="type", tag=
     reason: str = ""
     # Also end the processes that the call left running after it ended.
     all: bool = False
+
+
+class ToolProgress(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="tool_progress"):
+    """Node -> gateway (`progress`): how far an open call is or, with a level, a line of its log."""
+
+    request_id: str
+    # Of `total`, or of 1.
+    progress: float | None = None
+    total: float | None = None
+    message: str = ""
+    level: Literal["", "debug", "info", "warning", "error"] = ""
 
 
 class ToolAck(Struct, frozen=True, tag_field="type", tag="tool_ack"):
@@ -276,6 +289,7 @@ Message = (
     | Pong
     | ToolCancel
     | ToolAck
+    | ToolProgress
     | ToolsUpdate
     | NodeQuery
     | NodeAnswer

@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -20,6 +20,7 @@ from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.freeze import FreezeState
 from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
+    FEATURE_PROGRESS,
     FEATURE_QUERY,
     FEATURE_RESUME,
     FEATURE_TOOLS,
@@ -60,7 +61,9 @@ from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdow
 from farhand.sdk.freeze import EndAll, FreezeHandler
 from farhand.sdk.heap import trim_heap
 from farhand.sdk.key_auth import LoginKey, prove
-from farhand.sdk.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
 
@@ -373,6 +376,7 @@ class _Connection:
                 link.send,
                 keeps=FEATURE_RESUME in self._extras.features,
                 max_response_bytes=self._extras.max_response_bytes,
+                takes_progress=FEATURE_PROGRESS in self._extras.features,
             )
             extension = self._client.extension
             if extension is not None and set(extension.features) <= set(self._extras.features):

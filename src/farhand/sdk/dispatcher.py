@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -14,12 +15,15 @@ from farhand.protocol.calls import PROGRAM_STOPPING, ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freeze import FreezeState
 from farhand.protocol.json_limits import plain_peer_error
-from farhand.protocol.messages import Resume, ToolRequest, ToolResponse
+from farhand.protocol.messages import Resume, ToolProgress, ToolRequest, ToolResponse, encode
 from farhand.sdk.accepted_calls import AcceptedCalls, storable
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ended_calls import EndedCalls
-from farhand.sdk.registry import RegisteredTool, ToolRegistry
+from farhand.sdk.progress import Reporter
 from farhand.sdk.response_limits import ResponseLimits, encode_within
+
+if TYPE_CHECKING:
+    from farhand.sdk.registry import RegisteredTool, ToolRegistry
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +76,18 @@ class Dispatcher:
         self._orphans: set[str] = set()
         self._send: Send | None = None
         self._keeps = False
+        self._takes_progress = False
         self._closing = ""
 
     # -- the link ---------------------------------------------------------------------------------------
 
-    def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None) -> None:
+    def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None, takes_progress: bool = False) -> None:
         """Send responses through `send` from now on.
 
         `keeps`: the gateway acknowledges results and accepts them late. `max_response_bytes`: the longest frame it
-        accepts, if it announced one.
+        accepts, if it announced one. `takes_progress`: it wants to know how far calls are.
         """
-        self._send, self._keeps = send, keeps
+        self._send, self._keeps, self._takes_progress = send, keeps, takes_progress
         self._room = ResponseLimits.towards(max_response_bytes, self._max_response_bytes)
         finished, self._unacknowledged = self._unacknowledged, OrderedDict()
         for request_id, kept in finished.items():
@@ -291,6 +296,7 @@ class Dispatcher:
             session_key=request.session_key or None,
             cancel=token,
             timeout_ms=None if request.timeout_ms is UNSET else request.timeout_ms,
+            report=Reporter(request.request_id, self._tell),
         )
         try:
             value = await tool.run(context, request.args)
@@ -307,6 +313,10 @@ class Dispatcher:
             log.exception("tool %s failed on call %s", request.tool, request.request_id)
             return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
         return ToolResponse(request.request_id, True, result=Raw(result))
+
+    def _tell(self, progress: ToolProgress) -> None:
+        if self._takes_progress and progress.request_id in self._running:
+            self._transmit(encode(progress))
 
     # -- answering --------------------------------------------------------------------------------------
 

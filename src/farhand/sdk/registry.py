@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import msgspec
 
@@ -14,6 +14,8 @@ from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import validate_capability
 from farhand.sdk.context import ToolContext
+from farhand.sdk.docstrings import split_docstring
+from farhand.sdk.serve import serve
 from farhand.tools.schema import Parameters
 
 Handler = Callable[[ToolContext, Any], Any]
@@ -45,7 +47,12 @@ class RegisteredTool(msgspec.Struct, frozen=True):
 class ToolRegistry:
     """Maps tool names to handlers. Names are lower-case dotted namespaces; lookup ignores case."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str = "") -> None:
+        """Create a registry. `namespace` precedes the names of functions that `@registry.tool` registers without one.
+
+        Raises ValueError for a namespace that is not valid.
+        """
+        self._namespace = validate_capability(namespace.lower().removesuffix(".")) if namespace else ""
         self._tools: dict[str, RegisteredTool] = {}
         self._prefixes: set[str] = set()
         self._on_change: list[Callable[[], None]] = []
@@ -53,7 +60,7 @@ class ToolRegistry:
     @classmethod
     def with_defaults(cls, root: str) -> ToolRegistry:
         """Return a registry that announces `root`."""
-        return cls().add_capability_prefix(root)
+        return cls(root).add_capability_prefix(root)
 
     def register(self, name: str, handler: Handler | NodeTool, *, spec: ToolSpec | None = None) -> ToolRegistry:
         """Register `handler(ctx, args)`, or an object with such a `call` method. An existing name is replaced.
@@ -76,25 +83,44 @@ class ToolRegistry:
         described = spec or ToolSpec(name=name, description=inspect.getdoc(handler) or "")
         return self.add(RegisteredTool(described, run, handler))
 
+    @overload
+    def tool(self, name: Function, /) -> Function: ...
+
+    @overload
     def tool(
         self,
-        name: str,
+        name: str | None = None,
         *,
         description: str | None = None,
         read_only: bool = False,
         timeout_ms: int | None = None,
-    ) -> Callable[[Function], Function]:
+    ) -> Callable[[Function], Function]: ...
+
+    def tool(
+        self,
+        name: str | Callable[..., Any] | None = None,
+        *,
+        description: str | None = None,
+        read_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Any:
         """Register a typed function: its parameters after the context become the schema, its docstring the description.
 
-        A plain function runs in a thread. Raises ValueError for an invalid name or signature.
+        `@registry.tool` without a name uses that of the function, in the registry's namespace. Texts about parameters
+        come from `Annotated[int, "How many."]` or from the docstring's `Args:` (Google) or `Parameters` (NumPy). A
+        plain function runs in a thread. Raises ValueError for an invalid name or signature.
         """
+        given = name if isinstance(name, str) else None
 
         def decorate(function: Function) -> Function:
-            parameters = Parameters(function, skip=1)
+            told, texts = split_docstring(inspect.getdoc(function) or "")
+            parameters = Parameters(function, skip=1, descriptions=texts)
             call = _awaitable(function)
+            own = getattr(function, "__name__", "")
+            chosen = given if given is not None else f"{self._namespace}.{own}" if self._namespace else own
             spec = ToolSpec(
-                name=validate_capability(name.lower()),
-                description=description if description is not None else inspect.getdoc(function) or "",
+                name=validate_capability(chosen.lower()),
+                description=told if description is None else description,
                 parameters=parameters.schema,
                 read_only=read_only,
                 timeout_ms=timeout_ms,
@@ -106,7 +132,23 @@ class ToolRegistry:
             self.add(RegisteredTool(spec, run, function))
             return function
 
-        return decorate
+        if name is None or isinstance(name, str):
+            return decorate
+        if not callable(name):
+            raise ValueError(f"@registry.tool takes a name or a function, not {name!r}")
+        return decorate(name)
+
+    def run(
+        self, name: str = "", *, version: str = "0.1.0", gateway: str | None = None, token: str | None = None
+    ) -> None:
+        """Serve the tools until SIGINT or SIGTERM: what a plug-in's program does.
+
+        `name` is the kind of node, by default the first segment of its tools' names. The address defaults to
+        `SA_GATEWAY_WS_URL`, then `FARHAND_URL`, then this machine; the token to `SA_NODE_TOKEN`; the node's id to
+        `SA_NODE_ID`. Logs a line when it is connected. A refusal, or an invalid setting, ends the program with one
+        line and status 1.
+        """
+        serve(self, name, version, gateway, token)
 
     def add(self, tool: RegisteredTool) -> ToolRegistry:
         """Register a tool under the name of its spec."""

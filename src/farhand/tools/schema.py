@@ -12,7 +12,7 @@ import keyword
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 import msgspec
 
@@ -34,10 +34,12 @@ class Parameters:
         skip: int = 0,
         without: Collection[str] = (),
         aliases: Mapping[str, str] | None = None,
+        descriptions: Mapping[str, str] | None = None,
     ) -> None:
         """Read the signature of `function`, without its first `skip` parameters and those named in `without`.
 
-        `aliases` maps additional names to the parameters they denote. Raises ValueError for a signature that cannot be
+        `aliases` maps additional names to the parameters they denote. `descriptions` has texts for parameters whose
+        annotation has none: `Annotated[int, "How many."]` has one. Raises ValueError for a signature that cannot be
         described in JSON.
         """
         name = getattr(function, "__name__", "tool")
@@ -49,7 +51,7 @@ class Parameters:
         for parameter in parameters[skip:]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ValueError(f"{name}: parameter {parameter.name!r} has no name a caller could use")
-            kind = hints.get(parameter.name, Any)
+            kind = _described(hints.get(parameter.name, Any), (descriptions or {}).get(parameter.name, ""))
             if parameter.default is parameter.empty:
                 fields.append((parameter.name, kind))
             else:
@@ -171,6 +173,21 @@ def _hints(function: Callable[..., Any], parameters: list[inspect.Parameter]) ->
         return get_type_hints(SimpleNamespace(__annotations__=written), scope, include_extras=True)
     except NameError as error:
         raise ValueError(f"{getattr(function, '__name__', 'tool')}: a parameter's type is unknown: {error}") from None
+
+
+def _described(kind: Any, default: str) -> Any:
+    """Return a type with the description that its annotation contains, or else the default."""
+    notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    said = next((text for note in notes if (text := _text_of(note))), default)
+    return Annotated[kind, msgspec.Meta(description=said)] if said else kind
+
+
+def _text_of(annotation: Any) -> str:
+    """Return the text of a plain string, a `Doc`, or an object with a `description`."""
+    if isinstance(annotation, str):
+        return inspect.cleandoc(annotation)
+    found = getattr(annotation, "documentation", None) or getattr(annotation, "description", None)
+    return found if isinstance(found, str) else ""
 
 
 def _default(value: Any) -> Any:

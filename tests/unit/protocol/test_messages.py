@@ -160,7 +160,7 @@ ADDED = [
             ),
         ),
         '{"type":"node_hello","protocol_version":1,"node":{"id":"probe1","name":"sa-node-probe","node_type":"probe",'
-        '"version":"0.2.1"},"capabilities":["test"],"farhand":{"features":["cancel","resume","tools","freeze"],"tools":[{'
+        '"version":"0.2.1"},"capabilities":["test"],"farhand":{"features":["cancel","resume","tools","freeze","progress"],"tools":[{'
         '"name":"test.echo","description":"Echo.","parameters":{"type":"object"},"read_only":true}],"max_request_bytes":5,'
         '"resume":{"boot":"b1","running":["r1"],"finished":["r2"],"earlier":["r0"]}}}',
         id="hello: ours stands behind the guide's fields",

@@ -113,7 +113,7 @@ async def test_the_hello() -> None:
             },
             "capabilities": ["test", "test.deep"],
         }
-        assert extras["features"] == ["cancel", "resume", "tools", "freeze"]
+        assert extras["features"] == ["cancel", "resume", "tools", "freeze", "progress"]
         assert [tool["name"] for tool in extras["tools"]] == ["test.deep.tool", "test.echo"]
         assert extras["max_request_bytes"] == 256 * 1024
         assert extras["resume"].keys() == {"boot"}

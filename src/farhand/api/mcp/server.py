@@ -30,7 +30,7 @@ from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.calls.open_call import OpenCall, new_call_id
+from farhand.gateway.calls.open_call import CallProgress, OpenCall, new_call_id
 from farhand.gateway.calls.output_redaction import covered
 from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.output import RemoteCommands
@@ -392,7 +392,7 @@ class _Exchange:
                 self._gate.abandon(self._opened)
 
     async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
-        """Report the elapsed time as progress, with the last line that the call's command printed."""
+        """Report progress: the tool's, else the elapsed time with the last line that the call's command printed."""
         record = self._opened.record
         began = time.monotonic()
         of, commands = {"call_id": record.id}, self._commands
@@ -400,38 +400,55 @@ class _Exchange:
         pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
         tail = b""
         printing = True
+        by_tool: bool | None = None
         following: asyncio.Future[Any] | None = None
+        changed = self._opened.progress_changed()
         try:
             while True:
                 if printing and following is None:
                     following = asyncio.ensure_future(anext(pages, None))
-                waiting = {following} if following is not None else set()
-                if waiting:
-                    await asyncio.wait(waiting, timeout=QUIET_SECONDS)
-                else:
-                    await asyncio.sleep(QUIET_SECONDS)
+                waiting = {changed, following} if following is not None else {changed}
+                await asyncio.wait(waiting, timeout=QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                printed = quiet = not any(one.done() for one in waiting)
                 if following is not None and following.done():
                     page = None
                     with contextlib.suppress(ToolError):
                         page = following.result()
                     following = None
                     printing = page is not None
-                    if page is not None:
+                    if page is not None and page.data:
                         tail = (tail + page.data)[-MOST_TAIL:]
-                    if page is None or not page.data:
-                        continue
+                        printed = True
+                said = self._opened.progress
+                if changed.done():
+                    changed = self._opened.progress_changed()
+                elif not printed and not quiet:
+                    continue
+                if by_tool is None:  # numbers must grow, so both kinds are never mixed
+                    by_tool = said is not None
                 seconds = round(time.monotonic() - began, 3)
-                lines = tail.decode(errors="replace").rstrip().splitlines()
-                text = lines[-1] if lines else f"at work for {seconds:.0f} s"
-                params = {"progressToken": self._token, "progress": seconds, "message": text}
+                params = {"progressToken": self._token, **_progress(seconds, tail, said, by_tool=by_tool)}
                 if news.empty():  # a slow reader gets only the newest, after it has read the last
                     news.put_nowait(rpc.notification("notifications/progress", params))
                 await asyncio.sleep(PROGRESS_SECONDS)
         finally:
+            changed.cancel()
             if following is not None:
                 following.cancel()
                 await asyncio.wait({following})
             await pages.aclose()
+
+
+def _progress(seconds: float, tail: bytes, said: CallProgress | None, *, by_tool: bool) -> dict[str, Any]:
+    """Return the fields of a progress notification, `by_tool` in the numbers of the tool, else in seconds."""
+    lines = tail.decode(errors="replace").rstrip().splitlines()
+    text = lines[-1] if lines else f"at work for {seconds:.0f} s"
+    if said is None:
+        return {"progress": seconds, "message": text}
+    message = said.message or f"{100 * said.progress / said.total:.0f} %"
+    if not by_tool:
+        return {"progress": seconds, "message": message}
+    return {"progress": said.progress, "total": said.total, "message": message}
 
 
 def _introduction() -> dict[str, Any]:

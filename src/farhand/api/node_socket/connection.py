@@ -33,6 +33,7 @@ from farhand.protocol.messages import (
     NodeProof,
     Ping,
     Pong,
+    ToolProgress,
     ToolResponse,
     ToolsUpdate,
     TransferCredit,
@@ -289,6 +290,9 @@ class NodeConversation(picows.WSListener):
         elif isinstance(message, ToolResponse):
             self._services.end_orders.answered(connection, message)
             self._services.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
+        elif isinstance(message, ToolProgress):
+            if not connection.plain:
+                self._services.gate.node_calls.progressed(connection, message)
         elif isinstance(message, Ping):
             self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
         elif isinstance(message, NodeAnswer):

@@ -20,6 +20,7 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.admission import Lookup, look_up, offers_to
 from farhand.gateway.calls.catalog import Catalog, Offer
 from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.open_call import CallLogLine, CallProgress
 from farhand.gateway.calls.output_redaction import covered
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.nodes.output import Output, RemoteCommands
@@ -79,6 +80,9 @@ class CallShown(msgspec.Struct):
     approval_id: str | UnsetType | None = UNSET
     # In the answer to a cancel: the call had ended before, and this request changed nothing.
     already_over: bool | UnsetType = UNSET
+    # How far an open call is, and the newest lines of its log, as far as its tool reports them.
+    progress: CallProgress | UnsetType = UNSET
+    log: list[CallLogLine] | UnsetType = UNSET
 
 
 class CallsAnswer(msgspec.Struct):
@@ -190,6 +194,11 @@ class CallRoutes:
             waiting = opened.waiting if opened else None
             shown.waits_for = waiting.why if waiting else "approval"
             shown.approval_id = waiting.approval.id if waiting and waiting.approval else None
+        opened = self._gate.running(record.id) if record.state is CallState.RUNNING else None
+        if opened is not None and opened.progress is not None:
+            shown.progress = opened.progress
+        if opened is not None and opened.log:
+            shown.log = list(opened.log)
         return shown
 
     # -- commands ---------------------------------------------------------------------------------------

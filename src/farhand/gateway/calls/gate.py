@@ -258,6 +258,10 @@ class Gate:
             return opened.record
         return await self._database.read(lambda connection: calls.find(connection, call_id))
 
+    def running(self, call_id: str) -> OpenCall | None:
+        """Return a call that has not ended."""
+        return self._open(call_id)
+
     async def end_of(self, call_id: str) -> CallRecord | None:
         """Return the record of a call once it has ended; None when there is no such call."""
         opened = self._open(call_id)

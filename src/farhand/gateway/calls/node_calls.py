@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from farhand.gateway.calls.excerpt_redaction import CUTTING, hide_cuts
 from farhand.gateway.calls.lifecycle import Lifecycle
-from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, UNKNOWN, OpenCall, refused_by_node
+from farhand.gateway.calls.open_call import (
+    NO_ERROR_GIVEN,
+    UNKNOWN,
+    CallLogLine,
+    CallProgress,
+    OpenCall,
+    refused_by_node,
+)
 from farhand.gateway.calls.state import CallEvent
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed
-from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolResponse, encode
+from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolProgress, ToolResponse, encode
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import CLOSE_UNREADABLE
+from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord
@@ -25,6 +36,12 @@ from farhand.store.tables.calls import CallRecord
 log = logging.getLogger(__name__)
 
 NOT_WAITED_FOR = "no caller waits for this call"
+LONGEST_SAID = 500
+MOST_LOG_LINES = 100
+MOST_PROGRESS = 1e15
+# Between two events about the progress of a call, and the number of events about progress and logs of one call.
+PROGRESS_EVENT_MS = 1000
+MOST_PROGRESS_EVENTS = 200
 
 
 class NodeCalls:
@@ -132,6 +149,38 @@ class NodeCalls:
     def _has_open_calls(self, connection: Connection) -> bool:
         return any(opened.sent for opened in self._lifecycle.of_node(connection.node_id))
 
+    # -- progress ---------------------------------------------------------------------------------------
+
+    def progressed(self, connection: Connection, said: ToolProgress) -> None:
+        """Keep how far a call is, or a line that its tool logged. Only the node that runs the call can say so."""
+        opened = self._lifecycle.calls.get(said.request_id)
+        if opened is None or opened.over or opened.record.node_id != connection.node_id or not connection.current:
+            return
+        now = self._clock()
+        message = one_line(self._secrets.redact_text(said.message[:LONGEST_SAID]), LONGEST_SAID)
+        if said.level:
+            opened.log = (*opened.log, CallLogLine(now, said.level, message))[-MOST_LOG_LINES:]
+            self._note(opened, "call.log", {"level": said.level, "message": message}, now)
+            return
+        total = 1.0 if said.total is None else said.total
+        if said.progress is None or not (0 <= said.progress <= MOST_PROGRESS and 0 < total <= MOST_PROGRESS):
+            return
+        progress = CallProgress(said.progress, total, message, now)
+        opened.set_progress(progress)
+        if said.progress >= total or now - opened.told_at >= PROGRESS_EVENT_MS:
+            opened.told_at = now
+            self._note(opened, "call.progress", msgspec.to_builtins(progress), now)
+
+    def _note(self, opened: OpenCall, kind: str, data: Mapping[str, Any], now: int) -> None:
+        """Append an event, up to a limit for each call: a node must not fill the journal."""
+        if opened.told >= MOST_PROGRESS_EVENTS:
+            return
+        opened.told += 1
+        call_id = opened.record.id
+        self._database.write(lambda store: append_event(store, now, kind, call_id, data)).add_done_callback(
+            _log_failure
+        )
+
     # -- connections ------------------------------------------------------------------------------------
 
     def left(self, connection: Connection) -> None:
@@ -187,3 +236,8 @@ class NodeCalls:
             connection.link.send(encode(ToolCancel(call_id, reason)))
         if settled := [call_id for call_id in call_ids if call_id not in stopped]:
             connection.link.send(encode(ToolAck(settled)))
+
+
+def _log_failure(written: asyncio.Future[Any]) -> None:
+    if not written.cancelled() and (error := written.exception()) is not None:
+        log.warning("failed to record the progress of a call: %s", error)

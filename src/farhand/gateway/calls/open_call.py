@@ -49,6 +49,24 @@ class Waiting(msgspec.Struct, kw_only=True):
     busy: bool = False
 
 
+class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a call is, as its tool said last."""
+
+    progress: float
+    # What `progress` is a part of.
+    total: float
+    message: str = ""
+    at: int = 0
+
+
+class CallLogLine(msgspec.Struct, frozen=True):
+    """A line that the tool of an open call logged."""
+
+    at: int
+    level: str
+    message: str
+
+
 class OpenCall(msgspec.Struct, eq=False):
     """A call and its callers. `Gate.begin` returns one even for a call that has ended already."""
 
@@ -72,6 +90,11 @@ class OpenCall(msgspec.Struct, eq=False):
     raised: ToolError | None = None
     # An earlier request with the same idempotency key made this call.
     repeated: bool = False
+    progress: CallProgress | None = None
+    log: tuple[CallLogLine, ...] = ()
+    # How many events about progress and logs were recorded, and when the last one was.
+    told: int = 0
+    told_at: int = 0
     task: asyncio.Task[None] | None = None
     # How many callers wait for the end.
     waiters: int = 0
@@ -83,6 +106,7 @@ class OpenCall(msgspec.Struct, eq=False):
     end: CallRecord | None = None
     _listeners: list[Callable[[CallRecord], None]] = []
     _approval_listeners: list[Callable[[Approval], None]] = []
+    _progress_waiters: list[asyncio.Future[None]] = []
 
     @classmethod
     def settled(cls, record: CallRecord, *, raised: ToolError | None = None, repeated: bool = False) -> OpenCall:
@@ -148,6 +172,20 @@ class OpenCall(msgspec.Struct, eq=False):
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener(record)
+
+    def progress_changed(self) -> asyncio.Future[None]:
+        """Return a future that ends when the tool next reports progress."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._progress_waiters = [one for one in self._progress_waiters if not one.done()]
+        self._progress_waiters.append(future)
+        return future
+
+    def set_progress(self, progress: CallProgress) -> None:
+        self.progress = progress
+        waiters, self._progress_waiters = self._progress_waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
 
     def on_approval(self, listener: Callable[[Approval], None]) -> None:
         """Call `listener` when the owner is asked to approve this call; at once if that has happened."""
