@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from farhand.config import SandboxSection
+from farhand.machine.files.files import Files
 from farhand.machine.sandbox.bubblewrap import Sandbox, Steering
-from farhand.machine.sandbox.confinement import Confinement, Mount, SandboxError
+from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, Mount, SandboxError
 from farhand.machine.sandbox.host_commands import HostCommands
+from farhand.machine.sandbox.lent import AUTO, lent_sandbox
+from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.errors import Failed
 
 log = logging.getLogger(__name__)
@@ -83,3 +86,18 @@ class LiveConfinement:
             self._made = error
         else:
             log.warning("[sandbox] was changed: it is %s now", "on" if section.enabled else "off")
+
+
+def open_trials(home: Path, workspace: Path, files: Files) -> Trials:
+    """Return the trials of `exec`, in the workspace and without network."""
+    made: list[CommandSandbox] = []
+
+    def sandbox() -> CommandSandbox:
+        if not made:
+            level, found, reason = lent_sandbox(AUTO, (str(workspace),), workspace, hidden=(home,), network=False)
+            if found is None:
+                raise Failed(f"this machine has no sandbox for trials ({level}: {reason}); the command did not run")
+            made.append(found)
+        return made[0]
+
+    return Trials(home / "trials", files, (str(workspace),), sandbox)

@@ -42,12 +42,13 @@ from farhand.api.routes.policy import PolicyRoutes
 from farhand.api.routes.sessions import SessionRoutes
 from farhand.api.routes.tokens import TokenRoutes
 from farhand.api.routes.transfers import TransferRoutes
+from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.app.messaging import Messaging
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
-from farhand.app.sandbox import LiveConfinement
+from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
 from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.gateway.access.credentials import Credentials, NodeTokens
@@ -65,6 +66,7 @@ from farhand.gateway.control.effects import Effects
 from farhand.gateway.control.fanout import FanOuts
 from farhand.gateway.control.freeze import Freeze
 from farhand.gateway.control.policy_review import PolicyReview
+from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.end_orders import EndOrders
@@ -371,7 +373,8 @@ async def build(
     memory = open_memory(home, workspace_folder, config, objects, models, secrets)
     stack.push_async_callback(memory.close)
     skill_paths = SkillPaths(str(workspace_folder), str(machine.skill_files))
-    shell = AgentShellTools(machine.jobs, machine.files, machine.confinement, secrets, skill_paths)
+    trials = open_trials(home, workspace_folder, machine.files)
+    shell = AgentShellTools(machine.jobs, machine.files, machine.confinement, secrets, skill_paths, trials)
     machine_tools = [*AgentFileTools(machine.files, secrets=secrets, skills=skill_paths).tools(), *shell.tools()]
     remembering = memory_tools(memory)
     budget = message_budget(lambda: live.now.retention.message_bytes_per_credential)
@@ -454,7 +457,10 @@ async def build(
     )
     message_tools, job_tools = messaging.tools(), cron_tools(jobs, sessions.pin_of)
     main_agent = main_agent_tools(machine_tools, job_tools, message_tools, session_tools.tools(), remembering)
-    catalog.serve([*guide, *undo.tools(), *NodeList(node_registry).tools()], offered=False)
+    trial_calls = TrialCalls(gate, trials)
+    catalog.serve(
+        [*guide, *undo.tools(), *trial_calls.tools(), *NodeList(node_registry).tools()], offered=False
+    )
     catalog.serve([transfer_tool(transfers), *NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
     catalog.serve([*main_agent, *session_tools.native_tools()])
     catalog.serve([one for one in (*message_tools, *job_tools) if one not in main_agent])
@@ -471,6 +477,7 @@ async def build(
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
         UndoRoutes(gate, undo),
+        TrialRoutes(gate, trial_calls),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "approve": ("calls.approvals:approve", "Approve a waiting call."),
     "deny": ("calls.approvals:deny", "Deny a waiting call."),
     "policy": ("admin.policy:policy", "Show the policy; explain a decision; test other rules."),
+    "trial": ("calls.trial:trial", "Show, keep or discard what a trial run changed."),
     "undo": ("calls.undo:undo", "Restore the files that a call changed."),
     "mcp": ("admin.mcp:mcp", "Serve the tools to an MCP client over standard input and output."),
     "ps": ("calls.jobs:ps", "List the commands that run on the nodes."),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from farhand.machine.sandbox.confinement import Confinement, SandboxError
+from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, SandboxError
 from farhand.machine.sandbox.egress import EgressProxy
 from farhand.machine.sandbox.lent import AUTO, NONE, lent_sandbox
 from farhand.node.lent_limits import LendingLimits
 from farhand.node.limits import ToolLimits
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import Failed, FarhandError
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +23,35 @@ class NodeConfinement:
     """The sandbox of a node's commands, its level, and the proxy of its network. The owner calls `close`."""
 
     def __init__(
-        self, level: str, confinement: Callable[[], Confinement], limits: ToolLimits, proxy: EgressProxy | None = None
+        self,
+        level: str,
+        confinement: Callable[[], Confinement],
+        limits: ToolLimits,
+        workspace: Path,
+        home: Path,
+        roots: Sequence[str] = (),
+        proxy: EgressProxy | None = None,
     ) -> None:
         # `bubblewrap`, `landlock`, `none`, or empty if nothing asks for a sandbox.
         self.level = level
         self.confinement = confinement
         self.limits = limits
         self._proxy = proxy
+        self._home = home
+        # What commands may change, the workspace first.
+        self.folders = (str(workspace), *(root for root in roots if root != str(workspace)))
+        self._trial: CommandSandbox | None = None
+
+    def trial_sandbox(self) -> CommandSandbox:
+        """Return the sandbox of trials: the lent folders, or the workspace, without network. Raises Failed."""
+        if self._trial is None:
+            level, sandbox, reason = lent_sandbox(
+                AUTO, self.folders, self.folders[0], hidden=(self._home,), network=False
+            )
+            if sandbox is None:
+                raise Failed(f"this machine has no sandbox for trials ({level}: {reason}); the command did not run")
+            self._trial = sandbox
+        return self._trial
 
     async def close(self) -> None:
         if self._proxy is not None:
@@ -47,9 +69,9 @@ async def confine(
         if holds.network or holds.sandbox not in ("", AUTO):
             option = f"--network {holds.network}" if holds.network else f"--sandbox {holds.sandbox}"
             raise FarhandError(f"this node cannot start: {option} needs --root, the folder to confine commands to")
-        return NodeConfinement("", settings, holds.limits)
+        return NodeConfinement("", settings, holds.limits, workspace, home)
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
-        return NodeConfinement(NONE, settings, holds.limits)
+        return NodeConfinement(NONE, settings, holds.limits, workspace, home, holds.root)
     rule = holds.network_rule
     proxy = None
     if rule.kind in ("local", "allow"):
@@ -69,7 +91,7 @@ async def confine(
         raise FarhandError(f"this node cannot start: {error}") from None
     if sandbox is None:
         log.warning("Bash is not lent: this node lends only some folders and has no sandbox: %s", reason)
-        return NodeConfinement(level, settings, holds.limits, proxy)
+        return NodeConfinement(level, settings, holds.limits, workspace, home, holds.root, proxy)
     log.info("commands are confined to the lent folders by %s", level)
     limits = msgspec.structs.replace(holds.limits, confined=False)
-    return NodeConfinement(level, lambda: (sandbox, None), limits, proxy)
+    return NodeConfinement(level, lambda: (sandbox, None), limits, workspace, home, holds.root, proxy)

@@ -30,6 +30,7 @@ from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
 from farhand.machine.load import MachineLoad
 from farhand.machine.sandbox.confinement import Confinement, unconfined
+from farhand.machine.sandbox.trials import Trials
 from farhand.node.confinement import NodeConfinement, confine
 from farhand.node.identity import NodeKey
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
@@ -48,6 +49,7 @@ from farhand.sdk.client import NodeClient
 from farhand.sdk.errors import Shutdown
 from farhand.tools.node_files import NodeFileTools
 from farhand.tools.node_shell import NodeShellTools
+from farhand.tools.trial import TrialTool
 from farhand.tools.undo import UndoTool
 
 # Between a Farhand node and gateway, larger than the plug-in guide's limits: whole files and images fit.
@@ -157,9 +159,12 @@ async def _serve(
                 steering=SteeringFiles(options.home, [workspace] if options.agent_workspace else []),
             )
             await asyncio.to_thread(roll_back_unfinished, files)
-            shell = NodeShellTools(jobs, workspace, call_id=call_id.get, confinement=confined.confinement)
+            trials = Trials(folder / "trials", files, confined.folders, confined.trial_sandbox)
+            shell = NodeShellTools(
+                jobs, workspace, call_id=call_id.get, confinement=confined.confinement, trials=trials
+            )
             limits = confined.limits
-            tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log))
+            tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log), TrialTool(trials))
             transfers = Transfers(files, folder / "transfers", freeze_state, limits)
 
             async def preview(params: msgspec.Raw) -> Any:

@@ -22,12 +22,18 @@ from farhand.tools.node_family import node_spec
 from farhand.tools.node_files import NodeFileTools
 from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.schema import Parameters
+from farhand.tools.trial import SPEC as TRIAL
+from farhand.tools.trial import TrialTool
 from farhand.tools.undo import SPEC as UNDO
 from farhand.tools.undo import UndoTool
 
 
 def node_tools(
-    files: NodeFileTools, shell: NodeShellTools, limits: ToolLimits, undo: UndoTool | None = None
+    files: NodeFileTools,
+    shell: NodeShellTools,
+    limits: ToolLimits,
+    undo: UndoTool | None = None,
+    trial: TrialTool | None = None,
 ) -> ToolRegistry:
     registry = ToolRegistry()
     for declared in NODE_TOOLS.values():
@@ -43,6 +49,8 @@ def node_tools(
         registry.add(_lent(spec, method, limits, preview=preview))
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True, preview=undo.preview_Undo))
+    if trial is not None:
+        registry.add(_lent(TRIAL, trial.Trial, limits, unlisted=True, preview=trial.preview_Trial))
     return registry
 
 

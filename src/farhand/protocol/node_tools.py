@@ -54,6 +54,7 @@ NODE_TOOLS: Final[Mapping[str, BuiltinTool]] = MappingProxyType(
                 previews=True,
                 shows_files=False,
             ),
+            BuiltinTool(name="Trial", capability="shell.exec", needs="Bash", previews=True, listed=False),
             BuiltinTool(name="Undo", capability="filesystem.write", needs="Write", previews=True, listed=False),
         )
     }

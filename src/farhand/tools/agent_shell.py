@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -17,6 +17,7 @@ from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
+from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.redaction import KnownSecrets
@@ -63,9 +64,11 @@ class AgentShellTools:
         confinement: Callable[[], Confinement] = unconfined,
         secrets: KnownSecrets | None = None,
         skills: SkillPaths | None = None,
+        trials: Trials | None = None,
     ) -> None:
         """`confinement` is called before each command. `secrets` are redacted also where output is truncated."""
         self._skills = skills
+        self._trials = trials
         self._secrets = secrets or KnownSecrets()
         self._jobs = jobs
         # Background processes started by callers that may not change steering files: only those take their input.
@@ -101,14 +104,18 @@ class AgentShellTools:
         env: Annotated[dict[str, str] | None, Meta(description="Environment variables to add.")] = None,
         background: Annotated[bool, Meta(description="Return at once with a process id.")] = False,
         timeout: Annotated[float | None, Meta(description="Seconds, 10 to 1800 (default 1800).")] = None,
+        trial: Annotated[bool, Meta(description="Only show what it would change, without network.")] = False,
         input: str | None = None,  # noqa: A002
-    ) -> str:
+    ) -> str | dict[str, Any]:
         """Run a shell command; gives its exit code and output. Tend background ones with process."""
         start = self._started(command, workdir, env, background, timeout, input)
         note, on_host = start.note, start.host is not None
-        shell, sent = await asyncio.to_thread(
-            _way, start.sandbox, start.host, start.command, start.folder, start.variables
-        )
+        if trial:
+            shell, sent = await self._tried(start, background, context.call_id)
+        else:
+            shell, sent = await asyncio.to_thread(
+                _way, start.sandbox, start.host, start.command, start.folder, start.variables
+            )
         starting = asyncio.ensure_future(
             self._jobs.start(
                 sent,
@@ -116,8 +123,8 @@ class AgentShellTools:
                 timeout=start.seconds,
                 stdin=background or input is not None,
                 background=background,
-                env=None if start.sandbox else start.variables,
-                bare=start.sandbox is not None and start.host is None,
+                env=None if start.sandbox or trial else start.variables,
+                bare=trial or (start.sandbox is not None and start.host is None),
                 shell=shell,
                 grace=GRACE,
                 call_id=context.call_id,
@@ -139,7 +146,8 @@ class AgentShellTools:
             raise await self._foreground.lost(job)
         if on_host and job.exit.exit_code == SSH_FAILED:
             raise Failed(f"host command failed over SSH: {self._head(job, OUTPUT_CHARS)[0].strip()}")
-        return self._completed(job, note)
+        text = self._completed(job, note)
+        return text if not trial else await self._ended_trial(text, context.call_id)
 
     async def process(
         self,
@@ -181,10 +189,19 @@ class AgentShellTools:
         env: dict[str, str] | None,
         background: bool,
         timeout: float | None,
+        trial: bool,
         input: str | None,  # noqa: A002
     ) -> Preview:
         start = self._started(command, workdir, env, background, timeout, input)
-        where = "on the host, over SSH" if start.host else "in the sandbox" if start.sandbox else "without a sandbox"
+        where = (
+            "as a trial"
+            if trial
+            else "on the host, over SSH"
+            if start.host
+            else "in the sandbox"
+            if start.sandbox
+            else "without a sandbox"
+        )
         limit = f"ended after {start.seconds:g} s" if start.seconds else "without a time limit"
         summary = f"{'in the background, ' if background else ''}{where}, {limit}"
         return command_preview(start.command, start.folder, env=start.variables, stdin=input, summary=summary)
@@ -226,6 +243,22 @@ class AgentShellTools:
             raise Failed(f"exit code: -1; failed to start command: {what} is not supported for host commands")
         limit = 0 if background and timeout is None else seconds
         return _Start(command, folder, variables, limit, note, sandbox, host if on_host else None)
+
+    async def _tried(self, start: _Start, background: bool, call_id: str) -> tuple[list[str], str]:
+        if self._trials is None:
+            raise Failed("exit code: -1; failed to start command: this machine cannot run trials")
+        if background or start.host is not None:
+            what = "background mode" if background else "a host command"
+            raise Failed(f"exit code: -1; failed to start command: {what} cannot be tried")
+        begin = self._trials.begin
+        return await asyncio.to_thread(begin, call_id, start.command, start.folder, start.variables), start.command
+
+    async def _ended_trial(self, text: str, call_id: str) -> dict[str, Any]:
+        assert self._trials is not None
+        changes = (await asyncio.to_thread(self._trials.finish, call_id)).described()["changes"]
+        listed = "".join(f"\n{change['kind']} {change['path']}" for change in changes) or "\nno file"
+        content = f"{text}\ntrial {call_id}: nothing has changed yet; keeping it changes:{listed}"
+        return {"content": content, "trialId": call_id, "changes": changes}
 
     def _folder(self, workdir: str | None) -> str:
         path = workdir or "."

@@ -12,6 +12,7 @@ import asyncio
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.jobs.process_tree import Process as SystemProcess
 from farhand.machine.sandbox.confinement import Confinement, unconfined
+from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 
@@ -71,11 +73,13 @@ class NodeShellTools:
         *,
         call_id: Callable[[], str | None] = lambda: None,
         confinement: Callable[[], Confinement] = unconfined,
+        trials: Trials | None = None,
     ) -> None:
         """`call_id` returns the id of the current call: a repeated call finds its command, running or ended.
 
         `confinement` is called before each command; without a sandbox the user's login shell runs it.
         """
+        self._trials = trials
         self._jobs = jobs
         self._workspace = Path(workspace).absolute()
         # Reads paths as the file tools do: what is previewed is what runs, and what the policy judges.
@@ -104,6 +108,13 @@ class NodeShellTools:
                 "Clamped to 10-120000."
             ),
         ] = None,
+        trial: Annotated[
+            bool,
+            Meta(
+                description="Run in a copy-on-write view without network: the answer lists what would change, and "
+                "nothing has changed until the trial is kept."
+            ),
+        ] = False,
     ) -> dict[str, Any]:
         """Execute a shell command on this node with the user's login shell.
 
@@ -112,11 +123,12 @@ class NodeShellTools:
         and long builds: the answer carries a sessionId for the Process tool, and the command outlives this node's
         connection and program. Without them standard input is at its end.
         """
-        start = self._started(command, workdir, timeout, background, yieldMs)
+        start = self._started(command, workdir, timeout, background, yieldMs, trial)
         patience = start.patience_ms
         call = self._call_id()
+        name = call or str(uuid.uuid4())
         try:
-            shell = await self._sandboxed(start.folder)
+            shell = await (self._tried(name, start) if trial else self._sandboxed(start.folder))
         except ToolError:
             if call is None or await self._jobs.find_call(call) is None:
                 raise
@@ -146,7 +158,12 @@ class NodeShellTools:
                     return self._backgrounded(job)
         if job.lost:
             raise await self._foreground.lost(job)
-        return self._completed(job)
+        done = self._completed(job)
+        if trial:
+            assert self._trials is not None
+            ended = (await asyncio.to_thread(self._trials.finish, name)).described()
+            done |= {"trialId": name, "changes": ended["changes"]}
+        return done
 
     async def Process(
         self,
@@ -181,12 +198,19 @@ class NodeShellTools:
     # previews: the same arguments, parsed by the same code
 
     def preview_Bash(
-        self, *, command: str, workdir: str | None, timeout: float, background: bool, yieldMs: float | None
+        self,
+        *,
+        command: str,
+        workdir: str | None,
+        timeout: float,
+        background: bool,
+        yieldMs: float | None,
+        trial: bool,
     ) -> Preview:
         from farhand.tools.preview import command_preview  # noqa: PLC0415 - memory of an idle node
 
-        start = self._started(command, workdir, timeout, background, yieldMs)
-        where = "" if self._confinement()[0] is None else "in the sandbox, "
+        start = self._started(command, workdir, timeout, background, yieldMs, trial)
+        where = "as a trial, " if trial else "" if self._confinement()[0] is None else "in the sandbox, "
         return command_preview(start.command, start.folder, summary=where + start.summary)
 
     async def preview_Process(self, *, action: str, sessionId: str | None, data: str, **_page: int) -> Preview:
@@ -215,8 +239,20 @@ class NodeShellTools:
         await asyncio.to_thread(sandbox.check)
         return sandbox.words(folder)
 
+    async def _tried(self, name: str, start: _Start) -> list[str]:
+        """Return the command prefix of a trial. Raises Failed if this machine cannot give it."""
+        if self._trials is None:
+            raise Failed("this machine cannot run trials; the command did not run")
+        return await asyncio.to_thread(self._trials.begin, name, start.command, start.folder)
+
     def _started(
-        self, command: str, workdir: str | None, timeout: float, background: bool, yieldMs: float | None
+        self,
+        command: str,
+        workdir: str | None,
+        timeout: float,
+        background: bool,
+        yieldMs: float | None,
+        trial: bool = False,
     ) -> _Start:
         _check("command", command, str)
         if not command.strip():
@@ -226,6 +262,9 @@ class NodeShellTools:
         if timeout < 0:
             raise InvalidArgs(f"timeout must not be negative, but is {timeout!r}")
         _check("background", background, bool)
+        _check("trial", trial, bool)
+        if trial and (background or yieldMs is not None):
+            raise InvalidArgs("a trial is not run in the background: leave out background and yieldMs")
         patience = None
         if yieldMs is not None:
             patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)

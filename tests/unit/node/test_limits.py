@@ -11,9 +11,10 @@ from farhand.protocol.errors import NotAllowed
 from farhand.protocol.node_tools import NODE_TOOLS, BuiltinTool
 from farhand.tools.node_files import NodeFileTools
 from farhand.tools.node_shell import NodeShellTools
+from farhand.tools.trial import TrialTool
 from farhand.tools.undo import UndoTool
 
-FAMILIES = (NodeFileTools, NodeShellTools, UndoTool)
+FAMILIES = (NodeFileTools, NodeShellTools, TrialTool, UndoTool)
 METHODS = {
     name: method
     for family in FAMILIES

@@ -630,7 +630,7 @@ def test_a_lost_session_says_so_and_keeps_its_log(node: Node) -> None:
 def test_the_schemas_carry_the_names_and_defaults_of_the_seed() -> None:
     bash = Parameters(NodeShellTools.Bash, skip=1).schema
     assert bash["required"] == ["command"]
-    assert list(bash["properties"]) == ["command", "workdir", "timeout", "background", "yieldMs"]
+    assert list(bash["properties"]) == ["command", "workdir", "timeout", "background", "yieldMs", "trial"]
     assert bash["properties"]["timeout"]["default"] == 300_000
     process = Parameters(NodeShellTools.Process, skip=1).schema
     assert process["required"] == ["action"]

@@ -21,7 +21,7 @@ from farhand.protocol.names import (
     join_tool,
     split_tool,
 )
-from farhand.tools import undo
+from farhand.tools import trial, undo
 from farhand.tools.argument_schemas import ArgumentSchema
 from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
@@ -31,6 +31,8 @@ MAX_FOUND = 1000
 MAX_NAMED = 5
 MAX_AWAY = 100
 MAX_SCHEMAS = 10_000
+# Tools that a node serves to people and programs and does not list.
+UNLISTED = {spec.name: spec for spec in (undo.SPEC, trial.SPEC)}
 OWN_HOST = {"native": "gsv", "local": "local"}
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 OPEN: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
@@ -216,8 +218,8 @@ class Catalog:
             raise NotFound(self._node_registry.unknown(node_id))
         if node.connection is None:
             raise Failed(f"{node.absence}; the call did not run")
-        if tool == undo.NAME and self.can_undo(node):
-            return Target(node, tool, undo.SPEC.capability, undo.SPEC)
+        if (hidden := UNLISTED.get(tool)) is not None and self.serves_unlisted(node, hidden):
+            return Target(node, tool, hidden.capability, hidden)
         spec = node.specs.get(tool.casefold())
         if spec is not None:
             return Target(node, spec.name, spec.capability, spec)
@@ -242,14 +244,10 @@ class Catalog:
         )
 
     @staticmethod
-    def can_undo(node: Node) -> bool:
-        """Whether a connected node keeps an undo log and may write."""
+    def serves_unlisted(node: Node, spec: ToolSpec) -> bool:
+        """Whether a connected node has a tool that it does not list, and may use what the tool needs."""
         connection = node.connection
-        return (
-            connection is not None
-            and undo.NAME in connection.unlisted
-            and undo.SPEC.capability in node.card.capabilities
-        )
+        return connection is not None and spec.name in connection.unlisted and spec.capability in node.card.capabilities
 
     def checked(self, target: Target, call: ToolCall) -> ToolCall:
         """Return the call with the canonical names of the tool and its parameters.

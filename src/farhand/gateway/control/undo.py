@@ -80,7 +80,7 @@ class Undo:
         """Return the node that stores what a call changed; None for this machine, or if nothing is stored."""
         node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
         node = self._node_registry.nodes.get(node_id or "")
-        if node is None or (node.online and not self._catalog.can_undo(node)):
+        if node is None or (node.online and not self._catalog.serves_unlisted(node, SPEC)):
             return None
         return node_id
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import stat
@@ -12,15 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.allowed_paths import CheckedPath, display
+from farhand.machine.files.diffs import text_diff
 from farhand.machine.files.files import Files
 from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.files.undo_log import CallChanges, UndoLog, call_id
 from farhand.machine.files.undo_log_lines import ChangedFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
-MOST_DIFFED: Final = 64 * 1024
 # Contents with more pairs of lines are not compared, to bound the time.
-MOST_COMPARED: Final = 4_000_000
 _ACTS: Final = {(True, True): "restored", (True, False): "recreated", (False, True): "removed"}
 
 
@@ -42,23 +40,8 @@ class UndoStep(msgspec.Struct, frozen=True):
 
     def display(self, *, diff: bool) -> dict[str, Any]:
         result = {"path": display(self.place.path), "action": self.act, "bytes": len(self.then or b"")}
-        text = self._diff() if diff else None
+        text = text_diff(self.now, self.then, display(self.place.path)) if diff else None
         return result if text is None else {**result, "diff": text}
-
-    def _diff(self) -> str | None:
-        """Return the diff of a file; None if it is not text, or too long."""
-        now, then = self.now or b"", self.then or b""
-        if max(len(now), len(then)) > MOST_DIFFED or b"\0" in now + then:
-            return None
-        try:
-            before, after = now.decode().splitlines(keepends=True), then.decode().splitlines(keepends=True)
-        except UnicodeDecodeError:
-            return None
-        if len(before) * len(after) > MOST_COMPARED:
-            return None
-        name = display(self.place.path)
-        lines = difflib.unified_diff(before, after, name if self.now is not None else "/dev/null", name)
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def changed_paths(undo_log: UndoLog, call: str) -> list[str]:

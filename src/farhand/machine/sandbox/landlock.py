@@ -54,7 +54,7 @@ class LandlockSandbox:
             "write": writable,
             "device": [f"/dev/{name}" for name in _DEVICES],
         }
-        covered = [real for path in hidden if os.path.isdir(real := os.path.realpath(path))]  # noqa: PTH112
+        covered = [real for path in hidden if os.path.isdir(real := os.path.realpath(path))]
         self._launch = Launch(
             namespaces=True,
             network=network,

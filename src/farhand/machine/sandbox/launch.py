@@ -18,6 +18,8 @@ LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     """What `launcher.py` does before it runs the command."""
 
+    # Folders with the upper and the work folder of an overlay over each of them.
+    overlays: Sequence[tuple[str, str, str]] = ()
     # Create namespaces; not needed inside bubblewrap, which did.
     namespaces: bool = False
     # Keep the network of the host, if `namespaces` are created.

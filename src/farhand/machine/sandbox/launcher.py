@@ -41,6 +41,8 @@ _SCOPE_VERSION = 6
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     command = sys.argv[2:]
+    if spec.get("overlays"):
+        _mount_overlays(spec["overlays"])
     if spec.get("namespaces"):
         _enter_namespaces(spec)
     _limit(spec.get("limits", {}))
@@ -99,7 +101,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except OSError:
         return  # a path that does not exist needs no rule
     try:
-        if not os.path.isdir(path):  # noqa: PTH112
+        if not os.path.isdir(path):
             rights &= _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
         rule = struct.pack("=Qi", rights, opened)
         if _LIBC.syscall(_ADD_RULE, ruleset, 1, rule, ctypes.c_uint32(0)) != 0:
@@ -108,19 +110,35 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(opened)
 
 
+def _mount_overlays(overlays: list[list[str]]) -> None:
+    """Mount a copy-on-write view over each folder, seen by this process alone: changes go to the upper folder."""
+    privileged = os.geteuid() == 0
+    _unshare(_NEWNS | (0 if privileged else _NEWUSER))
+    _LIBC.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    for folder, upper, work in overlays:
+        options = f"lowerdir={folder},upperdir={upper},workdir={work}" + ("" if privileged else ",userxattr")
+        if _LIBC.mount(b"overlay", os.fsencode(folder), b"overlay", 0, os.fsencode(options)) != 0:
+            _fail(f"cannot mount an overlay on {folder}: {os.strerror(ctypes.get_errno())}")
+    os.chdir(os.environ.get("PWD", "/"))
+
+
+def _unshare(kinds: int) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    if _LIBC.unshare(kinds) != 0:
+        _fail(f"cannot create namespaces: {os.strerror(ctypes.get_errno())}")
+    if kinds & _NEWUSER:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
 def _enter_namespaces(spec: dict[str, Any]) -> None:
     """Continue as a process that sees no other processes and only the folders it needs.
 
     Without `network`, it has no network but a loopback of its own.
     """
     network = bool(spec.get("network", True))
-    uid, gid = os.geteuid(), os.getegid()
-    kinds = _NEWUSER | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if network else _NEWNET)
-    if _LIBC.unshare(kinds) != 0:
-        _fail(f"cannot create namespaces: {os.strerror(ctypes.get_errno())}")
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{uid} {uid} 1")
-    _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    _unshare(_NEWUSER | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if network else _NEWNET))
     if not network:
         _loopback_up()
     # The first child becomes process 1 of the new namespace; this process waits for it and passes its status on.
@@ -138,7 +156,7 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
         if entry.is_dir(follow_symlinks=False) and entry.name not in _SYSTEM_FOLDERS:
             _cover(entry.path, kept)
     for path in spec.get("hidden", ()):
-        if os.path.isdir(path):  # noqa: PTH112 - not if a folder above it is covered
+        if os.path.isdir(path):
             _cover(path, kept)
     os.chdir(os.environ["PWD"])  # the same folder, through the new mounts
     inner = os.fork()  # process 1 ignores signals without a handler, so the command is not process 1
@@ -153,12 +171,12 @@ def _cover(folder: str, kept: list[str]) -> None:
     """Mount an empty folder over one, and what is to be kept of it on its place again."""
     opened = []
     for path in kept:
-        if path.startswith(folder + "/") and os.path.isdir(path):  # noqa: PTH112
+        if path.startswith(folder + "/") and os.path.isdir(path):
             opened.append((path, os.open(path, os.O_PATH | os.O_CLOEXEC)))
     if _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=0755") != 0:
         _fail(f"cannot hide {folder}: {os.strerror(ctypes.get_errno())}")
     for path, number in opened:
-        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+        os.makedirs(path, exist_ok=True)
         source = os.fsencode(f"/proc/self/fd/{number}")
         if _LIBC.mount(source, os.fsencode(path), None, _MS_BIND | _MS_REC, None) != 0:
             _fail(f"cannot mount {path}: {os.strerror(ctypes.get_errno())}")
@@ -248,7 +266,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 def _write(path: str, text: str) -> None:
     try:
-        with open(path, "w") as file:  # noqa: PTH123
+        with open(path, "w") as file:
             file.write(text)
     except OSError as error:
         _fail(f"cannot write {path}: {error.strerror}")

@@ -1,0 +1,328 @@
+"""Trial runs: a command works on a copy-on-write view of the folders, and its changes are kept or discarded later.
+
+Each trial has a folder with the upper folders of its overlays and a file that describes it. Both survive the program,
+as the command does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from farhand.machine.files.files import Files, open_parent
+from farhand.machine.files.private_files import replace_private
+from farhand.machine.files.transaction import FileChange, change_files
+from farhand.machine.sandbox import overlay
+from farhand.machine.sandbox.confinement import CommandSandbox
+from farhand.machine.sandbox.launch import Launch
+from farhand.machine.sandbox.overlay import ADDED, DELETED, Change
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+
+MIB: Final = 1024 * 1024
+QUOTA: Final = 1024 * MIB  # of all changes of a trial
+MOST_FILE: Final = 512 * MIB
+MOST_TRIALS: Final = 20
+EXPIRES_SECONDS: Final = 24 * 60 * 60
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_RECORD: Final = "trial.json"
+_UNMOUNTABLE: Final = re.compile(r"[,:\\]")
+
+
+class Conflict(Failed):
+    """A file that a trial changed has been changed since; nothing was applied."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A trial and its state: `running`, `ready`, `keeping`, `kept`, `discarded` or `failed`."""
+
+    id: str
+    command: str
+    state: str
+    started_at: int
+    expires_at: int
+    # The lent folders, in the order of their upper folders.
+    folders: tuple[str, ...]
+    changes: tuple[Change, ...] = ()
+    error: str = ""
+
+    def described(self) -> dict[str, Any]:
+        """Return the trial as callers see it."""
+        shown = (
+            overlay.shown(list(self.changes))
+            if self.state == "ready"
+            else [{"path": change.path, "kind": change.kind} for change in self.changes]
+        )
+        found: dict[str, Any] = {"trialId": self.id, "command": self.command, "state": self.state, "changes": shown}
+        found |= {"startedAt": self.started_at, "expiresAt": self.expires_at}
+        return found | ({"error": self.error} if self.error else {})
+
+
+class Trials:
+    """The trials of one machine. Methods block: call them in a thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        roots: Sequence[str],
+        sandbox: Callable[[], CommandSandbox],
+        *,
+        quota: int = QUOTA,
+        expires: float = EXPIRES_SECONDS,
+    ) -> None:
+        """`files` applies what is kept. `sandbox` returns that of trials, without network; it raises Failed."""
+        self._folder = folder
+        self._files = files
+        self._roots = _outermost(roots)
+        self._sandbox = sandbox
+        self._quota = quota
+        self._expires = expires
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, command: str, workdir: str, environment: Mapping[str, str] | None = None) -> list[str]:
+        """Prepare a trial, or find it again, and return the prefix of its command.
+
+        Raises Failed if this machine cannot give it, or has too many.
+        """
+        for root in self._roots:
+            if _UNMOUNTABLE.search(root):
+                raise Failed(f"a trial cannot be run in {root!r}: its path holds a comma, colon or backslash")
+        sandbox = self._sandbox()
+        sandbox.check()
+        with self._lock:
+            self._sweep()
+            folder = self._place(name)
+            if not folder.exists():
+                waiting = [one for one in self._all() if one.state in ("running", "ready")]
+                if len(waiting) >= MOST_TRIALS:
+                    raise Failed(f"{len(waiting)} trials wait to be kept or discarded; end one of them first")
+                for number in range(len(self._roots)):
+                    (folder / f"upper{number}").mkdir(mode=0o700, parents=True)
+                    (folder / f"work{number}").mkdir(mode=0o700)
+                for number, root in enumerate(self._roots):
+                    shutil.copymode(root, folder / f"upper{number}")
+                now = _now_ms()
+                expires = now + round(self._expires * 1000)
+                self._store(Trial(name, command[:10_000], "running", now, expires, self._roots))
+        overlays = [
+            (root, str(folder / f"upper{number}"), str(folder / f"work{number}"))
+            for number, root in enumerate(self._roots)
+        ]
+        limits = {"file_size": min(self._quota, MOST_FILE)}
+        return [*Launch(overlays=overlays, limits=limits).words(), *sandbox.words(workdir, environment)]
+
+    def finish(self, name: str) -> Trial:
+        """Record what the command of a trial changed; return the trial. Raises Failed if it changed too much."""
+        with self._lock:
+            trial = self._find(name)
+            if trial.state != "running":
+                return trial
+            uppers = {root: str(self._place(name) / f"upper{number}") for number, root in enumerate(trial.folders)}
+            try:
+                size = sum(_size(upper) for upper in uppers.values())
+                if size > self._quota:
+                    raise Failed(f"the command wrote {size} bytes; a trial has at most {self._quota}")
+                found = overlay.changes(uppers)
+                for change in found:
+                    if change.before is not None and _changed_at(change.path) > trial.started_at:
+                        raise Failed(f"{change.path} was changed by another program during the trial; run it again")
+            except (Failed, OSError) as error:
+                self._end(trial, "failed", str(error))
+                raise Failed(f"trial discarded: {error}") from None
+            ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found))
+            self._store(ready)
+            return ready
+
+    def find(self, name: str) -> Trial:
+        """Return a trial. Raises NotFound."""
+        with self._lock:
+            self._sweep()
+            return self._find(name)
+
+    def keep(self, name: str) -> Trial:
+        """Apply the changes of a trial: all of them, or none. Keeping it again is not an error.
+
+        Raises NotFound; Conflict if a file has been changed since; Failed if the trial is not ready, or was discarded.
+        """
+        with self._lock:
+            self._sweep()
+            trial = self._find(name)
+            if trial.state == "kept":
+                return trial
+            if trial.state not in ("ready", "keeping"):
+                raise Failed(
+                    f"trial {name} is {trial.state}{': ' if trial.error else ''}{trial.error}; nothing to keep"
+                )
+            if trial.state == "ready":
+                _refuse_conflicts(trial.changes)
+                trial = msgspec.structs.replace(trial, state="keeping")
+                self._store(trial)
+                try:
+                    self._apply_files(trial.changes)
+                except BaseException:
+                    self._store(msgspec.structs.replace(trial, state="ready"))
+                    raise
+            # Files are changed in one transaction. The rest can be repeated after a crash.
+            self._apply_rest(trial.changes)
+            return self._end(trial, "kept")
+
+    def discard(self, name: str) -> Trial:
+        """Remove the changes of a trial; one discarded before is returned as it is. Raises NotFound, Failed."""
+        with self._lock:
+            trial = self._find(name)
+            if trial.state in ("running", "keeping", "kept"):
+                raise Failed(f"trial {name} is {trial.state}; it cannot be discarded")
+            return trial if trial.state == "discarded" else self._end(trial, "discarded")
+
+    def _apply_files(self, changes: Sequence[Change]) -> None:
+        steps = []
+        for change in changes:
+            old = _regular(change.path) if change.kind != ADDED else None
+            new = _regular(change.upper) if change.upper is not None else None
+            if (old is None and new is None) or (old == new):
+                continue  # a folder, a link, or only another mode
+            mode = stat.S_IMODE(os.lstat(change.upper).st_mode) if change.upper is not None else None
+            steps.append(FileChange(change.path, old, new, mode))
+        if steps:
+            change_files(self._files, steps)
+
+    def _apply_rest(self, changes: Sequence[Change]) -> None:
+        """Make folders and links, set modes, remove links and folders."""
+        made = {change.path for change in changes if change.upper is not None}
+        for change in changes:
+            if change.upper is not None:
+                with open_parent(self._files.place(change.path), make=True) as (folder, name):
+                    _take_over(change.upper, folder, name)
+        for change in reversed(changes):
+            if change.kind == DELETED and change.path not in made:
+                with (
+                    contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                    open_parent(self._files.place(change.path)) as (folder, name),
+                ):
+                    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+                    (os.rmdir if stat.S_ISDIR(mode) else os.unlink)(name, dir_fd=folder)
+
+    # the folder
+
+    def _place(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InvalidArgs(f"{name[:100]!r} is not the id of a trial")
+        return self._folder / name
+
+    def _find(self, name: str) -> Trial:
+        try:
+            return msgspec.json.decode((self._place(name) / _RECORD).read_bytes(), type=Trial)
+        except (OSError, msgspec.MsgspecError):
+            raise NotFound(f"there is no trial {name!r} on this machine, or it has expired") from None
+
+    def _store(self, trial: Trial) -> None:
+        replace_private(self._place(trial.id) / _RECORD, msgspec.json.encode(trial))
+
+    def _end(self, trial: Trial, state: str, error: str = "") -> Trial:
+        """Store the end of a trial and remove its files; the record stays until it expires."""
+        ended = msgspec.structs.replace(trial, state=state, error=error)
+        self._store(ended)
+        for number in range(len(trial.folders)):
+            for part in ("upper", "work"):
+                _remove(self._place(trial.id) / f"{part}{number}")
+        return ended
+
+    def _all(self) -> list[Trial]:
+        found = []
+        for entry in os.scandir(self._folder) if self._folder.is_dir() else ():
+            with contextlib.suppress(NotFound, InvalidArgs):
+                found.append(self._find(entry.name))
+        return found
+
+    def _sweep(self) -> None:
+        """Remove what has expired."""
+        now = _now_ms()
+        for trial in self._all():
+            if trial.expires_at < now and trial.state not in ("running", "keeping"):
+                _remove(self._place(trial.id))
+
+
+def _refuse_conflicts(changes: Sequence[Change]) -> None:
+    removed = {change.path for change in changes if change.kind == DELETED}
+    for change in changes:
+        now = overlay.fingerprint(change.path)
+        if change.kind == ADDED and change.path in removed:
+            continue  # a folder that was replaced by a file, or the reverse
+        if now != change.before:
+            raise Conflict(
+                f"{change.path} {'exists now' if change.before is None else 'has been changed since the trial'}; "
+                "nothing was applied: discard the trial and run it again"
+            )
+
+
+def _take_over(upper: str, folder: int, name: str) -> None:
+    """Make what lies at `upper` in a folder, apart from the content of files: a folder, a link, or a mode."""
+    status = os.lstat(upper)
+    if stat.S_ISLNK(status.st_mode):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        os.symlink(os.readlink(upper), name, dir_fd=folder)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        os.fchmod(opened, stat.S_IMODE(status.st_mode))
+    finally:
+        os.close(opened)
+
+
+def _outermost(roots: Sequence[str]) -> tuple[str, ...]:
+    """Return the roots that do not lie in another one."""
+    real = sorted({os.path.realpath(root) for root in roots})
+    found: list[str] = []
+    for root in real:
+        if not any(root.startswith(outer.rstrip("/") + "/") for outer in found):
+            found.append(root)
+    return tuple(found)
+
+
+def _regular(path: str) -> bytes | None:
+    """Return the content of a regular file; None for anything else."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _changed_at(path: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return int(status.st_mtime * 1000)
+    return 0
+
+
+def _size(folder: str) -> int:
+    return sum(
+        os.lstat(os.path.join(path, name)).st_blocks * 512 for path, _, names in os.walk(folder) for name in names
+    )
+
+
+def _remove(folder: Path) -> None:
+
+    for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder that nobody may enter
+        for name in folders:
+            with contextlib.suppress(OSError):
+                os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,64 @@
+"""`Trial`: keeps or discards what a trial run changed. It is not offered to models; people and programs call it."""
+
+# Parameter names follow those of the other node tools.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from msgspec import Meta
+
+from farhand.machine.sandbox.trials import Conflict, Trials
+from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import Failed, InvalidArgs
+from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.tools.schema import Parameters
+
+if TYPE_CHECKING:
+    from farhand.tools.preview import Preview
+
+NAME: Final = "Trial"
+ACTIONS: Final = ("show", "keep", "discard")
+# The beginning of the error of a trial whose files were changed since.
+CONFLICT: Final = "conflict: "
+
+TrialId = Annotated[str, Meta(description="Id of the trial: trialId of its result.")]
+Action = Annotated[str, Meta(description="One of: show, keep, discard.", extra_json_schema={"enum": ACTIONS})]
+
+
+class TrialTool:
+    """The tool over one machine's trials. It blocks; run it in a thread."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
+    def Trial(self, *, trialId: TrialId, action: Action = "show") -> dict[str, Any]:  # noqa: N802
+        """Show what a trial run changed, apply these changes (keep), or drop them (discard)."""
+        wanted = action.strip().lower()
+        if wanted not in ACTIONS:
+            raise InvalidArgs(f"unknown action {action[:100]!r}: use one of {', '.join(ACTIONS)}")
+        try:
+            acts = {"show": self._trials.find, "keep": self._trials.keep, "discard": self._trials.discard}
+            return acts[wanted](trialId).described()
+        except Conflict as error:
+            raise Failed(f"{CONFLICT}{error.message}") from None
+
+    def preview_Trial(self, *, trialId: str, action: str) -> Preview:  # noqa: N802
+        from farhand.tools.preview import FileEffect, Preview  # noqa: PLC0415 - memory of an idle node
+
+        trial = self._trials.find(trialId)
+        changes = trial.described()["changes"]
+        files = tuple(
+            FileEffect(change["path"], diff=change.get("diff", ""), note="" if "diff" in change else change["kind"])
+            for change in changes
+        )
+        return Preview(files=files, summary=f"{action} the changes of the trial of: {trial.command}")
+
+
+SPEC: Final = ToolSpec(
+    name=NAME,
+    description=TrialTool.Trial.__doc__ or "",
+    parameters=Parameters(TrialTool.Trial, skip=1).schema,
+    capability=NODE_TOOLS[NAME].capability,
+)

@@ -1,0 +1,248 @@
+"""A trial shows what a command changes; nothing has changed until it is kept, and then exactly that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhand.machine.sandbox.launcher import landlock_version
+from tests.integration.cli.conftest import Command
+from tests.support.harness import GatewayProcess, NodeProcess
+
+LEVELS = [
+    pytest.param("bubblewrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")),
+    pytest.param("landlock", marks=pytest.mark.skipif(landlock_version() < 1, reason="no Landlock")),
+]
+
+
+class Tried:
+    def __init__(self, gateway: GatewayProcess, node: NodeProcess, root: Path) -> None:
+        self.gateway, self.node, self.root = gateway, node, root
+
+    def trial(self, command: str, **more: Any) -> dict[str, Any]:
+        return dict(self.node.ok("Bash", {"command": command, "trial": True, **more}))
+
+    def end(self, trial: dict[str, Any], action: str) -> tuple[int, Any]:
+        answer = self.gateway.request("POST", f"/v1/trials/{trial['trialId']}/{action}", body={})
+        return answer.status, answer.json()
+
+
+@pytest.fixture(scope="module")
+def node(shared_gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
+    folder = tmp_path_factory.mktemp("tried")
+    root = folder / "root"
+    root.mkdir()
+    with NodeProcess(shared_gateway, folder / "node", "tried", "--root", str(root)) as running:
+        yield Tried(shared_gateway, running, root)
+
+
+@pytest.fixture
+def tried(node: Tried) -> Tried:
+    for entry in node.root.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    (node.root / "old.txt").write_text("one\ntwo\n")
+    (node.root / "gone.txt").write_text("bye\n")
+    (node.root / "folder").mkdir()
+    (node.root / "folder" / "inner.txt").write_text("inner\n")
+    return node
+
+
+def tree(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        found[name] = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return found
+
+
+WORK = (
+    "echo three >> old.txt; rm gone.txt; rm -r folder; mkdir made; echo new > made/new.txt; ln -s old.txt link; "
+    "echo bin > tool && chmod 750 tool; cat old.txt"
+)
+
+
+def test_a_trial_lists_changes_and_changes_nothing(tried: Tried) -> None:
+    before = tree(tried.root)
+    done = tried.trial(WORK)
+    assert done["exitCode"] == 0 and done["output"] == "one\ntwo\nthree\n"
+    kinds = {os.path.relpath(change["path"], tried.root): change["kind"] for change in done["changes"]}
+    assert kinds == {
+        "old.txt": "changed",
+        "gone.txt": "deleted",
+        "folder": "deleted",
+        "folder/inner.txt": "deleted",
+        "made": "added",
+        "made/new.txt": "added",
+        "link": "added",
+        "tool": "added",
+    }
+    diffs = {os.path.relpath(change["path"], tried.root): change.get("diff", "") for change in done["changes"]}
+    assert "+three" in diffs["old.txt"] and "-bye" in diffs["gone.txt"] and "+new" in diffs["made/new.txt"]
+    assert tree(tried.root) == before
+    shown = tried.gateway.get(f"/v1/trials/{done['trialId']}")
+    assert shown["state"] == "ready" and shown["changes"] == done["changes"]
+    assert tried.end(done, "discard")[1]["state"] == "discarded"
+
+
+def test_keeping_applies_exactly_the_changes(tried: Tried) -> None:
+    done = tried.trial(WORK)
+    assert tried.end(done, "keep")[1]["state"] == "kept"
+    assert tree(tried.root) == {
+        "link": "old.txt",
+        "made": None,
+        "made/new.txt": b"new\n",
+        "old.txt": b"one\ntwo\nthree\n",
+        "tool": b"bin\n",
+    }
+    assert (tried.root / "tool").stat().st_mode & 0o777 == 0o750
+    status, again = tried.end(done, "keep")
+    assert status == 200 and again["state"] == "kept", "a second keep changes nothing"
+    assert tried.end(done, "discard")[0] >= 400
+
+
+def test_what_was_kept_can_be_undone(tried: Tried) -> None:
+    done = tried.trial("echo changed > old.txt; echo new > new.txt")
+    status, _ = tried.end(done, "keep")
+    assert status == 200
+    calls = tried.gateway.get("/v1/calls?tool=tried__Trial&limit=1")["calls"]
+    undone = tried.gateway.request("POST", f"/v1/calls/{calls[0]['id']}/undo", body={}).json()
+    assert undone["ok"] is True, undone
+    assert (tried.root / "old.txt").read_text() == "one\ntwo\n" and not (tried.root / "new.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "meanwhile"),
+    [
+        ("echo mine >> old.txt", "echo yours > old.txt"),
+        ("rm old.txt", "echo yours > old.txt"),
+        ("echo mine > new.txt", "echo yours > new.txt"),
+        ("echo mine > old.txt; echo x > other.txt", "rm old.txt"),
+        ("rm -r folder", "echo yours > folder/inner.txt"),
+    ],
+)
+def test_a_conflict_is_409_and_nothing_is_applied(tried: Tried, command: str, meanwhile: str) -> None:
+    done = tried.trial(command)
+    os.system(f"cd {tried.root} && {meanwhile}")
+    before = tree(tried.root)
+    status, answer = tried.end(done, "keep")
+    assert status == 409 and answer["error"]["code"] == "conflict", answer
+    assert tree(tried.root) == before
+    assert tried.end(done, "discard")[0] == 200
+
+
+def test_a_trial_that_was_discarded_cannot_be_kept(tried: Tried) -> None:
+    done = tried.trial("echo x > new.txt")
+    assert tried.end(done, "discard")[0] == 200
+    status, answer = tried.end(done, "keep")
+    assert status >= 400 and "discarded" in answer["error"]["message"]
+    assert not (tried.root / "new.txt").exists()
+
+
+def test_a_failing_command_and_one_that_changes_nothing(tried: Tried) -> None:
+    done = tried.trial("touch old.txt; cat old.txt > /dev/null; exit 3")
+    assert done["exitCode"] == 3 and done["changes"] == []
+    tried.end(done, "discard")
+
+
+def test_a_trial_has_no_network_and_no_way_out(tried: Tried, tmp_path: Path) -> None:
+    done = tried.trial(f"ls /sys/class/net 2>/dev/null; grep -vc lo: /proc/net/dev; touch {tmp_path}/out")
+    assert "2\n" in done["output"] and not (tmp_path / "out").exists()
+    tried.end(done, "discard")
+
+
+def test_a_trial_is_refused_in_the_background(tried: Tried) -> None:
+    for more in ({"background": True}, {"yieldMs": 100}):
+        args = {"command": "true", "trial": True, **more}
+        assert "background" in tried.node.fails("Bash", args, "invalid_args")
+
+
+def test_unknown_trials_are_404(tried: Tried) -> None:
+    for name in ("nothing", "..%2f..%2fetc", "01a1ea59-bcc7-732f-b2ac-5750ab23f2dd"):
+        answer = tried.gateway.request("POST", f"/v1/trials/{name}/keep", body={})
+        assert answer.status == 404, answer
+    other = tried.gateway.invoke("tried__Bash", {"command": "true"})
+    answer = tried.gateway.request("POST", f"/v1/trials/{other['request_id']}/keep", body={})
+    assert answer.status == 404, answer
+
+
+def test_keeping_is_refused_while_frozen(tried: Tried) -> None:
+    done = tried.trial("echo x > new.txt")
+    tried.gateway.request("POST", "/v1/freeze", body={"reason": "test"})
+    try:
+        status, _ = tried.end(done, "keep")
+        assert status in (403, 423)
+        assert not (tried.root / "new.txt").exists()
+    finally:
+        tried.gateway.request("POST", "/v1/thaw", body={})
+    assert tried.end(done, "keep")[0] == 200
+
+
+def test_trials_outlive_a_killed_node(tried: Tried) -> None:
+    done = tried.trial("echo x > new.txt")
+    tried.node.kill()
+    tried.node.start()
+    assert tried.end(done, "keep")[1]["state"] == "kept"
+    assert (tried.root / "new.txt").read_text() == "x\n"
+
+
+def test_a_kill_while_the_command_runs_loses_nothing(tried: Tried) -> None:
+    started = tried.gateway.request(
+        "POST",
+        "/v1/tools/invoke",
+        body={
+            "tool": "tried__Bash",
+            "args": {"command": "echo x > new.txt; sleep 1000", "trial": True, "timeout": 3000},
+            "background": True,
+        },
+    ).json()
+    tried.node.kill()
+    tried.node.start()
+    record = tried.node.end_of(started["request_id"])
+    assert record["state"] in ("ok", "timeout"), record
+    answer = tried.gateway.request("GET", f"/v1/trials/{started['request_id']}").json()
+    assert answer["state"] == "ready" and [change["kind"] for change in answer["changes"]] == ["added"], answer
+    tried.gateway.request("POST", f"/v1/trials/{started['request_id']}/discard", body={})
+
+
+def test_at_the_prompt(tried: Tried) -> None:
+    farhand = Command(tried.gateway.home)
+    answer = farhand("call", "tried__Bash", "command=echo x > new.txt", "trial=true", "--json").json()
+    trial = answer["result"]["trialId"]
+    shown = farhand("trial", "show", trial)
+    assert "added" in shown.out and "+x" in shown.out
+    assert farhand("trial", "keep", trial).status == 0
+    assert (tried.root / "new.txt").exists()
+    assert farhand("trial", "keep", "nothing").status != 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_node_without_roots_tries_in_its_workspace(
+    shared_gateway: GatewayProcess, tmp_path: Path, level: str
+) -> None:
+    path = os.environ["PATH"]
+    if level == "landlock":  # as on a machine without bubblewrap
+        bare = tmp_path / "bin"
+        bare.mkdir()
+        (bare / "python3").symlink_to("/usr/bin/python3")
+        path = str(bare)
+    with NodeProcess(shared_gateway, tmp_path, f"wide-{level}", env={"PATH": path}) as node:
+        done = node.ok("Bash", {"command": "/bin/echo x > new.txt", "trial": True})
+        assert [change["path"] for change in done["changes"]] == [str(node.workspace / "new.txt")]
+        assert not (node.workspace / "new.txt").exists()
+
+
+def test_exec_can_be_tried(shared_gateway: GatewayProcess) -> None:
+    answer = shared_gateway.invoke("exec", {"command": "echo x > tried.txt", "trial": True})
+    assert answer["ok"], answer
+    result = answer["result"]
+    assert result["changes"][0]["kind"] == "added" and result["trialId"] in result["content"]
+    workspace = shared_gateway.home / "agents/main"
+    assert not (workspace / "tried.txt").exists()
+    kept = shared_gateway.request("POST", f"/v1/trials/{result['trialId']}/keep", body={})
+    assert kept.status == 200, kept
+    assert (workspace / "tried.txt").read_text() == "x\n"
