@@ -458,9 +458,7 @@ async def build(
     message_tools, job_tools = messaging.tools(), cron_tools(jobs, sessions.pin_of)
     main_agent = main_agent_tools(machine_tools, job_tools, message_tools, session_tools.tools(), remembering)
     trial_calls = TrialCalls(gate, trials)
-    catalog.serve(
-        [*guide, *undo.tools(), *trial_calls.tools(), *NodeList(node_registry).tools()], offered=False
-    )
+    catalog.serve([*guide, *undo.tools(), *trial_calls.tools(), *NodeList(node_registry).tools()], offered=False)
     catalog.serve([transfer_tool(transfers), *NativeFiles(workspace).tools(), *settings.tools(), *logs.tools()])
     catalog.serve([*main_agent, *session_tools.native_tools()])
     catalog.serve([one for one in (*message_tools, *job_tools) if one not in main_agent])
