@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 
-from farhand.machine.sandbox.trials import Conflict, Trials
+from farhand.machine.sandbox.trials import TrialConflict, Trials
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.protocol.node_tools import NODE_TOOLS
@@ -41,7 +41,7 @@ class TrialTool:
         try:
             acts = {"show": self._trials.find, "keep": self._trials.keep, "discard": self._trials.discard}
             return acts[wanted](trialId).described()
-        except Conflict as error:
+        except TrialConflict as error:
             raise Failed(f"{CONFLICT}{error.message}") from None
 
     def preview_Trial(self, *, trialId: str, action: str) -> Preview:  # noqa: N802

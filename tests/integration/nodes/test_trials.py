@@ -203,7 +203,7 @@ def test_a_kill_while_the_command_runs_loses_nothing(tried: Tried) -> None:
     tried.node.kill()
     tried.node.start()
     record = tried.node.end_of(started["request_id"])
-    assert record["state"] in ("ok", "timeout"), record
+    assert record["state"] in ("ok", "timeout"), (record["error_message"], record)
     answer = tried.gateway.request("GET", f"/v1/trials/{started['request_id']}").json()
     assert answer["state"] == "ready" and [change["kind"] for change in answer["changes"]] == ["added"], answer
     tried.gateway.request("POST", f"/v1/trials/{started['request_id']}/discard", body={})

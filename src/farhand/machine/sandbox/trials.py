@@ -38,7 +38,7 @@ _RECORD: Final = "trial.json"
 _UNMOUNTABLE: Final = re.compile(r"[,:\\]")
 
 
-class Conflict(Failed):
+class TrialConflict(Failed):
     """A file that a trial changed has been changed since; nothing was applied."""
 
 
@@ -106,20 +106,26 @@ class Trials:
                 waiting = [one for one in self._all() if one.state in ("running", "ready")]
                 if len(waiting) >= MOST_TRIALS:
                     raise Failed(f"{len(waiting)} trials wait to be kept or discarded; end one of them first")
-                for number in range(len(self._roots)):
-                    (folder / f"upper{number}").mkdir(mode=0o700, parents=True)
-                    (folder / f"work{number}").mkdir(mode=0o700)
-                for number, root in enumerate(self._roots):
-                    shutil.copymode(root, folder / f"upper{number}")
-                now = _now_ms()
-                expires = now + round(self._expires * 1000)
-                self._store(Trial(name, command[:10_000], "running", now, expires, self._roots))
+                self._create(name, command)
         overlays = [
             (root, str(folder / f"upper{number}"), str(folder / f"work{number}"))
             for number, root in enumerate(self._roots)
         ]
         limits = {"file_size": min(self._quota, MOST_FILE)}
         return [*Launch(overlays=overlays, limits=limits).words(), *sandbox.words(workdir, environment)]
+
+    def _create(self, name: str, command: str) -> None:
+        """Make the folder of a trial with everything in it, or, if the program is killed, nothing."""
+        beside = self._folder / f".{name}"
+        _remove(beside)
+        for number, root in enumerate(self._roots):
+            (beside / f"upper{number}").mkdir(mode=0o700, parents=True)
+            (beside / f"work{number}").mkdir(mode=0o700)
+            shutil.copymode(root, beside / f"upper{number}")
+        now = _now_ms()
+        trial = Trial(name, command[:10_000], "running", now, now + round(self._expires * 1000), self._roots)
+        replace_private(beside / _RECORD, msgspec.json.encode(trial))
+        beside.rename(self._place(name))
 
     def finish(self, name: str) -> Trial:
         """Record what the command of a trial changed; return the trial. Raises Failed if it changed too much."""
@@ -152,7 +158,7 @@ class Trials:
     def keep(self, name: str) -> Trial:
         """Apply the changes of a trial: all of them, or none. Keeping it again is not an error.
 
-        Raises NotFound; Conflict if a file has been changed since; Failed if the trial is not ready, or was discarded.
+        Raises NotFound; TrialConflict if a file has been changed since; Failed if the trial is not ready, or was discarded.
         """
         with self._lock:
             self._sweep()
@@ -259,7 +265,7 @@ def _refuse_conflicts(changes: Sequence[Change]) -> None:
         if change.kind == ADDED and change.path in removed:
             continue  # a folder that was replaced by a file, or the reverse
         if now != change.before:
-            raise Conflict(
+            raise TrialConflict(
                 f"{change.path} {'exists now' if change.before is None else 'has been changed since the trial'}; "
                 "nothing was applied: discard the trial and run it again"
             )
