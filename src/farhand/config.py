@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.mcp.settings import McpServerSettings
 from farhand.gateway.messaging.hooks import HookSettings
 from farhand.gateway.messaging.inbound import Binding
 from farhand.gateway.sessions.agents import AgentSettings
@@ -230,6 +231,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     channels: dict[str, dict[str, Any]] = {}
     hooks: dict[str, HookSettings] = {}
     bindings: list[Binding] = []
+    # MCP servers by name. Read again whenever the file changes.
+    mcp: dict[str, McpServerSettings] = {}
 
 
 def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:

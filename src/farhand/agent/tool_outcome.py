@@ -109,4 +109,12 @@ def _block(block: dict[str, Any]) -> Block | None:
             return Text(text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
             return Image(f"data:{mime_type};base64,{data}")
+        case {"type": "resource", "resource": {"uri": str(uri), "text": str(text)}}:
+            return Text(f"{uri}:\n{text}")
+        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data)}}:
+            return Text(f"[resource {uri}: {len(data) * 3 // 4} bytes that cannot be shown]")
+        case {"type": "resource_link", "uri": str(uri), "name": str(name)}:
+            return Text(f"[link to {name}: {uri}]")
+        case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
+            return Text(f"[audio of type {mime_type}, {len(data) * 3 // 4} bytes, which cannot be shown]")
     return None

@@ -45,6 +45,7 @@ from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
+from farhand.app.mcp import end_with_servers, local_host, open_mcp
 from farhand.app.messaging import Messaging
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
@@ -93,7 +94,6 @@ from farhand.gateway.transfers.transfers import Transfers
 from farhand.gateway.transfers.workspace_endpoint import workspace_end
 from farhand.gateway.upkeep.backups import Backups, BackupSettings
 from farhand.gateway.upkeep.node_metrics import NodeMetricsTask
-from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Retention
 from farhand.gateway.upkeep.token_expiry import TokenExpiry
 from farhand.gateway.upkeep.token_uses import TokenUses
@@ -134,7 +134,7 @@ from farhand.tools.skill_paths import SkillPaths
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 MEMORY_FILE = "memory.db"
 # Read again whenever the file changes; changes of other sections apply from the next start.
-LIVE_SECTIONS = ("tools", "policy", "schedule", "heartbeat", "retention", "sandbox")
+LIVE_SECTIONS = ("tools", "policy", "schedule", "heartbeat", "retention", "sandbox", "mcp")
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ class LocalMachine:
     # The folder of the agents' workspaces.
     agents_folder: Path
     questions: NodeQueries
+    # The environment of commands.
+    variables: Mapping[str, str]
 
     async def end_jobs(self, call_ids: Collection[str]) -> None:
         """End the commands that these calls started."""
@@ -208,7 +210,7 @@ async def open_machine(
     )
     agents_folder = skill_files.parent / AGENTS_FOLDER
     questions = NodeQueries(jobs, variables, home / "logs")
-    return LocalMachine(files, jobs, undo_log, confinement, skill_files, agents_folder, questions)
+    return LocalMachine(files, jobs, undo_log, confinement, skill_files, agents_folder, questions, variables)
 
 
 def _make_folders(home: Path, workspace: Path) -> Path:
@@ -234,7 +236,8 @@ class Parts:
     sessions: Sessions
     messaging: Messaging
     scheduler: Scheduler
-    periodic: Sequence[PeriodicTask]
+    # Used as context managers while the gateway runs.
+    periodic: Sequence[contextlib.AbstractAsyncContextManager[object]]
     routes: Sequence[Route]
     node_services: NodeServices
 
@@ -299,7 +302,12 @@ async def build(
 
     # Calls and transfers.
     frozen = FreezeHold()
-    queries = Queries(node_registry, {"output": machine.questions.output, "jobs": machine.questions.jobs})
+    server_host = local_host(workspace_folder, machine.variables, frozen, machine.confinement)
+    stack.push_async_callback(server_host.close)
+    queries = Queries(
+        node_registry,
+        {"output": machine.questions.output, "jobs": machine.questions.jobs, "mcp": server_host.query},
+    )
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
     effects = Effects(queries)
@@ -437,6 +445,20 @@ async def build(
         held=lambda: frozen() is not None,
         courier=messaging.outbox,
     )
+    mcp_servers, mcp_server_routes = open_mcp(
+        home,
+        config,
+        live,
+        database,
+        journal,
+        catalog,
+        node_registry,
+        queries,
+        credentials,
+        secrets,
+        models,
+        frozen,
+    )
     freeze = Freeze(
         FreezeFile(home / FREEZE_FILE),  # not in the store: restoring an older copy must not lift a freeze
         frozen,
@@ -446,8 +468,8 @@ async def build(
         gateway_id=store.gateway_id,
         note=journal.note,
         stop_runs=sessions.stop_all,
-        end_jobs=machine.jobs.end_all,
-        thawed=(gate.waiting_calls.resume, scheduler.wake),
+        end_jobs=end_with_servers(machine.jobs, server_host),
+        thawed=(gate.waiting_calls.resume, scheduler.wake, mcp_servers.wake),
     )
     undo = Undo(gate, catalog, node_registry, machine.undo_log, machine.files, objects)
     logs, metrics = NodeLogs(node_registry, queries), MetricsHistory()
@@ -499,6 +521,7 @@ async def build(
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
         ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
         CronRoutes(gate, jobs),
+        mcp_server_routes,
     )
     return Parts(
         store,
@@ -524,6 +547,7 @@ async def build(
             TokenUses(database, credentials),
             TokenExpiry(credentials),
             NodeMetricsTask(node_registry, queries, metrics, clock),
+            mcp_servers,
         ),
         routes,
         NodeServices(

@@ -17,11 +17,15 @@ Function = Callable[..., Any]
 SECONDS_PER_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def client_options(function: Function) -> Function:
-    """Give a command --json, --home and --url, and pass it a `client`. Groups hand --home and --url down."""
+def client_options(function: Function, *, address: bool = True) -> Function:
+    """Give a command --json, --home and --url, and pass it a `client`. Groups hand --home and --url down.
+
+    Without `address`, the command has a --url with another meaning.
+    """
 
     @functools.wraps(function)
-    def run(*args: Any, home: str | None, url: str | None, **options: Any) -> Any:
+    def run(*args: Any, home: str | None, **options: Any) -> Any:
+        url = options.pop("url") if address else None
         context = click.get_current_context().parent
         while context is not None:
             home, url = home or context.params.get("home"), url or context.params.get("url")
@@ -30,8 +34,9 @@ def client_options(function: Function) -> Function:
 
     # Click lists options in the order of this list, reversed: these come last in the help.
     own_options = run.__dict__.pop("__click_params__", [])
+    if address:
+        click.option("--url", metavar="URL", help="Address of the gateway.  [FARHAND_URL, with FARHAND_TOKEN]")(run)
     for option in (
-        click.option("--url", metavar="URL", help="Address of the gateway.  [FARHAND_URL, with FARHAND_TOKEN]"),
         click.option(
             "--home", type=click.Path(file_okay=False), help="Home of the gateway.  [FARHAND_HOME, ~/.farhand]"
         ),
@@ -62,9 +67,11 @@ class ClientGroup(click.Group):
                 raise click.UsageError(f"No such command {name!r}; did you mean {' or '.join(near)}?", ctx)
         return super().resolve_command(ctx, args)
 
-    def command(self, name: str | None = None) -> Callable[[Function], click.Command]:  # type: ignore[override]
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, address: bool = True
+    ) -> Callable[[Function], click.Command]:
         def declare(function: Function) -> click.Command:
-            return click.Group.command(self, name)(client_options(function))
+            return click.Group.command(self, name)(client_options(function, address=address))
 
         return declare
 

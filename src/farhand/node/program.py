@@ -35,6 +35,7 @@ from farhand.node.confinement import NodeConfinement, confine
 from farhand.node.identity import NodeKey
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.log import logging_to_file
+from farhand.node.mcp_servers import ServerHost
 from farhand.node.queries import NodeQueries
 from farhand.node.tools import node_tools
 from farhand.node.transfers.manager import Transfers
@@ -166,6 +167,7 @@ async def _serve(
             limits = confined.limits
             tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log), TrialTool(trials))
             transfers = Transfers(files, folder / "transfers", freeze_state, limits)
+            mcp_servers = ServerHost(workspace, environment, limits, lambda: freeze_state.order, confined.confinement)
 
             async def preview(params: msgspec.Raw) -> Any:
                 from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - memory of an idle node
@@ -174,9 +176,10 @@ async def _serve(
 
             async def end_all() -> tuple[int, str | None]:
                 transfers.stop_all()
+                servers = await mcp_servers.end_all()
                 ending = await jobs.end_all()
                 left = ", ".join(f"{process.name} {process.pid}" for process in ending.survivors)
-                return len(ending.ended), f"still running, not ours to end: {left}" if left else None
+                return len(ending.ended) + servers, f"still running, not ours to end: {left}" if left else None
 
             async def end_call(name: str) -> str:
                 job = await jobs.find_call(name)
@@ -212,6 +215,7 @@ async def _serve(
                     ).handlers(),
                     "transfers": transfers.held,
                     "preview": preview,
+                    "mcp": mcp_servers.query,
                 },
                 extension=transfers,
                 key=key,
@@ -224,6 +228,7 @@ async def _serve(
                 with contextlib.suppress(Shutdown):
                     await client.run(tools, shutdown)
             finally:
+                await mcp_servers.close()
                 await transfers.close()
     finally:
         ledger.close()

@@ -62,6 +62,9 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
     preview: ShowEffects | None = None
     # Files and folders of the agent's workspace that it reads although no argument names them, for the policy.
     reads: tuple[str, ...] = ()
+    # The MCP server whose tool this is, and the node that runs the server; empty for the gateway.
+    server: str = ""
+    node: str = ""
 
     def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments under the parameters' own names. Raises InvalidArgs, see `canonical_names`.

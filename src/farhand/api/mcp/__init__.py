@@ -1,1 +1,1 @@
-"""The MCP server on /mcp."""
+"""MCP: the server on /mcp, and the routes that manage MCP servers behind the gate."""

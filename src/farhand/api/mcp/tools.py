@@ -88,11 +88,11 @@ def outcome(record: CallRecord) -> dict[str, Any]:
     except msgspec.DecodeError:  # too many values to decode: pass it on as text
         value = None
     blocks = value.get("content") if isinstance(value, dict) else None
-    if isinstance(value, dict) and value.keys() == {"content"}:
+    if isinstance(value, dict) and "content" in value and value.keys() <= {"content", "structuredContent"}:
         if isinstance(blocks, str):
-            return {"content": [_text(blocks)], "isError": False, "_meta": meta}
-        if isinstance(blocks, list) and blocks and all(_is_block(block) for block in blocks):
-            return {"content": blocks, "isError": False, "_meta": meta}
+            blocks = [_text(blocks)]
+        if isinstance(blocks, list) and (blocks or len(value) > 1) and all(_is_block(block) for block in blocks):
+            return {**value, "content": blocks, "isError": False, "_meta": meta}
     once = without_repeats(value)
     text = value if isinstance(value, str) else raw.decode() if once is value else msgspec.json.encode(once).decode()
     return {"content": [_text(text)], "isError": False, "_meta": meta}
@@ -103,11 +103,14 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _is_block(block: Any) -> bool:
-    """Return whether a block is text, or an image in the format of the node's Read."""
-    if not isinstance(block, dict):
-        return False
-    if block.get("type") == "text":
-        return isinstance(block.get("text"), str)
-    return (
-        block.get("type") == "image" and isinstance(block.get("data"), str) and isinstance(block.get("mimeType"), str)
-    )
+    """Return whether a block is one of MCP: text, an image, audio, a resource, or a link to one."""
+    match block:
+        case {"type": "text", "text": str()}:
+            return True
+        case {"type": "image" | "audio", "data": str(), "mimeType": str()}:
+            return True
+        case {"type": "resource", "resource": {"uri": str(), "text": str()} | {"uri": str(), "blob": str()}}:
+            return True
+        case {"type": "resource_link", "uri": str(), "name": str()}:
+            return True
+    return False

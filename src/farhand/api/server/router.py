@@ -190,7 +190,7 @@ PUBLIC = frozenset(
     {
         *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
         *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
-        *("/hooks/{hook_id}",),
+        *("/hooks/{hook_id}", "/v1/mcp/callback"),
     }
 )
 

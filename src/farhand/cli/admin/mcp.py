@@ -1,248 +1,314 @@
-"""`mcp`: serve the gateway's tools to MCP clients over standard input and output."""
+"""`mcp`: serve the gateway's tools to MCP clients, and use other MCP servers behind the gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
-import selectors
-import stat
-import sys
-from collections.abc import AsyncIterator
+import shlex
+import time
+import webbrowser
 from typing import Any, Final
+from urllib.parse import quote
 
-import httpx2
+import click
 
-from farhand.cli.client import Address, Client, tls_context
-from farhand.cli.commands import client_command
+from farhand.cli.admin.mcp_bridge import Bridge
+from farhand.cli.admin.mcp_install import install
+from farhand.cli.client import Client, ClientError
+from farhand.cli.commands import client_group
+from farhand.cli.json_output import wants_json
+from farhand.cli.output import (
+    Column,
+    ago,
+    hide,
+    on_terminal,
+    paint,
+    plain,
+    remark,
+    show,
+    show_fields,
+    show_json,
+    show_list,
+)
 
-VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
-LOST: Final = -32000
-PARSE_ERROR: Final = -32700
-MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-# How long to look for a pending answer after the connection is lost.
-RESUME_SECONDS: Final = 120.0
-# How long to wait for answers after the client closes our input. Most clients kill us after two seconds, and then
-# nothing would cancel their calls.
-LAST_ANSWERS_SECONDS: Final = 1.5
-FIRST_DELAY: Final = 0.2
-MAX_DELAY: Final = 10.0
-
-Json = dict[str, Any]
+READY_SECONDS: Final = 30.0
+LOGIN_SECONDS: Final = 600.0
 
 
-@client_command
+def _place(entry: dict[str, Any]) -> str:
+    where = entry["url"] or shlex.join(entry["command"])
+    return f"{where} on {entry['node']}" if entry["node"] else where
+
+
+def _tools(entry: dict[str, Any]) -> str:
+    held = f", {entry['held']} held back" if entry["held"] else ""
+    return f"{len(entry['tools']) - entry['held']}{held}" if entry["state"] == "ready" else "-"
+
+
+COLUMNS = [
+    Column("NAME", "name"),
+    Column("STATE", "state"),
+    Column("TOOLS", _tools),
+    Column("SINCE", lambda entry: ago(entry["since"]) if entry["since"] else "", narrow=hide),
+    Column("SERVER", _place),
+    Column("ERROR", lambda entry: entry["error"] or "", optional=True),
+]
+
+
+@client_group
 def mcp(client: Client) -> None:
-    """Serve the gateway's tools to an MCP client on standard input and output.
+    """Use MCP servers behind the gateway, or serve the gateway's tools to an MCP client.
 
-    For clients that start a program; clients that accept a URL use /mcp of the gateway itself. Input and output are
-    lines of JSON-RPC, with or without --json.
+    Without a command: serve the tools on standard input and output, for clients that start a program. Clients that
+    accept a URL use /mcp of the gateway itself. Input and output are lines of JSON-RPC, with or without --json.
 
     \b
-    Example, in the settings of a client:
+    Examples:
+      farhand mcp add time -- uvx mcp-server-time
+      farhand mcp add notes --url https://notes.example.com/mcp
+      farhand mcp list
+      farhand mcp install claude-code
+    In the settings of a client that starts a program:
       {"mcpServers": {"farhand": {"command": "farhand", "args": ["mcp"]}}}
     """
     asyncio.run(Bridge(client.find()).run())
 
 
-class Bridge:
-    """Forwards messages: each becomes an HTTP request of its own, so none waits for another."""
+mcp.add_command(install)
 
-    def __init__(self, address: Address) -> None:
-        self._url = f"{address.url}/mcp"
-        self._headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-        if address.token:
-            self._headers["authorization"] = f"Bearer {address.token}"
-        verify = tls_context() if os.environ.get("FARHAND_CA_FILE") else True
-        self._http = httpx2.AsyncClient(verify=verify, timeout=httpx2.Timeout(None, connect=10.0))
-        # Headers of a client that sent `initialize`.
-        self._session: Json = {}
-        self._requests: dict[Any, asyncio.Task[None]] = {}
-        self._notifications: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Forward messages until the client closes our input."""
-        reader = self._reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        timeout = None
-        if _is_pollable(sys.stdin.fileno()):
-            timeout = LAST_ANSWERS_SECONDS
-            await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        else:
-            reader.feed_data(sys.stdin.buffer.read())
-            reader.feed_eof()
-        async with self._http:
-            try:
-                while line := await reader.readline():
-                    if line.strip():
-                        await self._forward(line)
-                if self._requests:  # a script closes its output before it reads the answers
-                    await asyncio.wait(self._requests.values(), timeout=timeout)
-            finally:
-                tasks = [*self._requests.values(), *([self._notifications] if self._notifications else [])]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                if self._session:
-                    with contextlib.suppress(httpx2.HTTPError):
-                        await self._http.delete(self._url, headers=self._headers | self._session)
+@mcp.command(address=False)
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--url", "server_url", metavar="URL", help="The server's address (streamable HTTP), instead of a command."
+)
+@click.option(
+    "--node", default="", metavar="ID", help="Run the command on this node.  [default: the gateway's machine]"
+)
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable for the command. Repeatable.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header for --url. Repeatable.")
+@click.option("--cwd", default="", metavar="DIR", help="The folder the command runs in.  [default: the workspace]")
+@click.option("--read-only", "read_only", multiple=True, metavar="PATTERN", help="Tools that only read. Repeatable.")
+@click.option("--hold-new", is_flag=True, help="Hold back tools that appear later until you accept them.")
+@click.option(
+    "--elicitation",
+    type=click.Choice(["no", "decline", "defaults"]),
+    default="no",
+    show_default=True,
+    help="How requests for input are answered.",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(["no", "model"]),
+    default="no",
+    show_default=True,
+    help="Whether the server may use the agent's model.",
+)
+def add(client: Client, name: str, command: tuple[str, ...], server_url: str | None, **options: Any) -> None:
+    """Add an MCP server: its tools are called NAME__TOOL, through the gateway like any other.
 
-    async def _forward(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-            assert isinstance(message, dict)
-        except (ValueError, AssertionError, RecursionError):
-            error = {"code": PARSE_ERROR, "message": "invalid message: each line must be one JSON object"}
-            _send({"jsonrpc": "2.0", "id": None, "error": error})
+    \b
+    Examples:
+      farhand mcp add time -- uvx mcp-server-time
+      farhand mcp add repo --node laptop -- uvx mcp-server-git --repository /src/app
+      farhand mcp add notes --url https://notes.example.com/mcp --header 'X-Team: infra'
+    """
+    if bool(command) == bool(server_url):
+        raise click.UsageError("Give either --url URL, or -- COMMAND ARGUMENT...")
+    body: dict[str, Any] = {
+        **options,
+        "name": name,
+        "env": _pairs(options["env"], "=", "--env"),
+        "headers": _pairs(options["headers"], ":", "--header"),
+        "read_only": list(options["read_only"]),
+    }
+    body |= {"url": server_url} if server_url else {"command": list(command)}
+    client.post("/v1/mcp/servers", body)
+    entry = _settled(client, name)
+    if wants_json():
+        show_json(entry)
+        return
+    if entry["state"] == "ready":
+        names = ", ".join(f"{name}__{tool['name']}" for tool in entry["tools"])
+        print(plain(f"added: {name} with {len(entry['tools'])} tools" + (f": {names}" if names else "")))
+    elif entry["state"] == "login_required":
+        print(plain(f"added: {name}; it requires a login: run `farhand mcp login {name}`"))
+    elif entry["state"] == "starting":
+        print(plain(f"added: {name}; it is still starting, see `farhand mcp list`"))
+    else:
+        raise ClientError(
+            "mcp_server_failed",
+            f"the MCP server {name!r} was added, but cannot be used: {entry['error']}; it is tried again, and "
+            f"`farhand mcp remove {name}` removes it",
+        )
+
+
+@mcp.command("list")
+def list_(client: Client) -> None:
+    """List the MCP servers and their state.
+
+    \b
+    Example:
+      farhand mcp list
+    """
+    empty = "no MCP servers; `farhand mcp add NAME -- COMMAND` adds one"
+    answer = client.get("/v1/mcp/servers")
+    show_list(answer, "servers", COLUMNS, empty)
+    held = [entry["name"] for entry in answer.value["servers"] if entry["held"]]
+    if held and not wants_json():
+        remark(f"\nTools are held back because they changed: see `farhand mcp show {held[0]}`.")
+
+
+@mcp.command("show")
+@click.argument("name")
+def show_server(client: Client, name: str) -> None:
+    """Show one MCP server with its tools, and what has changed in those that are held back.
+
+    \b
+    Example:
+      farhand mcp show time
+    """
+    answer = client.get("/v1/mcp/servers/{}", name)
+    if wants_json():
+        show_json(answer.value)
+        return
+    entry = answer.value
+    show_fields(
+        {
+            "name": entry["name"],
+            "state": entry["state"],
+            "error": entry["error"],
+            "server": _place(entry),
+            "env": " ".join(entry["env"]),
+            "headers": " ".join(entry["headers"]),
+            "restarts": entry["restarts"],
+        }
+    )
+    for tool in entry["tools"]:
+        _show_tool(entry["name"], tool)
+    if entry["held"]:
+        remark(f"\nAccept the changes with `farhand mcp accept {name}`, or some with `farhand mcp accept {name} TOOL`.")
+
+
+def _show_tool(server: str, tool: dict[str, Any]) -> None:
+    name = plain(f"{server}__{tool['name']}")
+    print(f"\n{paint(name, bold=True)}")
+    if tool["held"]:
+        print(f"  {paint('held back', 'yellow')}: {plain(tool['held'])}")
+    if tool["accepted_description"] is not None:
+        print(f"  {paint('before:', dim=True)} {plain(tool['accepted_description'])}")
+        print(f"  {paint('now:', dim=True)}    {plain(tool['description'])}")
+    else:
+        print(f"  {plain(tool['description'])}")
+
+
+@mcp.command()
+@click.argument("name")
+@click.argument("tools", nargs=-1, metavar="[TOOL]...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def accept(client: Client, name: str, tools: tuple[str, ...], yes: bool) -> None:
+    """Accept the tools of an MCP server that are held back, as they are described now.
+
+    \b
+    Examples:
+      farhand mcp accept time
+      farhand mcp accept time convert_time --yes
+    """
+    entry = client.get("/v1/mcp/servers/{}", name).value
+    chosen = [tool for tool in entry["tools"] if (tool["name"] in tools if tools else tool["held"])]
+    if on_terminal() and not yes and not wants_json() and chosen:
+        for tool in chosen:
+            _show_tool(name, tool)
+        click.confirm("\nOffer these tools to models and callers?", abort=True)
+    body = {"tools": list(tools), "digests": {tool["name"]: tool["digest"] for tool in chosen}}
+    answer = client.post(f"/v1/mcp/servers/{_quoted(name)}/accept", body)
+    show(answer, f"accepted: {', '.join(tool['name'] for tool in chosen) or 'nothing was held back'}")
+
+
+@mcp.command()
+@click.argument("name")
+def remove(client: Client, name: str) -> None:
+    """Disconnect an MCP server and forget it, with what was accepted and its login.
+
+    \b
+    Example:
+      farhand mcp remove time
+    """
+    show(client.delete("/v1/mcp/servers/{}", name), f"removed: {name}")
+
+
+@mcp.command()
+@click.argument("name")
+def restart(client: Client, name: str) -> None:
+    """Connect an MCP server anew.
+
+    \b
+    Example:
+      farhand mcp restart time
+    """
+    answer = client.post(f"/v1/mcp/servers/{_quoted(name)}/restart")
+    show(answer, f"restarted: {name}; see `farhand mcp list`")
+
+
+@mcp.command()
+@click.argument("name")
+@click.option("--browser/--no-browser", default=True, help="Open the page in a browser of this machine.")
+@click.option("--redirected", metavar="URL", help="The address of the page that the browser could not open.")
+def login(client: Client, name: str, browser: bool, redirected: str | None) -> None:
+    """Log in to a remote MCP server with OAuth.
+
+    The browser returns to the gateway. If it cannot reach the gateway, copy the address of the page that failed and
+    pass it with --redirected.
+
+    \b
+    Examples:
+      farhand mcp login notes
+      farhand mcp login notes --redirected 'http://localhost:3210/v1/mcp/callback?code=…'
+    """
+    path = f"/v1/mcp/servers/{_quoted(name)}/login"
+    if redirected is None:
+        url = client.post(path, {}).value["authorize_url"]
+        if wants_json():
+            show_json({"authorize_url": url})
             return
-        if "id" in message and "method" in message:
-            request = self._requests[json.dumps(message["id"])] = asyncio.create_task(self._ask(message))
-            request.add_done_callback(self._failed)
-            if message["method"] == "initialize":  # the following messages belong to the session it opens
-                await asyncio.wait([request])
-            return
-        cancels = message.get("method") == "notifications/cancelled"
-        if self._session or not cancels:  # without a session, closing the request cancels it
-            with contextlib.suppress(httpx2.HTTPError):
-                await self._http.post(self._url, json=message, headers=self._headers | self._headers_of(message))
-        if cancels:
-            asked = self._requests.get(json.dumps(_params(message).get("requestId")))
-            if asked is not None:
-                asked.cancel()  # a cancelled request gets no answer
-        if message.get("method") == "notifications/initialized" and self._notifications is None:
-            self._notifications = asyncio.create_task(self._listen())
-            self._notifications.add_done_callback(self._failed)
-
-    def _failed(self, task: asyncio.Task[None]) -> None:
-        """Stop when our output cannot be written any more."""
-        if not task.cancelled() and isinstance(error := task.exception(), OSError):
-            self._reader.set_exception(error)
-
-    def _headers_of(self, message: Json) -> Json:
-        """Return the headers of a message's request."""
-        version = _version_of(message)
-        if version is None:
-            return self._session
-        name = _params(message).get("name")
-        named = {"mcp-name": name} if message.get("method") == "tools/call" and isinstance(name, str) else {}
-        return {"mcp-protocol-version": version, "mcp-method": str(message.get("method")), **named}
-
-    async def _ask(self, message: Json) -> None:
-        request_id = message["id"]
-        event_id: str | None = None
-        try:
-            headers = self._headers | self._headers_of(message)
-            async with self._http.stream("POST", self._url, json=message, headers=headers) as answer:
-                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    self._relay(message, answer, await answer.aread())
-                    return
-                async for event_id, received in _events(answer):  # noqa: B007 (used after a lost connection)
-                    if received is not None:
-                        _send(received)
-                        if received.get("id") == request_id:
-                            return
-            raise httpx2.ReadError("the stream ended without an answer")
-        except httpx2.HTTPError as error:
-            if event_id is None or not await self._resume(request_id, event_id):
-                reason = f"the gateway at {self._url} did not answer: {error or type(error).__name__}"
-                _send({"jsonrpc": "2.0", "id": request_id, "error": {"code": LOST, "message": reason}})
-        finally:
-            self._requests.pop(json.dumps(request_id), None)
-
-    def _relay(self, message: Json, answer: httpx2.Response, body: bytes) -> None:
-        request_id = message["id"]
-        try:
-            received = json.loads(body)
-            error = received.get("error")
-        except (ValueError, AttributeError):
-            received, error = {}, None
-        if isinstance(error, dict) and not isinstance(error.get("code"), int):  # an error of the gateway, not of MCP
-            received = {"error": {"code": LOST, "message": f"{answer.status_code}: {error.get('message')}"}}
-        if not isinstance(received, dict) or not ({"result", "error"} & received.keys()):
-            received = {"error": {"code": LOST, "message": f"the gateway answered with status {answer.status_code}"}}
-        if message["method"] == "initialize" and "mcp-session-id" in answer.headers:
-            version = received.get("result", {}).get("protocolVersion", "")
-            self._session = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": version}
-        _send({**received, "jsonrpc": "2.0", "id": request_id})
-
-    async def _resume(self, request_id: Any, event_id: str) -> bool:
-        """Look for the answer of a request whose stream was lost. Return whether it was found."""
-        delay = FIRST_DELAY
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RESUME_SECONDS):
-                while True:
-                    await asyncio.sleep(delay)
-                    delay = min(delay * 2, MAX_DELAY)
-                    headers = self._headers | self._session | {"last-event-id": event_id}
-                    with contextlib.suppress(httpx2.HTTPError):
-                        async with self._http.stream("GET", self._url, headers=headers) as answer:
-                            if answer.status_code != 200:
-                                return False
-                            async for seen, received in _events(answer):
-                                event_id = seen or event_id
-                                if received is not None:
-                                    _send(received)
-                                    if received.get("id") == request_id:
-                                        return True
-        return False
-
-    async def _listen(self) -> None:
-        """Relay the session's notifications as long as it exists."""
-        delay, event_id = FIRST_DELAY, ""
-        while True:
-            with contextlib.suppress(httpx2.HTTPError):
-                headers = self._headers | self._session | ({"last-event-id": event_id} if event_id else {})
-                async with self._http.stream("GET", self._url, headers=headers) as answer:
-                    if answer.status_code != 200:
-                        return
-                    delay = FIRST_DELAY
-                    async for seen, received in _events(answer):
-                        event_id = seen or event_id
-                        if received is not None:
-                            _send(received)
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, MAX_DELAY)
+        print(f"Open this page to log in:\n  {plain(url)}")
+        if browser and on_terminal():
+            webbrowser.open(url)
+    else:
+        client.post(path, {"url": redirected})
+    entry = _settled(client, name, LOGIN_SECONDS, ("ready", "failed", "login_required") if redirected else ("ready",))
+    if entry["state"] != "ready":
+        raise ClientError("mcp_login_failed", f"the login to {name!r} failed: {entry['error']}")
+    if wants_json():
+        show_json(entry)
+    else:
+        print(plain(f"logged in: {name} with {len(entry['tools'])} tools"))
 
 
-def _is_pollable(descriptor: int) -> bool:
-    """Return whether a descriptor can be polled; regular files and /dev/null cannot."""
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return False
-    with selectors.DefaultSelector() as selector:
-        try:
-            selector.register(descriptor, selectors.EVENT_READ)
-        except OSError:
-            return False
-    return True
+def _settled(
+    client: Client,
+    name: str,
+    seconds: float = READY_SECONDS,
+    states: tuple[str, ...] = ("ready", "failed", "login_required", "frozen", "disabled"),
+) -> Any:
+    """Return a server once it is in one of these states, or as it is after some time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        entry = client.get("/v1/mcp/servers/{}", name).value
+        if entry["state"] in states or time.monotonic() > deadline:
+            return entry
+        time.sleep(0.2)
 
 
-async def _events(answer: httpx2.Response) -> AsyncIterator[tuple[str | None, Json | None]]:
-    """Yield the events of a stream: the last event id, and the message if there is one."""
-    event_id: str | None = None
-    data: list[str] = []
-    async for line in answer.aiter_lines():
-        field, _, value = line.partition(":")
-        if field == "id":
-            event_id = value.strip()
-        elif field == "data":
-            data.append(value.removeprefix(" "))
-        elif not line and data:
-            text, data = "\n".join(data), []
-            yield event_id, json.loads(text) if text.strip() else None
+def _pairs(given: tuple[str, ...], separator: str, option: str) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, found_separator, value = text.partition(separator)
+        if not found_separator or not name.strip():
+            raise click.UsageError(f"{option} takes NAME{separator}VALUE, not {text!r}.")
+        found[name.strip()] = value.strip() if separator == ":" else value
+    return found
 
 
-def _params(message: Json) -> Json:
-    params = message.get("params")
-    return params if isinstance(params, dict) else {}
-
-
-def _version_of(message: Json) -> str | None:
-    """Return the protocol version in a message; None for clients that send `initialize`."""
-    meta = _params(message).get("_meta")
-    version = meta.get(VERSION_KEY) if isinstance(meta, dict) else None
-    return version if isinstance(version, str) else None
-
-
-def _send(message: Json) -> None:
-    sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
-    sys.stdout.flush()
+def _quoted(name: str) -> str:
+    return quote(name, safe="")

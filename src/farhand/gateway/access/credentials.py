@@ -70,11 +70,12 @@ class Credential(msgspec.Struct, frozen=True):
     def narrowed(self) -> bool:
         return bool(self.tools or self.nodes or self.pinned)
 
-    def reaches(self, node_id: str | None, tool: str) -> bool:
-        """Return whether this credential may use a tool, given by its name on its node."""
+    def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:
+        """Return whether this credential may use a tool, given by its name on its node, or on its MCP server."""
         if self.nodes and node_id not in self.nodes:
             return False
-        names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if "." in tool else [])]
+        dotted = "." in tool and not of_server
+        names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if dotted else [])]
         return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
 
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:

@@ -68,8 +68,8 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
         return all(credential.may(scope) for credential in self.credentials)
 
-    def reaches(self, node_id: str | None, tool: str) -> bool:
-        return all(credential.reaches(node_id, tool) for credential in self.credentials)
+    def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:
+        return all(credential.reaches(node_id, tool, of_server=of_server) for credential in self.credentials)
 
     def replace_actor(self, actor: Credential) -> Principal:
         return msgspec.structs.replace(self, actor=actor)

@@ -12,6 +12,7 @@ from farhand.gateway.access.credentials import OWNER, Credential, Scope
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import EMPTY, OWN_HOST, Catalog, Offer, Target, read_arguments
 from farhand.gateway.nodes.registry import Connection, Node
+from farhand.gateway.nodes.server_tools import MCP
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.json_limits import plain_peer_error
@@ -55,16 +56,25 @@ def _allow(target: Target, credential: Credential) -> None:
         return
     if credential.pinned:
         _stay(target, credential)
-    elif not credential.reaches(target.node.card.node_id if target.node else None, target.tool):
+    elif not _reaches(target, credential):
         raise Denied(f"this credential does not include {target.tool!r}; it is limited to some tools or nodes")
 
 
+def _reaches(target: Target, credential: Credential) -> bool:
+    if target.own is not None and target.own.server:
+        return credential.reaches(target.own.server, target.own.spec.name, of_server=True)
+    return credential.reaches(target.node.card.node_id if target.node else None, target.tool)
+
+
 def offered_to(principal: Principal, name: str, spec: ToolSpec, host: str) -> bool:
-    """Whether a principal may call a listed tool by `name`. `host` is where it runs: a node, `gsv` or `local`."""
+    """Whether a principal may call a listed tool by `name`. `host` is where it runs: a node, an MCP server, `gsv` or
+    `local`."""
     if not principal.may(scope_of(spec)):
         return False
-    own = host in _OWN
-    return not principal.narrowed or principal.reaches(None if own else host, name if own else spec.name)
+    own, of_server = host in _OWN, spec.capability == MCP
+    return not principal.narrowed or principal.reaches(
+        None if own else host, name if own else spec.name, of_server=of_server
+    )
 
 
 class Lookup(msgspec.Struct, frozen=True):
@@ -113,7 +123,11 @@ def _stay(target: Target, credential: Credential) -> None:
     if target.node is None:
         if target.kind == "native" or target.spec is None or target.spec.capability is None:
             return
+        if target.own is not None and target.own.server and target.own.node in credential.nodes:
+            return
         place = "the gateway's own machine"
+        if target.own is not None and target.own.server:
+            place = f"the MCP server {target.own.server!r}"
     elif target.node.card.node_id in credential.nodes:
         return
     else:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from farhand.gateway.nodes.registry import Node, NodeRegistry
+from farhand.gateway.nodes.server_tools import Offered, ServerTools
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.json_limits import check_value_count
@@ -37,7 +38,7 @@ OWN_HOST = {"native": "gsv", "local": "local"}
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 OPEN: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": True}
 
-Kind = Literal["node", "native", "local"]
+Kind = Literal["node", "native", "local", "mcp"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -51,7 +52,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        return "node" if self.own is None else own_kind(self.tool)
+        if self.own is None:
+            return "node"
+        return "mcp" if self.own.server else own_kind(self.tool)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,6 +99,7 @@ class Catalog:
         self._node_registry = node_registry
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
+        self._servers = ServerTools()
         self._own_targets: dict[str, Target] = {}
         self._disabled = disabled
         self._found: dict[str, Target] = {}
@@ -112,9 +116,14 @@ class Catalog:
             assert self.own(tool.name) is None, f"the tool {tool.name!r} is served twice"
             (self._own if offered else self._unoffered)[tool.name] = tool
 
+    def set_server(self, server: str, offered: Offered | None) -> None:
+        """Replace what an MCP server offers; None forgets the server."""
+        self._servers.set(server, offered)
+        self._node_registry.tools_changed()
+
     def own(self, name: str) -> Tool | None:
-        """Return a tool of the gateway, offered or not."""
-        return self._own.get(name) or self._unoffered.get(name)
+        """Return a tool of the gateway, offered or not, or of a connected MCP server."""
+        return self._own.get(name) or self._unoffered.get(name) or self._servers.get(name)
 
     def switched_off(self, *names: str) -> bool:
         """Whether the settings disable a tool with one of these names, ignoring case and surrounding blanks."""
@@ -160,13 +169,16 @@ class Catalog:
             raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
+        served = self._servers.find(name)
+        if served is not None:
+            return self._of_own(name, served), True
         named = split_tool(name)
         if named is not None:
             return self._on_node(*named), True
-        served = self._node_registry.serving(name)
-        if served is None:
+        found = self._node_registry.serving(name)
+        if found is None:
             raise self._unserved(name)
-        node, capability, alone = served
+        node, capability, alone = found
         spec = node.specs.get(name.casefold())
         return Target(node, _unlisted(name) if spec is None else spec.name, capability, spec), alone
 
@@ -175,7 +187,7 @@ class Catalog:
         return self._refuse_switched_off(self._find_known(name))
 
     def _find_known(self, name: str) -> Target:
-        if self._own.get(name) is not None or not self.away(name):
+        if self.own(name) is not None or not self.away(name):
             return self._find(name)
         named = split_tool(name)
         nodes = self._node_registry.nodes
@@ -262,7 +274,7 @@ class Catalog:
             return call
         arguments = read_arguments(call.args)
         named = _named(target, arguments)
-        if target.own is None:
+        if target.own is None or target.own.server:
             assert target.spec is not None
             if (schema := self._schema(target.spec)) is not None:
                 schema.check(named, len(call.args))
@@ -294,6 +306,10 @@ class Catalog:
                 specs.setdefault(name, (spec, node_id))
             for spec in _announced(node):
                 specs.setdefault(spec.name, (spec, node_id))
+        for name, tool in self._servers:
+            node_of_server = self._node_registry.nodes.get(tool.node)
+            if among is None or (node_of_server is not None and among(node_of_server)):
+                specs[name] = (tool.spec, tool.server)
         return {name: found for name, found in specs.items() if not self._is_off(name, *found)}
 
     def _is_off(self, name: str, spec: ToolSpec, host: str) -> bool:
@@ -361,7 +377,7 @@ class Catalog:
 
 def _open(target: Target) -> bool:
     """Whether the parameters of a tool are not known."""
-    return target.own is None and (target.spec is None or not target.spec.parameters)
+    return (target.own is None or bool(target.own.server)) and (target.spec is None or not target.spec.parameters)
 
 
 def _named(target: Target, arguments: Any) -> Any:
@@ -370,7 +386,8 @@ def _named(target: Target, arguments: Any) -> Any:
     if target.own is not None:
         if not isinstance(arguments, dict):
             raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
-        return target.own.canonical(arguments)
+        if not target.own.server:
+            return target.own.canonical(arguments)
     schema = {} if target.spec is None else target.spec.parameters
     names = schema.get("properties", {})
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema

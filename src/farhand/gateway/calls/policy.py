@@ -51,7 +51,7 @@ COMMANDS: Final = frozenset({"command"})
 SEARCHES: Final = frozenset({"glob"})
 # Arguments that do not change what a command does.
 HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seconds", "background", "yieldMs"})
-ROUTES: Final = ("node", "native", "local")
+ROUTES: Final = ("node", "native", "local", "mcp")
 # Values of one call that a rule is compared with.
 MAX_TEXTS: Final = 10_000
 MAX_SECONDS: Final = 30 * 86_400
@@ -424,8 +424,6 @@ def _texts(value: Any, *, keys: bool = False) -> Iterable[str]:
 
 
 def _suggestion(route: str) -> str:
-    if route == "mcp":
-        return 'calls from MCP clients have origin = "mcp"'
     close = difflib.get_close_matches(route, ROUTES, 1)
     known = f"use one of {', '.join(ROUTES)}"
     return f"did you mean {close[0]!r}? {known}" if close else known

@@ -99,14 +99,16 @@ def subject_of(
     if not isinstance(arguments, Mapping):
         arguments = {} if arguments is None else {"": arguments}
     node = target.node
+    # The node that runs the MCP server of the tool: rules about the node apply, as they do to what it runs.
+    runs_on = node if target.own is None else nodes.get(target.own.node)
     named = [] if node is not None else _named_nodes(target.tool, arguments, nodes)
     schema = {} if target.spec is None else target.spec.parameters.get("properties")
     names = [target.tool] if node is None else [join_tool(node.card.node_id, target.tool), target.tool]
     return Subject(
         names=tuple(name.casefold() for name in names),
         route=target.kind,
-        node_id=None if node is None else node.card.node_id,
-        tags=() if node is None else tuple(node.card.tags),
+        node_id=None if runs_on is None else runs_on.card.node_id,
+        tags=() if runs_on is None else tuple(runs_on.card.tags),
         args={**_with_patched_paths(target.tool, arguments), **({"path": list(changed)} if changed else {})},
         paths_unknown=changed is None,
         recursive=folder

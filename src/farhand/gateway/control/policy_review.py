@@ -190,7 +190,7 @@ class PolicyReview:
         own = self._catalog.own(record.tool) if record.route in ("local", "native") else None
         node = self._node_registry.nodes.get(record.node_id or "")
         named = split_tool(record.tool)
-        bare = named[1] if named and own is None else record.tool
+        bare = named[1] if named and own is None and record.route != "mcp" else record.tool
         if node is not None:
             spec = node.specs.get(bare.casefold())
             bare = spec.name if spec else bare

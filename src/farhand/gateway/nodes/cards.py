@@ -36,7 +36,7 @@ def cleaned(card: NodeCard) -> NodeCard:
         node_type=one_line(card.node_type, LONGEST_NAME),
         version=one_line(card.version, LONGEST_NAME),
         tags=_tags(card.tags),
-        tools=[_tool(spec) for spec in card.tools],
+        tools=[cleaned_tool(spec) for spec in card.tools],
         runtime=cleaned_runtime(card.runtime),
     )
 
@@ -62,7 +62,8 @@ def _tags(tags: list[str]) -> list[str]:
     return list(dict.fromkeys(tag for tag in found if tag))[:MOST_TAGS]
 
 
-def _tool(spec: ToolSpec) -> ToolSpec:
+def cleaned_tool(spec: ToolSpec) -> ToolSpec:
+    """Return a tool whose description and schema contain only printable, bounded text."""
     return msgspec.structs.replace(
         spec,
         description=one_line(spec.description, LONGEST_DESCRIPTION),

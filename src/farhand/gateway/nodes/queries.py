@@ -20,10 +20,14 @@ from farhand.protocol.version import MIB
 MAX_OPEN = 1024
 # The maximum size of each kind of answer, in bytes.
 LARGEST_ANSWER = 1 * MIB
-LARGEST_ANSWERS = {"output": 2 * MIB, "jobs": 4 * MIB, "preview": 8 * MIB, "logs": 16 * MIB}
+LARGEST_ANSWERS = {"output": 2 * MIB, "jobs": 4 * MIB, "preview": 8 * MIB, "logs": 16 * MIB, "mcp": 24 * MIB}
 
 T = TypeVar("T")
 Query = Callable[[msgspec.Raw], Awaitable[Any]]
+
+
+class Disconnected(Failed):
+    """The node disconnected before it answered."""
 
 
 class Queries:
@@ -91,7 +95,7 @@ class Queries:
     def left(self, connection: Connection) -> None:
         for asked, _, future in self._open.values():
             if asked is connection and not future.done():
-                future.set_exception(Failed(f"node {connection.node_id!r} disconnected"))
+                future.set_exception(Disconnected(f"node {connection.node_id!r} disconnected"))
 
 
 def read_answer(node_id: str, answer: msgspec.Raw, kind: type[T]) -> T:

@@ -39,6 +39,7 @@ from farhand.protocol.names import (
     NATIVE,
     acceptable_name,
     covers,
+    look_alike,
     same_letters,
     spellings,
     split_tool,
@@ -219,6 +220,8 @@ class NodeRegistry:
         self.version = 0
         # Called after each of these changes.
         self.listeners: set[Callable[[], None]] = set()
+        # Names that no node may use, since MCP servers have them.
+        self.taken: set[str] = set()
         # Capability -> the connected nodes that announced it.
         self._serving: dict[str, dict[str, Node]] = {}
         self.nodes: dict[str, Node] = {card.node_id: Node(cleaned(card), at, seen) for card, at, seen in known}
@@ -250,6 +253,7 @@ class NodeRegistry:
             raise HelloRefused(CLOSE_BAD_HELLO, str(error)) from None
         if bound_id is not None and bound_id != info.id:
             raise HelloRefused(CLOSE_UNAUTHORIZED, f"this token belongs to node {bound_id!r}, not {info.id!r}")
+        self._refuse_server_name(info.id)
         self._refuse_look_alike(info.id, named)
         extras = None if hello.farhand is UNSET else hello.farhand
         card = NodeCard(
@@ -290,6 +294,15 @@ class NodeRegistry:
             return True
         others = sum(node.size for node in self.nodes.values() if node is not known)
         return others + size <= MOST_CARDS
+
+    def _refuse_server_name(self, node_id: str) -> None:
+        taken = next((name for name in self.taken if look_alike(name, node_id)), None)
+        if taken is not None:
+            raise HelloRefused(
+                CLOSE_BAD_HELLO,
+                f"node id {node_id!r} is taken: {taken!r} is an MCP server; use another id, or "
+                f"`farhand mcp remove {taken}` first",
+            )
 
     def _refuse_look_alike(self, node_id: str, named: Collection[str]) -> None:
         """Raise HelloRefused for a new id that could be mistaken for that of a known node."""
@@ -364,6 +377,10 @@ class NodeRegistry:
         node.update(card)
         for capability in card.capabilities:
             self._serving.setdefault(capability.casefold(), {})[card.node_id] = node
+        self._changed()
+
+    def tools_changed(self) -> None:
+        """Note a change of tools that belong to no node."""
         self._changed()
 
     def _changed(self) -> None:

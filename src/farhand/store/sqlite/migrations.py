@@ -465,6 +465,23 @@ CREATE TABLE standing_approvals (
 """
 # Tokens from before profiles keep the full list of tools.
 PROFILES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN profile TEXT NOT NULL DEFAULT 'full';"
+MCP_SERVERS = """
+CREATE TABLE mcp_servers (
+    name       TEXT PRIMARY KEY,
+    settings   BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    created_by TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE mcp_tools (
+    server      TEXT NOT NULL,
+    tool        TEXT NOT NULL,
+    digest      TEXT NOT NULL,
+    description TEXT NOT NULL,
+    accepted_at INTEGER NOT NULL,
+    accepted_by TEXT NOT NULL,
+    PRIMARY KEY (server, tool)
+) STRICT, WITHOUT ROWID;
+"""
 
 RESPONSES = """
 CREATE TABLE responses (
@@ -503,4 +520,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     STANDING_APPROVALS,
     PROFILES_OF_TOKENS,
     RESPONSES,
+    MCP_SERVERS,
 )

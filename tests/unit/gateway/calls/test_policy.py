@@ -307,7 +307,7 @@ def test_an_allowed_command_is_not_allowed_with_more_than_the_rule_names(beside:
     assert decided(stops, call(args={"command": "make test", **beside})) == "deny"
 
 
-@pytest.mark.parametrize(("route", "hint"), [("nodes", "'node'"), ("mcp", "origin"), ("Local", "'local'")])
+@pytest.mark.parametrize(("route", "hint"), [("nodes", "'node'"), ("Local", "'local'")])
 def test_an_unknown_route_is_an_error_of_the_settings(tmp_path: Path, route: str, hint: str) -> None:
     (tmp_path / "farhand.toml").write_text(f'[[policy.rules]]\nname = "r"\ndecision = "deny"\nroute = "{route}"\n')
     with pytest.raises(ConfigError) as caught:

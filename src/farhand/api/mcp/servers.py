@@ -1,0 +1,171 @@
+"""MCP servers behind the gate: list, add, accept, log in, restart, remove."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.router import Query, route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.mcp.servers import McpServers, ServerError, ServerShown
+from farhand.gateway.mcp.settings import McpServerSettings
+
+STATUSES: Final = {"invalid_request": 400, "not_found": 404, "conflict": 409}
+PAGE: Final = "<!doctype html><meta charset=utf-8><title>Farhand</title><p>{}</p>"
+
+
+class ServerRequest(McpServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The name of a new server, and the settings of `[mcp.NAME]`."""
+
+    name: str
+
+
+class ServersAnswer(msgspec.Struct):
+    servers: list[ServerShown]
+    count: int
+
+
+class AcceptRequest(msgspec.Struct, forbid_unknown_fields=True):
+    # Empty: all that are held back.
+    tools: list[str] = []
+    # What the owner saw, by tool; a tool that has changed since is not accepted.
+    digests: dict[str, str] = {}
+
+
+class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
+    # The address to which the browser was redirected, if it could not reach the gateway itself.
+    url: str | None = None
+
+
+class LoginAnswer(msgspec.Struct, omit_defaults=True):
+    # Where a person logs in.
+    authorize_url: str | None = None
+    completed: bool = False
+
+
+class McpServerRoutes:
+    def __init__(self, servers: McpServers) -> None:
+        self._servers = servers
+
+    @route("GET /v1/mcp/servers", Scope.ADMIN, "MCP servers behind the gate, with their tools.")
+    async def listed(self, _request: Request) -> ServersAnswer:
+        shown = self._servers.shown()
+        return ServersAnswer(shown, len(shown))
+
+    @route("GET /v1/mcp/servers/{name}", Scope.ADMIN, "One MCP server.", errors=(404,))
+    async def show(self, request: Request) -> ServerShown:
+        name = request.params["name"]
+        found = next((one for one in self._servers.shown() if one.name == name), None)
+        if found is None:
+            raise Problem(404, "not_found", f"there is no MCP server {name[:100]!r}; `farhand mcp list` shows them")
+        return found
+
+    @route(
+        "POST /v1/mcp/servers",
+        Scope.ADMIN,
+        "Add an MCP server and connect it.",
+        status=201,
+        answer=ServerShown,
+        errors=(409,),
+        acts=True,
+    )
+    async def add(self, request: Request, wanted: ServerRequest) -> Reply:
+        fields = {name: getattr(wanted, name) for name in McpServerSettings.__struct_fields__}
+        try:
+            shown = await self._servers.add(wanted.name, McpServerSettings(**fields), request.credential.id)
+        except ServerError as error:
+            raise _problem(error) from None
+        return json_reply(shown, 201)
+
+    @route("DELETE /v1/mcp/servers/{name}", Scope.ADMIN, "Disconnect an MCP server and forget it.", errors=(404, 409))
+    async def remove(self, request: Request) -> Reply:
+        try:
+            await self._servers.remove(request.params["name"], request.credential.id)
+        except ServerError as error:
+            raise _problem(error) from None
+        return json_reply({"removed": request.params["name"]})
+
+    @route(
+        "POST /v1/mcp/servers/{name}/accept",
+        Scope.ADMIN,
+        "Accept the descriptions of tools that are held back.",
+        answer=ServerShown,
+        errors=(404, 409),
+        body_optional=True,
+    )
+    async def accept(self, request: Request, wanted: AcceptRequest) -> ServerShown:
+        try:
+            return await self._servers.accept(
+                request.params["name"], wanted.tools, wanted.digests, request.credential.id
+            )
+        except ServerError as error:
+            raise _problem(error) from None
+
+    @route(
+        "POST /v1/mcp/servers/{name}/restart",
+        Scope.ADMIN,
+        "Connect an MCP server anew.",
+        answer=ServerShown,
+        errors=(404,),
+        acts=True,
+    )
+    async def restart(self, request: Request) -> ServerShown:
+        try:
+            return await self._servers.restart(request.params["name"])
+        except ServerError as error:
+            raise _problem(error) from None
+
+    @route(
+        "POST /v1/mcp/servers/{name}/login",
+        Scope.ADMIN,
+        "Begin a login to a remote MCP server, or complete one.",
+        answer=LoginAnswer,
+        errors=(404, 409),
+        body_optional=True,
+        acts=True,
+    )
+    async def login(self, request: Request, wanted: LoginRequest) -> LoginAnswer:
+        name = request.params["name"]
+        try:
+            if wanted.url is not None:
+                self._servers.complete_login(name, wanted.url)
+                return LoginAnswer(completed=True)
+            return LoginAnswer(await self._servers.begin_login(name))
+        except ServerError as error:
+            raise _problem(error) from None
+
+    @route(
+        "GET /v1/mcp/callback",
+        None,
+        "Where an authorization server sends the browser after a login to an MCP server.",
+        media=("text/html",),
+        query=(
+            Query("state", "The state of the login."),
+            Query("code", "The authorization code."),
+            Query("iss", "The authorization server."),
+            Query("error", "Why there is no code."),
+            Query("error_description", "The same for people."),
+        ),
+        errors=(400,),
+        guessable=True,
+    )
+    async def callback(self, request: Request) -> Reply:
+        names = ("state", "code", "iss", "error", "error_description")
+        query = {name: value for name in names if (value := request.query(name)) is not None}
+        try:
+            self._servers.complete_login(None, _address(query))
+        except ServerError as error:
+            raise Problem(401, "unauthorized", str(error)) from None
+        text = PAGE.format("The login is complete; you can close this page. <code>farhand mcp list</code> shows more.")
+        return Reply(text.encode(), content_type=b"text/html; charset=utf-8")
+
+
+def _address(query: dict[str, str]) -> str:
+    return f"?{urlencode(query)}"
+
+
+def _problem(error: ServerError) -> Problem:
+    return Problem(STATUSES.get(error.code, 400), error.code, str(error))

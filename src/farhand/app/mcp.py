@@ -1,0 +1,73 @@
+"""Builds what connects MCP servers: the host for those on this machine, and the service with its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from farhand.api.mcp.servers import McpServerRoutes
+from farhand.app.sandbox import LiveConfinement
+from farhand.config import Config, LiveConfig
+from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.journal import EventJournal
+from farhand.gateway.mcp.servers import McpServers
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.llm.registry import Models
+from farhand.machine.jobs.job import Ending
+from farhand.machine.jobs.jobs import Jobs
+from farhand.node.mcp_servers import ServerHost
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.ports import Store
+
+
+def local_host(
+    workspace: Path, variables: Mapping[str, str], frozen: FreezeHold, confinement: LiveConfinement
+) -> ServerHost:
+    """Return the host of the servers that run on the gateway's own machine."""
+    return ServerHost(workspace, variables, frozen=frozen, confinement=confinement)
+
+
+def open_mcp(
+    home: Path,
+    config: Config,
+    live: LiveConfig,
+    database: Store,
+    journal: EventJournal,
+    catalog: Catalog,
+    node_registry: NodeRegistry,
+    queries: Queries,
+    credentials: Credentials,
+    secrets: KnownSecrets,
+    models: Models,
+    frozen: FreezeHold,
+) -> tuple[McpServers, McpServerRoutes]:
+    """Return the service, which its owner uses as a context manager, and its routes."""
+    scheme = "https" if config.gateway.tls_cert else "http"
+    servers = McpServers(
+        home,
+        database,
+        journal,
+        catalog,
+        node_registry,
+        queries,
+        secrets,
+        settings=lambda: live.now.mcp,
+        named_nodes=lambda: credentials.named_nodes,
+        model=models.chosen,
+        frozen=frozen,
+        address=f"{scheme}://localhost:{config.gateway.port}",
+    )
+    return servers, McpServerRoutes(servers)
+
+
+def end_with_servers(jobs: Jobs, host: ServerHost) -> Callable[[], Awaitable[Ending]]:
+    """Return a function that ends the commands and the MCP servers of this machine."""
+
+    async def end_all() -> Ending:
+        await host.end_all()
+        return await jobs.end_all()
+
+    return end_all

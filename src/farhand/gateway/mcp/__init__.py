@@ -1,0 +1,1 @@
+"""MCP servers behind the gate: their connections, tools, accepted descriptions and logins."""

@@ -1,0 +1,62 @@
+"""MCP servers that were added by a command, and the descriptions of tools that the owner accepted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from farhand.store.ports import Tx
+
+SERVERS: Final = "SELECT name, settings, created_at, created_by FROM mcp_servers ORDER BY name"
+SAVE_SERVER: Final = "INSERT INTO mcp_servers (name, settings, created_at, created_by) VALUES (?, ?, ?, ?)"
+DELETE_SERVER: Final = "DELETE FROM mcp_servers WHERE name = ?"
+DELETE_TOOLS: Final = "DELETE FROM mcp_tools WHERE server = ?"
+TOOLS: Final = "SELECT tool, digest, description, accepted_at, accepted_by FROM mcp_tools WHERE server = ?"
+SAVE_TOOL: Final = """
+    INSERT INTO mcp_tools (server, tool, digest, description, accepted_at, accepted_by) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (server, tool) DO UPDATE
+    SET digest = excluded.digest, description = excluded.description, accepted_at = excluded.accepted_at,
+        accepted_by = excluded.accepted_by"""
+
+
+class StoredServer(msgspec.Struct, frozen=True):
+    """A server that was added; `settings` are those of `[mcp.NAME]` as JSON."""
+
+    name: str
+    settings: bytes
+    created_at: int
+    created_by: str
+
+
+class AcceptedTool(msgspec.Struct, frozen=True):
+    """The description of a tool as it was accepted: a digest of everything that its server said, and the text."""
+
+    tool: str
+    digest: str
+    description: str
+    accepted_at: int
+    accepted_by: str
+
+
+def stored_servers(tx: Tx) -> list[StoredServer]:
+    return [StoredServer(name, bytes(settings), at, by) for name, settings, at, by in tx.execute(SERVERS)]
+
+
+def save_server(tx: Tx, server: StoredServer) -> None:
+    tx.execute(SAVE_SERVER, (server.name, server.settings, server.created_at, server.created_by))
+
+
+def delete_server(tx: Tx, name: str) -> None:
+    """Remove a server and what was accepted of its tools."""
+    tx.execute(DELETE_SERVER, (name,))
+    tx.execute(DELETE_TOOLS, (name,))
+
+
+def accepted_tools(tx: Tx, server: str) -> dict[str, AcceptedTool]:
+    return {row[0]: AcceptedTool(*row) for row in tx.execute(TOOLS, (server,))}
+
+
+def accept_tools(tx: Tx, server: str, tools: list[AcceptedTool]) -> None:
+    for one in tools:
+        tx.execute(SAVE_TOOL, (server, one.tool, one.digest, one.description, one.accepted_at, one.accepted_by))
