@@ -110,8 +110,8 @@ def add(client: Client, name: str, command: tuple[str, ...], server_url: str | N
     \b
     Examples:
       farhand mcp add time -- uvx mcp-server-time
-      farhand mcp add repo --node laptop -- uvx mcp-server-git --repository /src/app
-      farhand mcp add notes --url https://notes.example.com/mcp --header 'X-Team: infra'
+      farhand mcp add files --node laptop -- mcp-server-filesystem /src
+      farhand mcp add notes --url https://notes.example.com/mcp
     """
     if bool(command) == bool(server_url):
         raise click.UsageError("Give either --url URL, or -- COMMAND ARGUMENT...")
@@ -263,7 +263,7 @@ def login(client: Client, name: str, browser: bool, redirected: str | None) -> N
     \b
     Examples:
       farhand mcp login notes
-      farhand mcp login notes --redirected 'http://localhost:3210/v1/mcp/callback?code=…'
+      farhand mcp login notes --redirected 'http://localhost:3210/…'
     """
     path = f"/v1/mcp/servers/{_quoted(name)}/login"
     if redirected is None:
