@@ -30,8 +30,8 @@ from farhand.protocol.errors import FarhandError
 from farhand.protocol.names import join_tool, look_alike
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store
-from farhand.store.tables import mcp as rows
-from farhand.store.tables.mcp import AcceptedTool, StoredServer
+from farhand.store.tables.mcp import servers as rows
+from farhand.store.tables.mcp.servers import AcceptedTool, StoredServer
 from farhand.tools.tool import Tool
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Tables of MCP: servers behind the gate, and tasks of clients."""
