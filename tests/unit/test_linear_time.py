@@ -6,6 +6,7 @@ None of these has a limit on time of its own: with an expression that backtracks
 from __future__ import annotations
 
 import email.message
+import time
 
 import msgspec
 import pytest
@@ -67,6 +68,37 @@ def test_policy_rules_over_many_values() -> None:
     assert Policy(PolicySettings(default="ask", rules=[stop])).judge(subject).decision == "deny"
     long = Subject(names=("x",), route="node", args={"x": "ab" * MANY})
     assert Policy(PolicySettings(default="ask", rules=[PolicyRule(decision="deny", args={"x": "*c*d*e"})])).judge(long)
+
+
+PATH_RULES = [
+    *(PolicyRule(decision="deny", args={"path": f"/etc/x{number}/*"}) for number in range(20)),
+    PolicyRule(decision="allow", args={"path": "/work/*"}),
+    PolicyRule(decision="ask", args={"*": "*/.ssh/*q*z"}),
+]
+
+
+@pytest.mark.parametrize("tool", ["Read", "Grep", "Glob"])
+@pytest.mark.parametrize("path", ["/a", "/.", "/..", "/proc/self/cwd", "a", "*", ":", "\u0130"])
+def test_policy_rules_over_long_paths(tool: str, path: str) -> None:
+    """S: one path of a megabyte held the gateway up for a second for each rule about paths."""
+    args = {"path": path * (16 * MANY // len(path)), "pattern": "{a,b,c,d,e,f,g,h,i,j}" * 3}
+    subject = Subject(names=(tool.casefold(),), route="node", args=args, workspace="/work", folds=True)
+    began = time.process_time()
+    assert Policy(PolicySettings(rules=PATH_RULES), "/work", "/agents").judge(subject).decision == "deny"
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("pattern", ["{a,b,c,d,e,f,g,h,i,j}" * 3, "*/" * 63 + "*", "*?" * 2000, "[a-z]" * 800])
+@pytest.mark.parametrize("folder", ["/a" * 2000, "/proc/self/cwd" * 250, "/work"])
+def test_policy_rules_over_long_searches(folder: str, pattern: str) -> None:
+    for tool, args in (
+        ("glob", {"path": folder, "pattern": pattern}),
+        ("grep", {"path": folder, "pattern": "x", "include": pattern}),
+    ):
+        subject = Subject(names=(tool,), route="node", args=args, workspace="/work")
+        began = time.process_time()
+        Policy(PolicySettings(rules=PATH_RULES), "/work", "/agents").judge(subject)
+        assert time.process_time() - began < 5
 
 
 def test_secrets_in_long_texts() -> None:

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -54,6 +54,8 @@ HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seco
 ROUTES: Final = ("node", "native", "local", "mcp")
 # Values of one call that a rule is compared with.
 MAX_TEXTS: Final = 10_000
+# Characters of the paths of one call that are resolved.
+MAX_PATH_CHARACTERS: Final = 64 * 1024
 MAX_SECONDS: Final = 30 * 86_400
 _OPERATORS: Final = re.compile(r"[;&|<>`$(){}\n\r\\!#~]")
 
@@ -145,6 +147,10 @@ class Policy:
         return [*(rule.verdict for rule in self._rules if rule.matches(subject)), self._default]
 
     def _with_workspace(self, subject: Subject) -> Subject:
+        paths_long = (
+            sum(len(text) for name in PATHS for text in _texts(subject.args.get(name, []))) > MAX_PATH_CHARACTERS
+        )
+        subject = msgspec.structs.replace(subject, paths_long=paths_long, memo={})
         if subject.route != "local" or subject.workspace is not None:
             return subject
         return msgspec.structs.replace(subject, workspace=self._workspace, agents=self._agents)
@@ -227,6 +233,8 @@ class _Rule:
         name = subject.aliases.get(name, name)
         if name == ANYWHERE:
             return self._anything_matches(subject, patterns)
+        if name in PATHS and subject.paths_long:  # too long to resolve
+            return self._stops
         if name == "path" and self._stops and (subject.paths_unknown or self._matches_an_end(subject, patterns)):
             return True
         if name in PATHS and self._stops and self._matches_below(subject, name, patterns):
@@ -259,7 +267,7 @@ class _Rule:
             for name, value in subject.args.items()
             if name not in self._args and name not in HARMLESS
         }
-        if not 0 < sum(map(len, rest.values())) <= MAX_TEXTS:
+        if not 0 < sum(map(len, rest.values())) <= MAX_TEXTS or subject.paths_long:
             return False
         return all(self._values_match(subject, name, values, patterns) for name, values in rest.items())
 
@@ -276,6 +284,12 @@ class _Rule:
 
     def _readings(self, name: str, text: str, subject: Subject) -> list[Reading]:
         """Return the readings of a path; for a rule that stops calls, its literal text is one of them."""
+        key = (name, text, self._stops)
+        if key not in subject.memo:
+            subject.memo[key] = self._read(name, text, subject)
+        return cast(list[Reading], subject.memo[key])
+
+    def _read(self, name: str, text: str, subject: Subject) -> list[Reading]:
         texts = _transfer_ends(subject).get(name, [text]) if self._stops else [text]
         if not text:
             return [(text,)]
@@ -300,9 +314,9 @@ class _Rule:
     @staticmethod
     def _matches_below(subject: Subject, name: str, patterns: list[_Pattern]) -> bool:
         """Whether a pattern may match a path below a folder that the call searches or transfers."""
-        return any(
-            pattern.meets(reach, folds=subject.folds) for reach in _reaches(subject, name) for pattern in patterns
-        )
+        if name not in subject.memo:
+            subject.memo[name] = _reaches(subject, name)
+        return any(pattern.meets(reach, folds=subject.folds) for reach in subject.memo[name] for pattern in patterns)
 
     def _each(self, matches: Iterable[bool]) -> bool:
         """One reading is enough to stop a call; it takes all to allow it."""

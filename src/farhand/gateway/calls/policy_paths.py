@@ -35,6 +35,7 @@ MOST_COMPARED: Final = 20_000
 _PROCESS_LINK: Final = re.compile(
     r"/(?:proc/(?:self|thread-self|\d+)(?:/task/\d+)?/(?:cwd|root|exe|fd|map_files)|dev/(?:fd|stdin|stdout|stderr))"
 )
+_LINK_NAMES: Final = frozenset({"cwd", "root", "exe", "fd", "map_files", "stdin", "stdout", "stderr"})
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -163,7 +164,7 @@ def _kernel_reading(text: str, workspace: str | None) -> str | None:
             del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
-        if _PROCESS_LINK.fullmatch("/" + "/".join(parts[:6])):
+        if part in _LINK_NAMES and _PROCESS_LINK.fullmatch("/" + "/".join(parts[:6])):
             through = True
             if part in ("root", "cwd"):
                 parts = [] if part == "root" else [one for one in (workspace or "").split("/") if one]
@@ -191,9 +192,12 @@ def found_by(pattern: str, folder: str, workspace: str | None, agents: str | Non
         routes = parse_pattern(pattern)
     except BadPattern:
         return Reach()  # the search fails
+    start = absolute(workspace or "", folder)
+    if len(start) * len(routes) > MOST_COMPARED:
+        return EVERYTHING
     found: list[str] = []
     for route in routes:
-        base = "/" if route.absolute else absolute(workspace or "", folder)
+        base = "/" if route.absolute else start
         names = route_glob(route)
         if any(part.literal == ".." for part in route.parts):
             whole = absolute(base, names)  # as the search reads it
@@ -217,6 +221,8 @@ def below_path(
     inner = _names_below(names)
     readings = machine_path(text or ".", workspace, local=local)
     wholes = dict.fromkeys(reading[0].rstrip("/") for reading in readings if reading)
+    if len(inner) * sum(map(len, wholes)) > MOST_COMPARED:
+        inner = ["*"]
     return Reach.of(
         glob
         for whole in wholes
@@ -252,6 +258,7 @@ def below_end(text: str, reached: Iterable[Reached]) -> tuple[Reach, Reach]:
     return Reach.of(named), Reach.of(bare)
 
 
+@functools.lru_cache(maxsize=64)
 def leads_out(pattern: str) -> bool:
     """Return whether a search may find files outside its folder."""
     try:

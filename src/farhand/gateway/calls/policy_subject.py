@@ -70,6 +70,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     # Files and folders of the workspace that the call reads although no argument names them.
     reads: tuple[str, ...] = ()
     session_key: str | None = None
+    # Whether the paths are too long to resolve, and what was found out about them: set while a policy is applied.
+    paths_long: bool = False
+    memo: dict[Any, Any] = {}
 
     @property
     def session_proven(self) -> bool:
