@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.heartbeat import (
@@ -18,6 +20,7 @@ from farhand.gateway.schedule.heartbeat import (
     read_interval,
     settle_jobs,
 )
+from farhand.gateway.schedule.job_calls import JobCalls
 from farhand.gateway.schedule.job_runs import Courier, CronRuns
 from farhand.gateway.schedule.job_turns import AgentTurns, maker_of
 from farhand.gateway.schedule.jobs import CronBook
@@ -79,6 +82,8 @@ async def open_schedule(
     secrets: KnownSecrets,
     objects: Objects,
     sessions: Sessions,
+    gate: Gate,
+    catalog: Catalog,
     *,
     held: Callable[[], bool],
     courier: Courier | None = None,
@@ -110,7 +115,8 @@ async def open_schedule(
 
     turns = AgentTurns(sessions, secrets.redact_text, credentials.reduced)
     beats = Heartbeats(lambda: current()[1], read_file, turns, courier)
-    runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, courier)
+    calls = JobCalls(gate, catalog, node_registry, secrets, credentials.reduced)
+    runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, calls.perform, courier)
     scheduler = Scheduler(
         database,
         current()[0],

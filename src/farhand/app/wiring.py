@@ -442,6 +442,8 @@ async def build(
         secrets,
         objects,
         sessions,
+        gate,
+        catalog,
         held=lambda: frozen() is not None,
         courier=messaging.outbox,
     )

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
+from farhand.cli.calls.arguments import ToolSchema, read_arguments
 from farhand.cli.client import Client, ClientError, url_path
 from farhand.cli.commands import client_group, options_given
 from farhand.cli.output import (
@@ -133,7 +134,8 @@ def _parse_schedule(client: Client, schedule: str, tz: str | None) -> Any:
 @cron.command()
 @click.argument("name")
 @click.argument("schedule")
-@click.argument("text")
+@click.argument("text", nargs=-1, metavar="[TEXT | KEY=VALUE…]")
+@click.option("--call", "tool", metavar="TOOL", help="Call this tool, without a model; its arguments follow.")
 @click.option("--task", is_flag=True, help="Run in a new session of its own instead of the main one.")
 @click.option("--tz", metavar="ZONE", help="IANA time zone of the schedule.  [the user's]")
 @click.option("--agent", "agentId", metavar="ID", help="Agent that owns the job.  [main]")
@@ -154,25 +156,46 @@ def _parse_schedule(client: Client, schedule: str, tz: str | None) -> Any:
 @click.option("--model", help="With --task: the model.")
 @click.option("--thinking", help="With --task: off, minimal, low, medium, high, xhigh.")
 @click.option("--timeout", "timeoutSeconds", type=float, metavar="SECONDS", help="With --task: time limit of a run.")
-def add(schedule: str, text: str, task: bool, tz: str | None, client: Client, **options: Any) -> None:
+def add(
+    schedule: str, text: tuple[str, ...], tool: str | None, task: bool, tz: str | None, client: Client, **options: Any
+) -> None:
     """Add a job.
 
-    SCHEDULE is a cron expression of five fields, an interval (`every 30 minutes`), or a time (`in 2 hours`,
-    `tomorrow 9am`, `2026-03-01T09:00`). TEXT is the message the agent receives.
+    SCHEDULE is a cron expression of five fields, an interval (`every 30 minutes`), days and a time (`every monday
+    at 9`), or a moment (`in 2 hours`, `tomorrow 9am`, `2026-03-01T09:00`). TEXT is the message the agent receives.
+    With --call no model is involved: the arguments of the tool follow, as for `farhand call`.
 
     \b
     Examples:
       farhand cron add standup '0 9 * * MON-FRI' 'Remind me.' --tz Europe/Berlin
       farhand cron add tea 'in 4 minutes' 'The tea is ready.' --delete-after-run
-      farhand cron add report '0 18 * * FRI' 'Report.' --task --timeout 600
+      farhand cron add report 'every friday at 18:00' 'Report.' --task --timeout 600
+      farhand cron add disk 'every day at 7' --call nas__Bash command='df -h'
     """
     for_task = {name: value for name in TASK_OPTIONS if (value := options.pop(name)) is not None}
+    if tool is not None:
+        given = {name: for_task.pop(name) for name in ("timeoutSeconds",) if name in for_task}
+        if task or for_task:
+            raise click.UsageError("--call takes no options of --task except --timeout.")
+        spec: dict[str, Any] = {"mode": "call", "tool": tool, "args": _arguments(client, tool, text), **given}
+        body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
+        show(client.post("/v1/cron", body), _show_job)
+        return
+    if len(text) != 1:
+        raise click.UsageError("give one TEXT, in quotes; or a tool with --call and its arguments.")
     if for_task and not task:
         options_by_name = {one.name: one.opts[0] for one in click.get_current_context().command.params}
         raise click.UsageError(f"{options_by_name[next(iter(for_task))]} requires --task.")
-    spec = {"mode": "task", "message": text, **for_task} if task else {"mode": "systemEvent", "text": text}
+    spec = {"mode": "task", "message": text[0], **for_task} if task else {"mode": "systemEvent", "text": text[0]}
     body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
     show(client.post("/v1/cron", body), _show_job)
+
+
+def _arguments(client: Client, tool: str, given: tuple[str, ...]) -> dict[str, Any]:
+    arguments = read_arguments(given, ToolSchema.of(client, tool, given))
+    if not isinstance(arguments, dict):
+        raise click.UsageError("the arguments of --call must be an object.")
+    return arguments
 
 
 @cron.command("show")
@@ -200,6 +223,8 @@ def _show_job(value: dict[str, Any]) -> None:
             "tag": job.get("tag"),
             "mode": spec["mode"],
             "text": spec.get("text") or spec.get("message"),
+            "tool": spec.get("tool"),
+            "arguments": json.dumps(spec["args"], ensure_ascii=False) if spec.get("args") else None,
         }
     )
 
@@ -235,6 +260,8 @@ def update(
         body["schedule"] = _parse_schedule(client, schedule, tz)
     if text is not None:
         mode = client.get(path).value["job"]["spec"]["mode"]
+        if mode == "call":
+            raise click.UsageError('this job calls a tool; change it with --patch \'{"spec": {"args": {…}}}\'.')
         body["spec"] = {"mode": mode, ("message" if mode == "task" else "text"): text}
     if not body:
         raise click.UsageError("nothing to change; give at least one option.")

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from farhand.gateway.schedule.phrases import read_phrase
 from farhand.gateway.schedule.time_parsing import (
     LAST_MS,
     UNITS,
@@ -26,8 +27,8 @@ from farhand.gateway.schedule.time_parsing import (
 )
 from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import InvalidArgs
-from farhand.protocol.names import validate_node_id
-from farhand.store.tables.cron import At, Cron, Every, Job, Schedule, Spec, SystemEvent, Task
+from farhand.protocol.names import MAX_TOOL_NAME_CHARS, validate_node_id
+from farhand.store.tables.cron import At, CallSpec, Cron, Every, Job, Schedule, Spec, SystemEvent, Task
 
 # How far in the past a one-shot may be; it then fires at once.
 PAST_MS: Final = 60_000
@@ -178,9 +179,11 @@ def read_schedule(value: Any, now: int, zone: ZoneInfo) -> Schedule:
 
 
 def read_schedule_text(text: str, now: int, zone: ZoneInfo, tz: str | None = None) -> Schedule:
-    """Parse a cron expression, `every 30 minutes`, or the moment of a one-shot."""
+    """Parse a cron expression, `every 30 minutes`, `every monday at 9`, or the moment of a one-shot."""
     there: dict[str, Any] = {} if tz is None else {"tz": tz}
     words = words_of(text)
+    if (expression := read_phrase(text)) is not None:
+        return _read_cron({"kind": "cron", "expr": expression, **there}, now, zone)
     if found := _EVERY_TEXT.fullmatch(words):
         length = read_duration(found[1] or f"1 {found[2]}")
         return _every(length, now)
@@ -189,7 +192,11 @@ def read_schedule_text(text: str, now: int, zone: ZoneInfo, tz: str | None = Non
     try:
         return _read_at({"kind": "at", "at": text, **there}, now, zone)
     except InvalidArgs as error:
-        hint = "" if "past" in error.message else ' For a repeating job use a cron expression or "every 30 minutes".'
+        hint = (
+            ""
+            if "past" in error.message
+            else ' For a repeating job use a cron expression, "every 30 minutes" or "every monday at 9".'
+        )
         raise InvalidArgs(error.message + hint) from None
 
 
@@ -316,9 +323,30 @@ def read_spec(value: Any, before: Spec | None = None) -> Spec:
             timeout_seconds=None if limit is None else _number("spec.timeoutSeconds", limit, 0.001, 86_400),
             best_effort_deliver=_flag("spec.bestEffortDeliver", given.get("bestEffortDeliver") or False),
         )
+    if mode == "call":
+        return _read_call(given)
     if mode is None:
-        raise InvalidArgs("spec.mode is required: systemEvent or task")
-    raise InvalidArgs(f"Unknown cron spec mode: {mode}; use systemEvent or task")
+        raise InvalidArgs("spec.mode is required: systemEvent, task or call")
+    raise InvalidArgs(f"Unknown cron spec mode: {mode}; use systemEvent, task or call")
+
+
+def _read_call(given: Mapping[str, Any]) -> CallSpec:
+    _known_fields("spec", given, ("mode", "tool", "args", "timeoutSeconds"))
+    tool = _text("spec.tool", given.get("tool") or "").strip()
+    if not tool or len(tool) > MAX_TOOL_NAME_CHARS:
+        raise InvalidArgs("call spec requires tool, the name of a tool such as 'nas__Bash'")
+    args = {} if given.get("args") is None else given["args"]
+    if not isinstance(args, Mapping):
+        raise InvalidArgs(f"spec.args must be an object, not {type(args).__name__}")
+    try:
+        size = len(msgspec.json.encode(args))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidArgs(f"spec.args: {error}") from None
+    if size > MAX_TEXT:
+        raise InvalidArgs(f"spec.args has {size} bytes; at most {MAX_TEXT} are kept")
+    limit = given.get("timeoutSeconds")
+    seconds = None if limit is None else _number("spec.timeoutSeconds", limit, 0.001, 86_400)
+    return CallSpec(tool, dict(args), seconds)
 
 
 # -- values -----------------------------------------------------------------------------------------------

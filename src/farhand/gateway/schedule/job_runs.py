@@ -12,7 +12,7 @@ from farhand.gateway.schedule.scheduler import Ended, clock
 from farhand.gateway.schedule.time_parsing import in_words
 from farhand.gateway.sessions.keys import cron_key, main_key
 from farhand.protocol.errors import ToolError
-from farhand.store.tables.cron import Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
+from farhand.store.tables.cron import CallSpec, Heartbeat, Job, Slot, SlotStatus, SystemEvent, Task
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,21 @@ class CronRuns:
         zone: Callable[[], ZoneInfo],
         turns: AgentTurns,
         heartbeat: Callable[[Job, Slot], Awaitable[Ended]],
+        calls: Callable[[Job, Slot, CallSpec], Awaitable[Ended]],
         courier: Courier | None = None,
     ) -> None:
-        """Create the runner; `zone` returns the user's current time zone."""
+        """Create the runner; `zone` returns the user's current time zone, `calls` makes a tool call."""
         self._zone = zone
         self._turns = turns
         self._courier = courier
         self._heartbeat = heartbeat
+        self._calls = calls
 
     async def perform(self, job: Job, slot: Slot) -> Ended:
         if isinstance(job.spec, Heartbeat):
             return await self._heartbeat(job, slot)
+        if isinstance(job.spec, CallSpec):
+            return await self._calls(job, slot, job.spec)
         spec = job.spec if isinstance(job.spec, Task) else None
         if isinstance(job.spec, SystemEvent):
             session = main_key(job.agent_id)

@@ -21,7 +21,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import At, Cron, Job, Schedule, Slot, SlotStatus, SystemEvent
+from farhand.store.tables.cron import At, CallSpec, Cron, Job, Schedule, Slot, SlotStatus, SystemEvent
 
 MAX_LISTED: Final = 500
 MAX_RUNS: Final = 2000
@@ -178,13 +178,16 @@ class CronBook:
         agent_id: str | None = None,
         *,
         origins: tuple[str, ...] = (),
+        by_agent: str = "",
     ) -> dict[str, Any]:
         """Add a job that runs on behalf of `maker`; `origins` is where it comes from, as in `RunOptions.origins`.
+
+        `by_agent`: the agent that adds it on behalf of `maker`.
 
         Raises InvalidArgs, or Failed if there are too many jobs.
         """
         now = clock()
-        job = _made_by(self.planned(payload, now, agent_id), maker, origins)
+        job = _made_by(self.planned(payload, now, agent_id), maker, origins, by_agent)
         most = self._scheduler.settings.max_jobs
 
         def write(store: Tx) -> JobFacts:
@@ -200,7 +203,13 @@ class CronBook:
         return {"ok": True, "job": view}
 
     async def update(
-        self, job_id: str, patch: Mapping[str, Any], by: Credential, *, origins: tuple[str, ...] = ()
+        self,
+        job_id: str,
+        patch: Mapping[str, Any],
+        by: Credential,
+        *,
+        origins: tuple[str, ...] = (),
+        by_agent: str = "",
     ) -> dict[str, Any]:
         """Change a job.
 
@@ -217,8 +226,10 @@ class CronBook:
             _check(before, by)
             job = patch_job(before, patch, now, zone)
             resumed = patch.get("enabled") is True and maker_of(before).id == invalid
-            if job.spec != before.spec or job.agent_id != before.agent_id or resumed:
-                job = _made_by(job, by, origins)
+            # Where a call goes depends on the pin, too.
+            moved = isinstance(job.spec, CallSpec) and (job.node, job.tag) != (before.node, before.tag)
+            if job.spec != before.spec or job.agent_id != before.agent_id or resumed or moved:
+                job = _made_by(job, by, origins, by_agent)
             cron.save_job(store, job)
             facts = {"name": job.name, "fields": sorted(patch), "made_by": maker_of(job).id}
             append_event(store, now, "cron.updated", job.id, facts)
@@ -408,9 +419,9 @@ def _own(store: Tx, job_id: str) -> Job:
     return job
 
 
-def _made_by(job: Job, maker: Credential, origins: tuple[str, ...]) -> Job:
+def _made_by(job: Job, maker: Credential, origins: tuple[str, ...], by_agent: str) -> Job:
     stored = {} if maker == OWNER else msgspec.to_builtins(maker)
-    return msgspec.structs.replace(job, made_by=stored, origins=origins)
+    return msgspec.structs.replace(job, made_by=stored, origins=origins, by_agent=by_agent)
 
 
 def _is_own(store: Tx, job_id: str, credential: str) -> bool:

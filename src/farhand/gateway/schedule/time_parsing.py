@@ -88,7 +88,7 @@ def read_moment(text: str, now: int, zone: ZoneInfo) -> int:
     if found := _DAY.fullmatch(words):
         today = local(now, zone).date()
         day = today if found[1] == "today" else today + timedelta(days=1)
-        return _at_local(datetime.combine(day, _clock(found[2] or "midnight", text)), zone)
+        return _at_local(datetime.combine(day, clock_time(found[2] or "midnight", text)), zone)
     if found := _ISO.fullmatch(words):
         return _iso(found, text, zone)
     raise _unreadable(text)
@@ -127,7 +127,8 @@ def checked(moment: float, text: object) -> int:
     return round(moment)
 
 
-def _clock(words: str, text: str) -> time:
+def clock_time(words: str, text: str) -> time:
+    """Return the time of day in words; `text` is what the error quotes. Raises InvalidArgs."""
     if words in ("midnight", "noon"):
         return time(12 if words == "noon" else 0)
     found = _CLOCK.fullmatch(words)

@@ -16,7 +16,8 @@ from farhand.gateway.schedule.jobs import CronBook
 from farhand.gateway.schedule.scheduler import clock
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
-from farhand.store.tables.cron import At, Cron, SystemEvent, Task
+from farhand.protocol.names import MAIN_AGENT
+from farhand.store.tables.cron import At, CallSpec, Cron, SystemEvent, Task
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool
 
@@ -49,10 +50,11 @@ _SPEC: Final = {
     "type": "object",
     "description": (
         '{"mode":"systemEvent","text"} puts text into the agent\'s main session; {"mode":"task","message",…} runs '
-        "a turn in a clean session and delivers the reply."
+        'a turn in a clean session and delivers the reply; {"mode":"call","tool":"nas__Bash","args":{…}} calls a tool '
+        "without a model."
     ),
     "properties": {
-        "mode": {"type": "string", "enum": ["systemEvent", "task"]},
+        "mode": {"type": "string", "enum": ["systemEvent", "task", "call"]},
         "text": {"type": "string"},
         "message": {"type": "string"},
         "deliver": {"type": "boolean"},
@@ -61,6 +63,8 @@ _SPEC: Final = {
         "model": {"type": "string"},
         "thinking": {"type": "string"},
         "timeoutSeconds": {"type": "number"},
+        "tool": {"type": "string"},
+        "args": {"type": "object"},
         "bestEffortDeliver": {"type": "boolean"},
     },
     "required": ["mode"],
@@ -113,7 +117,7 @@ _PLAIN: Final[dict[str, Any]] = {
         "action": {"type": "string", "enum": ["list", "add", "remove"]},
         "schedule": {
             "type": "string",
-            "description": "Cron expression (minute hour day month weekday), 'every 30 minutes', or 'tomorrow 9am'.",
+            "description": "Cron expression, 'every 30 minutes', 'every monday at 9', or 'tomorrow 9am'.",
         },
         "prompt": {"type": "string", "description": "Message that wakes the agent."},
         "id": {"type": "string", "description": "For remove."},
@@ -201,7 +205,9 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
         case "add":
             payload = _job(arguments)
             agent = agent_id or context.agent_id
-            return await book.add(_alike(pin, payload), asker, agent, origins=handed_on(context.origins))
+            return await book.add(
+                _alike(pin, payload), asker, agent, origins=handed_on(context.origins), by_agent=_agent(context)
+            )
         case "update":
             patch = _object(arguments, "patch")
             if job_id is None:
@@ -212,7 +218,7 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
                 before = await book.get(job_id)
                 pin.check(before)
                 pin.check({**before, **patch})
-            return await book.update(job_id, patch, asker, origins=handed_on(context.origins))
+            return await book.update(job_id, patch, asker, origins=handed_on(context.origins), by_agent=_agent(context))
         case "remove":
             if job_id is None:
                 raise InvalidArgs("cron remove requires id")
@@ -232,6 +238,12 @@ async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext
                 own_to=only,
             )
     raise InvalidArgs(f"Unknown cron action: {action[:50]}; use {', '.join(ACTIONS)}")
+
+
+def _agent(context: CallContext) -> str:
+    """Return the agent that makes the call on behalf of somebody; empty if nobody else is involved."""
+    principal = principal_of(context)
+    return "" if principal.on_behalf_of is None else principal.actor.id.partition(":")[2] or MAIN_AGENT
 
 
 def _only(context: CallContext) -> str | None:
@@ -259,7 +271,9 @@ async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallCont
             return msgspec.json.encode([_brief(job) for job in listed["jobs"]]).decode()
         case "add":
             job, maker = _alike(pin, _prompted(arguments)), principal_of(context).asker
-            added = await book.add(job, maker, context.agent_id, origins=handed_on(context.origins))
+            added = await book.add(
+                job, maker, context.agent_id, origins=handed_on(context.origins), by_agent=_agent(context)
+            )
             return msgspec.json.encode({"id": added["job"]["id"]}).decode()
         case "remove":
             job_id = _text(arguments, "id")
@@ -314,6 +328,8 @@ def _brief(job: dict[str, Any]) -> dict[str, Any]:
     schedule, spec = job["schedule"], job["spec"]
     expression = schedule.expr if isinstance(schedule, Cron) else job["scheduleHuman"]
     prompt = spec.text if isinstance(spec, SystemEvent) else spec.message if isinstance(spec, Task) else ""
+    if isinstance(spec, CallSpec):
+        prompt = f"{spec.tool} {msgspec.json.encode(spec.args).decode()}"
     view = {"id": job["id"], "expression": expression, "prompt": prompt, "next_run": job.get("nextRunHuman")}
     if "pausedReason" in job:
         view["paused_reason"] = job["pausedReason"]

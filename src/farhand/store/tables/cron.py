@@ -54,11 +54,19 @@ class Task(msgspec.Struct, frozen=True, tag_field="mode", tag="task", rename="ca
     best_effort_deliver: bool = False
 
 
+class CallSpec(msgspec.Struct, frozen=True, tag_field="mode", tag="call", rename="camel", omit_defaults=True):
+    """A call of a tool, without a model."""
+
+    tool: str
+    args: dict[str, Any] = {}
+    timeout_seconds: float | None = None
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag_field="mode", tag="heartbeat"):
     """The agent reads its HEARTBEAT.md. These jobs come from the settings and cannot be changed otherwise."""
 
 
-Spec = SystemEvent | Task | Heartbeat
+Spec = SystemEvent | Task | CallSpec | Heartbeat
 Missed = Literal["skip", "once", "all", "window"]
 
 
@@ -90,6 +98,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     made_by: dict[str, Any] = {}
     # The origins of the call that made it, as `RunOptions.origins`.
     origins: tuple[str, ...] = ()
+    # The agent that made it on behalf of `made_by`; empty if that did so itself.
+    by_agent: str = ""
 
     @property
     def hidden(self) -> bool:
