@@ -90,8 +90,8 @@ def test_commands_and_their_options_exist(page: Path, command: str) -> None:
     module, _, name = COMMANDS[words[0]][0].partition(":")
     found: click.Command = getattr(importlib.import_module(f"farhand.cli.{module}"), name)
     rest = words[1:]
-    while isinstance(found, click.Group) and rest and rest[0] in found.commands:
-        found, rest = found.commands[rest[0]], rest[1:]
+    while isinstance(found, click.Group) and rest and (inner := found.get_command(click.Context(found), rest[0])):
+        found, rest = inner, rest[1:]
     known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     options = {word.partition("=")[0] for word in rest if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)}
     assert options <= known | {"-h", "--help"}

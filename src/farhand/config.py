@@ -45,6 +45,8 @@ class GatewaySection(msgspec.Struct, forbid_unknown_fields=True):
     origins: list[str] = []
     tls_cert: str = ""
     tls_key: str = ""
+    # Whether a gateway that listens beyond this machine without a certificate makes its own.
+    tls: Literal["auto", "off"] = "auto"
     # Whether a node that has a key may log in with a token all the same.
     tokens_beside_keys: bool = False
 
@@ -356,7 +358,7 @@ class LiveConfig:
 
 
 def _read(name: str, text: str, kind: Any) -> Any:
-    if kind is str:
+    if kind is str or (get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind))):
         return text
     if kind in (list[str], str | list[str]):
         return [item for part in text.split(",") if (item := part.strip())]

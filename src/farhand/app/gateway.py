@@ -8,7 +8,6 @@ import errno
 import fcntl
 import functools
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -34,6 +33,7 @@ from farhand.api.server.tls_limits import TlsConnection
 from farhand.app.wiring import Parts, build, open_home
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import OWNER
+from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of
 from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
@@ -55,6 +55,8 @@ class Address(msgspec.Struct, frozen=True):
 
     url: str
     pid: int
+    # The certificate that it shows, by which commands on this machine recognise it.
+    certificate: str | None = None
 
 
 class Gateway:
@@ -74,7 +76,7 @@ class Gateway:
         Raises ConfigError for settings that would expose the gateway.
         """
         section = config.gateway
-        if open and not _is_loopback(section.host):
+        if open and not is_loopback(section.host):
             raise ConfigError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
         if bool(section.tls_cert) != bool(section.tls_key):
             raise ConfigError("TLS needs both tls_cert and tls_key")
@@ -114,6 +116,7 @@ class Gateway:
                         store,
                         stack,
                         ending=self._ending,
+                        address=self._address(listener),
                         open=self._open,
                     )
                     outer.push_async_callback(parts.close)
@@ -125,6 +128,12 @@ class Gateway:
                         return
                     await self._start(parts, stack)
                     await self._serve(parts, listener, ready)
+
+    def _address(self, listener: socket.socket) -> GatewayAddress:
+        section = self._section
+        pins = pins_of(Path(section.tls_cert)) if section.tls_cert else None
+        port: int = listener.getsockname()[1]
+        return GatewayAddress(section.host, port, tuple(section.hosts), bool(section.tls_cert), pins)
 
     async def _start(self, parts: Parts, stack: contextlib.AsyncExitStack) -> None:
         """Take up what was open when the gateway last stopped, and start what runs by itself."""
@@ -220,14 +229,14 @@ class Gateway:
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         self.url = f"{scheme}://{shown}:{port}"
         beside = self._home / f"{GATEWAY_FILE}.new"
-        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid())))
+        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid(), self._section.tls_cert or None)))
         beside.replace(self._home / GATEWAY_FILE)
         gc.collect()
         gc.freeze()  # what exists now stays; the collector need not look at it again
         gc.set_threshold(*COLLECT)
         ready(self)
-        if not self._section.tls_cert and not _is_loopback(host):
-            log.warning("listening on %s without TLS: tokens and results travel in the clear; see --tls-cert", host)
+        if not self._section.tls_cert and not is_loopback(host):
+            log.warning("listening on %s without TLS: tokens and results travel in the clear; see [gateway] tls", host)
         if not parts.credentials.nodes_can_join:
             log.warning("no node can join yet: make a token with `farhand token create --node NAME`")
 
@@ -332,12 +341,3 @@ def _is_host_name(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -70,7 +70,9 @@ from farhand.gateway.control.policy_review import PolicyReview
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.journal import EventJournal
+from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.end_orders import EndOrders
+from farhand.gateway.nodes.installers import Installers
 from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
 from farhand.gateway.nodes.logs_tool import NodeLogs
 from farhand.gateway.nodes.machines_tool import NodeList
@@ -258,11 +260,12 @@ async def build(
     stack: contextlib.AsyncExitStack,
     *,
     ending: asyncio.Event,
+    address: GatewayAddress,
     open: bool,  # noqa: A002
 ) -> Parts:
     """Build everything on an open store. What the parts hold open is closed with the stack.
 
-    `ending` is set when the gateway stops. Raises ConfigError, FarhandError.
+    `ending` is set when the gateway stops; `address` is where it listens. Raises ConfigError, FarhandError.
     """
     database, node_registry, journal = store.database, store.node_registry, store.journal
     clock = node_registry.clock
@@ -504,7 +507,7 @@ async def build(
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),
         TokenRoutes(tokens),
-        PairingRoutes(node_registry, credentials, tokens, journal, store.gateway_id),
+        PairingRoutes(node_registry, credentials, tokens, journal, store.gateway_id, address, Installers(home)),
         FreezeRoutes(freeze),
         ApprovalRoutes(approvals),
         PolicyRoutes(

@@ -57,6 +57,8 @@ class Address:
     url: str
     token: str | None
     home: Path | None
+    # The one certificate that it may show; otherwise it is checked as usual.
+    certificate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,11 @@ def url_path(template: str, *parts: str, **query: Any) -> str:
 class Client:
     """Sends requests to one gateway. The gateway is looked up per request, so creating a client cannot fail."""
 
-    def __init__(self, home: str | None = None, url: str | None = None) -> None:
+    def __init__(self, home: str | None = None, url: str | None = None, certificate: str | None = None) -> None:
+        """`certificate` is the only one that a gateway given by `url` may show."""
         self._home_option = home
         self._url_option = url
+        self._certificate = certificate
 
     @property
     def home(self) -> Path:
@@ -108,24 +112,25 @@ class Client:
         if url:
             url = url if "://" in url else f"http://{url}"
             _split(url)
-            if not token and url.rstrip("/") == self._announced_url():
-                token = self._home_token()
-            return Address(url.rstrip("/"), token or None, None)
-        found = self._announced_url()
+            own = self._announced()
+            if own is not None and url.rstrip("/") == own.url:
+                return Address(own.url, token or self._home_token(), None, own.certificate)
+            return Address(url.rstrip("/"), token or None, None, self._certificate)
+        found = self._announced()
         if found is None:
             raise NoGateway(
                 f"no gateway is running on {self.home}; start one with `farhand up`, or give its address with --url"
             )
-        return Address(found, token or self._home_token(), self.home)
+        return Address(found.url, token or self._home_token(), self.home, found.certificate)
 
-    def _announced_url(self) -> str | None:
-        """Return the address that a running gateway wrote into the home."""
+    def _announced(self) -> Address | None:
+        """Return the address that a running gateway wrote into the home, without a token."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, ClientError):
             announced = json.loads((self.home / GATEWAY_FILE).read_bytes())
             _split(str(announced["url"]))
             with contextlib.suppress(PermissionError):  # it runs as another user
                 os.kill(int(announced["pid"]), 0)
-            return str(announced["url"])
+            return Address(str(announced["url"]), None, None, announced.get("certificate"))
         return None
 
     def _home_token(self) -> str | None:
@@ -291,7 +296,9 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=CONNECT_SECONDS, context=tls_context())
+        connection = http.client.HTTPSConnection(
+            host, parts.port, timeout=CONNECT_SECONDS, context=tls_context(address.certificate)
+        )
     else:
         connection = http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_SECONDS)
     try:
@@ -321,8 +328,20 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     return connection
 
 
-def tls_context() -> ssl.SSLContext:
-    """Return the context that checks certificates. Raises ClientError if FARHAND_CA_FILE cannot be used."""
+def tls_context(pinned: str | None = None) -> ssl.SSLContext:
+    """Return the context that checks certificates; with `pinned`, exactly that one is accepted, whatever its name.
+
+    Raises ClientError if FARHAND_CA_FILE cannot be used.
+    """
+    if pinned is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(pinned)
+        except OSError as error:
+            raise ClientError("usage", f"cannot read the certificate {pinned}: {reason_of(error)}") from None
+        return context
     file = os.environ.get("FARHAND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)

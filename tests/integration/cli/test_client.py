@@ -253,7 +253,7 @@ def test_what_is_no_text_is_named(command: Command, arguments: list[str]) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["node", "pair", "--minutes", "nan"],
+        ["node", "pair", "--expires", "nan"],
         ["cron", "run", "--due", "--wait", "inf"],
         ["log", "--day", "9999-12-31"],
         ["log", "--day", "0001-01-01"],

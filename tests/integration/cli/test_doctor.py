@@ -102,7 +102,7 @@ def test_something_else_answers_in_its_place(home: Path) -> None:
 
 
 def test_listening_beyond_this_machine_without_tls_fails(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path / "home", "--host", "0.0.0.0") as gateway:
+    with GatewayProcess(tmp_path / "home", "--host", "0.0.0.0", env={"FARHAND_GATEWAY_TLS": "off"}) as gateway:
         check = verdicts(Command(gateway.home))["exposure"]
     assert check["status"] == "failed" and "0.0.0.0" in check["message"]
 
@@ -176,7 +176,7 @@ def test_every_unsafe_exposure_is_said_loudly(tmp_path: Path) -> None:
         key.write_text("{}")
         key.chmod(0o644)
         told("key.json", gateway)
-    with GatewayProcess(tmp_path / "wide", "--host", "0.0.0.0") as gateway:
+    with GatewayProcess(tmp_path / "wide", "--host", "0.0.0.0", env={"FARHAND_GATEWAY_TLS": "off"}) as gateway:
         told("exposure", gateway)
     with GatewayProcess(tmp_path / "open", "--open") as gateway:
         told("strangers", gateway)

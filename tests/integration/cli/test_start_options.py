@@ -127,7 +127,8 @@ def test_a_fresh_home_named_by_an_option_and_a_workspace(tmp_path: Path, open_: 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 @pytest.mark.parametrize("start", [("up",), ("gateway",)], ids=lambda start: start[0])
 def test_every_address(used_home: Path, tmp_path: Path, host: str, start: tuple[str, ...]) -> None:
-    gateway = gateway_for(used_home, start, "--host", host, env=ENVIRONMENTS["SA_NODE_TOKEN"], log=tmp_path / "log")
+    env = {**ENVIRONMENTS["SA_NODE_TOKEN"], "FARHAND_GATEWAY_TLS": "off"}
+    gateway = gateway_for(used_home, start, "--host", host, env=env, log=tmp_path / "log")
     start_and_call(gateway, start, tmp_path / "lent", None)
 
 

@@ -16,6 +16,7 @@ from tests.support.harness import SHARED_TOKEN, GatewayProcess, wait_until
 MIB = 1024 * 1024
 # Routes that need no credential, or take a secret of their own.
 PUBLIC = {
+    *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     *("/healthz", "/readyz", "/version", "/v1/openapi.json", "/signin", "/v1/pair", "/v1/nodes/ws"),
     *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css", "/hooks/{hook_id}"),
 }

@@ -23,6 +23,7 @@ import websockets
 from tests.support.harness import SHARED_TOKEN, Answer, GatewayProcess, PlainNode, Plugin, hello_frame, wait_until
 
 PUBLIC = {
+    *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     *("/healthz", "/readyz", "/version", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair", "/hooks/{hook_id}"),
     *("/signin", "/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
 }

@@ -1,22 +1,32 @@
-"""Pairing: create a one-time code, and exchange it for a node token."""
+"""Pairing: create a one-time code, exchange it for a node token, and install Farhand on the machine that has it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
-from farhand.api.server.router import route
+from farhand.api.server.router import BYTES, route
 from farhand.gateway.access.credentials import Credentials, Scope
 from farhand.gateway.access.tokens import Tokens
 from farhand.gateway.journal import EventJournal
-from farhand.gateway.nodes.pairing import LIFE_SECONDS, Pairing
+from farhand.gateway.nodes.addresses import GatewayAddress
+from farhand.gateway.nodes.installers import Installers, install_command, install_script
+from farhand.gateway.nodes.pairing import LIFE_SECONDS, Pairing, PairingCode
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.node.lent_limits import LendingError, LendingLimits
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.join_codes import JoinCode
 from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import spellings, validate_node_id
 
 LONGEST_SECONDS = 24 * 3600
+WRONG_CODE = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
+PIECE = 256 * 1024
+MOST_LIMITS = 100
 
 
 class PairingRequest(msgspec.Struct):
@@ -24,12 +34,36 @@ class PairingRequest(msgspec.Struct):
     node_id: str | None = None
     label: str = ""
     seconds: float = LIFE_SECONDS
+    # What the machine lends at most, and its tags; it stores them, and cannot lend more when it joins.
+    limits: LendingLimits = LendingLimits()
 
 
 class PairingMade(msgspec.Struct):
     code: str
     node_id: str | None
     expires_at: int
+    limits: LendingLimits
+    # Addresses of this gateway for other machines, the best first.
+    addresses: list[str]
+    # Digest of the gateway's certificate if that is self-signed; codes contain it.
+    pin: str | None
+    # Digest of its public key, for `curl --pinnedpubkey`.
+    public_key_pin: str | None
+    # For the best address: the argument of `farhand join`, and the line that installs Farhand and joins.
+    join_code: str
+    install: str
+
+
+class CodeShown(msgspec.Struct):
+    code: str
+
+
+class Offered(msgspec.Struct):
+    """What a code gives; asking does not use it."""
+
+    node_id: str | None
+    limits: LendingLimits
+    gateway_id: str
 
 
 class PairRequest(msgspec.Struct):
@@ -54,7 +88,11 @@ class PairingRoutes:
         tokens: Tokens,
         journal: EventJournal,
         gateway_id: str,
+        address: GatewayAddress,
+        installers: Installers,
     ) -> None:
+        self._address = address
+        self._installers = installers
         self._node_registry = node_registry
         self._credentials = credentials
         self._tokens = tokens
@@ -75,9 +113,78 @@ class PairingRoutes:
                 # The right to add machines is not the right to replace one. Checked again when the code is used.
                 reason = f"{_described(wanted.node_id, other)}; another token for it needs the scope 'admin'"
                 raise Problem(403, "forbidden", reason)
-        code = self._pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds)
+        limits = _limits(wanted.limits)
+        code = self._pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds, limits)
         self._journal.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
-        return PairingMade(code, wanted.node_id, self._node_registry.clock() + round(wanted.seconds * 1000))
+        pins, urls = self._address.pins, await asyncio.to_thread(self._address.urls)
+        pin, public_key = (None, None) if pins is None else (pins.certificate, pins.public_key)
+        join = JoinCode(code, urls[0], pin)
+        return PairingMade(
+            code=code,
+            node_id=wanted.node_id,
+            expires_at=self._node_registry.clock() + round(wanted.seconds * 1000),
+            limits=limits,
+            addresses=urls,
+            pin=pin,
+            public_key_pin=public_key,
+            join_code=str(join),
+            install=install_command(join, public_key),
+        )
+
+    @route(
+        "POST /v1/pair/offer",
+        None,
+        "What a one-time code gives, without using it.",
+        errors=(401, 429),
+        guessable=True,
+    )
+    async def offer(self, _request: Request, wanted: CodeShown) -> Offered:
+        code = self._valid(wanted.code)
+        return Offered(code.node_id, code.limits, self._gateway_id)
+
+    @route(
+        "GET /join/{code}",
+        None,
+        "A script that installs Farhand from this gateway and joins.",
+        media=("text/x-shellscript",),
+        errors=(401, 429),
+        guessable=True,
+    )
+    async def script(self, request: Request) -> Reply:
+        self._valid(request.params["code"])
+        # The address that the machine has just used, which the guard has checked.
+        place = f"{'https' if self._address.tls else 'http'}://{request.headers[b'host'].decode()}"
+        pins = self._address.pins
+        pin, public_key = (None, None) if pins is None else (pins.certificate, pins.public_key)
+        text = install_script(JoinCode(request.params["code"], place, pin), public_key)
+        return Reply(text.encode(), content_type=b"text/x-shellscript; charset=utf-8", bare=True)
+
+    @route(
+        "GET /join/{code}/{file}",
+        None,
+        "A file that the script installs.",
+        media=(BYTES,),
+        errors=(401, 404, 429, 500),
+        guessable=True,
+    )
+    async def installer(self, request: Request) -> Reply:
+        self._valid(request.params["code"])
+        try:
+            path = await self._installers.file(request.params["file"])
+        except (FarhandError, OSError) as error:
+            raise Problem(500, "failed", f"cannot make {request.params['file'][:100]}: {error}") from None
+        if path is None:
+            raise Problem(404, "not_found", f"there is no file {request.params['file'][:100]!r} to install")
+        return Reply(content_type=BYTES.encode(), pieces=_pieces(path), bare=True)
+
+    def _valid(self, text: str) -> PairingCode:
+        """Return an open code whose maker may still add machines. Raises Problem."""
+        code = self._pairing.find(text[:100])
+        # The rights its maker has now: a code ends with the token that made it.
+        maker = None if code is None else self._credentials.named(code.made_by)
+        if code is None or maker is None or not maker.may(Scope.PAIR):
+            raise Problem(401, "unauthorized", WRONG_CODE)
+        return code
 
     @route(
         "POST /v1/pair",
@@ -97,13 +204,10 @@ class PairingRoutes:
 
     async def _admit(self, wanted: PairRequest, key: bytes | None) -> str:
         """Use the code and return the new token. Raises Problem."""
-        code = self._pairing.find(wanted.code[:100])
-        # The rights its maker has now: a code ends with the token that made it.
-        maker = None if code is None else self._credentials.named(code.made_by)
-        wrong_node = code is not None and code.node_id not in (None, wanted.node_id)
-        if code is None or maker is None or not maker.may(Scope.PAIR) or wrong_node:
-            reason = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
-            raise Problem(401, "unauthorized", reason)
+        code = self._valid(wanted.code)
+        maker = self._credentials.named(code.made_by)
+        if maker is None or code.node_id not in (None, wanted.node_id):
+            raise Problem(401, "unauthorized", WRONG_CODE)
         other = self._known(wanted.node_id)
         if other is not None and (code.node_id is None or not maker.may(Scope.ADMIN)):
             reason = f"choose another --id, or pair with `--id {wanted.node_id}` and the scope 'admin'"
@@ -125,6 +229,30 @@ class PairingRoutes:
             return node_id
         said = spellings(node_id)
         return next((other for other in sorted(ids) if not said.isdisjoint(spellings(other))), None)
+
+
+def _limits(given: LendingLimits) -> LendingLimits:
+    """Return the limits of a code. Raises Problem for those that no machine could apply."""
+    try:
+        given.check()
+    except LendingError as error:
+        raise Problem(400, "invalid_request", str(error)) from None
+    for name in ("root", "allow_tools", "deny_tools", "tags"):
+        values = getattr(given, name)
+        if len(values) > MOST_LIMITS or any(not one or len(one) > 4096 or not one.isprintable() for one in values):
+            raise Problem(400, "invalid_request", f"limits.{name}: at most {MOST_LIMITS} printable texts")
+    for root in given.root:
+        if not root.startswith(("/", "~")):
+            raise Problem(
+                400, "invalid_request", f"limits.root: {root!r} must be an absolute path on the other machine"
+            )
+    return given
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
 
 
 def _described(node_id: str, known: str) -> str:

@@ -191,6 +191,8 @@ PUBLIC = frozenset(
         *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
         *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
         *("/hooks/{hook_id}", "/v1/mcp/callback"),
+        # Each needs a one-time code.
+        *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     }
 )
 

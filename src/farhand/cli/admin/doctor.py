@@ -155,7 +155,7 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
         yield _version(version)
         yield _nodes(client)
         if url is not None:
-            yield _strangers(url)
+            yield _strangers(url, client.find().certificate)
     yield _exposure(settings, url, None if url is None else _listening_hosts(url))
 
 
@@ -449,10 +449,10 @@ def _nodes(client: Client) -> str:
 
 
 @check("strangers")
-def _strangers(url: str) -> str:
+def _strangers(url: str, certificate: str | None = None) -> str:
     """Check that requests without a token are refused."""
     try:
-        context = tls_context() if url.startswith("https") else None
+        context = tls_context(certificate) if url.startswith("https") else None
         with urllib.request.urlopen(f"{url}/v1/health", timeout=10, context=context):  # noqa: S310
             pass
     except urllib.error.HTTPError as error:

@@ -39,7 +39,8 @@ class Bridge:
         self._headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
         if address.token:
             self._headers["authorization"] = f"Bearer {address.token}"
-        verify = tls_context() if os.environ.get("FARHAND_CA_FILE") else True
+        trusted = bool(address.certificate or os.environ.get("FARHAND_CA_FILE"))
+        verify = tls_context(address.certificate) if trusted else True
         self._http = httpx2.AsyncClient(verify=verify, timeout=httpx2.Timeout(None, connect=10.0))
         # Headers of a client that sent `initialize`.
         self._session: Json = {}

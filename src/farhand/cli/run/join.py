@@ -1,4 +1,4 @@
-"""`join`, `node pair` and `node key`: register a machine as a node."""
+"""`join` and `node key`: register this machine as a node."""
 
 from __future__ import annotations
 
@@ -6,53 +6,34 @@ import contextlib
 import json
 import os
 import shlex
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
+import msgspec
 
-from farhand.cli.client import Client, ClientError, is_loopback
-from farhand.cli.commands import client_options, options_given
-from farhand.cli.json_output import json_option, print_only, wants_json
+from farhand.cli.client import CONNECT_SECONDS, Client, ClientError, NoGateway, reason_of
+from farhand.cli.json_output import json_option, print_only
 from farhand.cli.output import remark, show_json
 from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, node, node_options, run_until_stopped
+from farhand.machine.files.private_files import replace_private
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.identity import NodeKey
-from farhand.node.lent_limits import LendingLimits, effective_limits, store_limits
+from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
+from farhand.protocol.join_codes import JoinCode, certificate_pin
 from farhand.protocol.names import validate_node_id
 
 DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
-
-
-@node.command()
-@click.option("--id", "node_id", help="Valid for this node only.  [default: any new node]")
-@click.option(
-    "--minutes", type=click.FloatRange(0.02, 1440), default=10, show_default=True, help="How long the code is valid."
-)
-@client_options
-def pair(node_id: str | None, minutes: float, client: Client) -> None:
-    """Create a one-time code for another machine. The gateway must be running.
-
-    \b
-    Examples:
-      farhand node pair
-      farhand node pair --id laptop --json
-    """
-    made = client.post("/v1/pairings", {"seconds": minutes * 60, **options_given(node_id=node_id)}).value
-    url = client.find().url
-    code = f"{made['code']}@{url.removeprefix('http://')}"
-    command = f"farhand join {shlex.quote(code)}"
-    if wants_json():
-        show_json({**made, "code": code, "gateway": url, "command": command})
-        return
-    print(f"Run this on the other machine within {minutes:g} minutes:\n  {command}")
-    if is_loopback(url.rpartition("://")[2].rpartition(":")[0].strip("[]")):
-        remark(
-            "\nThe address after the @ works only on this machine. For another one, start the gateway with\n"
-            "--host and --tls-cert, and use an address that the other machine can reach."
-        )
+# In the folder of a node that joined with a pinned certificate.
+CERTIFICATE_FILE: Final = "gateway.pem"
+Answered = TypeVar("Answered", bound=msgspec.Struct)
 
 
 @node.command()
@@ -94,22 +75,108 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
     """Register this machine with the gateway that created CODE, and connect it.
 
     This creates a key in the home folder, readable only by you, and registers it with the gateway. Limits and tags are
-    stored too. From then on `farhand node` is enough.
+    stored too. From then on `farhand node` is enough. A code may come with a name, limits and tags; the options can
+    limit further, but not lend more.
 
     \b
     Examples:
       farhand join K7QM-2RXF@192.168.1.5:3210
       farhand join K7QM-2RXF --gateway https://gateway.example:3210 --id laptop
     """
-    secret, _, place = code.partition("@")
+    try:
+        parts = JoinCode.parse(code)
+    except ValueError as error:
+        raise ClientError("usage", str(error)) from None
     home = home_folder(options["home"])
-    url = gateway_url or place or os.environ.get("FARHAND_URL") or _running_gateway(options["home"]) or DEFAULT_GATEWAY
-    url = _http_url(url)
-    if options["ca_file"] or options["pinned_cert"]:
+    url = gateway_url or parts.url or os.environ.get("FARHAND_URL") or _running_gateway(options["home"])
+    url = _http_url(url or DEFAULT_GATEWAY)
+    certificate = _pinned(url, parts.pin) if parts.pin else None
+    if certificate is None and (options["ca_file"] or options["pinned_cert"]):
         os.environ["FARHAND_CA_FILE"] = options["ca_file"] or options["pinned_cert"]
-    node_id = options["node_id"] or default_node_id()
+    with contextlib.ExitStack() as stack:
+        gateway = GatewayClient(url, None if certificate is None else stack.enter_context(_as_file(certificate)))
+        _join(gateway, parts.secret, home, certificate, as_json=as_json, options=options)
+    if not no_run:
+        # The limits are stored now; without this, those of the code would be reset again.
+        run_until_stopped(url, {**options, "reset_limits": False})
+
+
+def _join(
+    gateway: GatewayClient, secret: str, home: Path, certificate: str | None, *, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Register this machine and store its login and limits; complete `options` for a start of the node."""
+    offered = gateway.ask("/v1/pair/offer", {"code": secret}, CodeOffer)
+    node_id = options["node_id"] or offered.node_id or default_node_id()
     folder = node_folder(home, node_id)
-    given = LendingLimits(
+    given = _with_code(offered.limits, _given(options))
+    # Checked before the code is used, which works only once.
+    holds = effective_limits(home, folder, given, reset=options["reset_limits"])
+    login = NodeKey.fresh(folder)
+    body = {"code": secret, "node_id": node_id, "public_key": login.public}
+    answer = gateway.ask("/v1/pair", body, Joined)
+    make_home(home)
+    kept = {"gateway": gateway.url, "node_id": answer.node_id, "token": answer.token}
+    if certificate is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_private(folder / CERTIFICATE_FILE, certificate.encode())
+        options["pinned_cert"] = str(folder / CERTIFICATE_FILE)
+    kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
+    if not answer.token:
+        login.belongs_to(answer.gateway_id)
+    path = _store_login(home, kept)
+    store_limits(folder, given, reset=options["reset_limits"])
+    options |= {"node_id": answer.node_id, "token": answer.token or None}
+    if as_json:
+        facts = {"node_id": answer.node_id, "gateway": gateway.url, "token_file": str(path), "key": not answer.token}
+        print_only({**facts, "limits": holds.described()})
+        return
+    what = f"its token is in {path}" if answer.token else f"its key is in {folder}"
+    print(f"joined {gateway.url} as {answer.node_id}; {what}", flush=True)
+    if holds.described():
+        print(f"limits: {holds.described()}", flush=True)
+    print("keep it connected, also after a restart of this machine: farhand service install --node", flush=True)
+
+
+class CodeOffer(msgspec.Struct):
+    """What a code gives."""
+
+    node_id: str | None = None
+    limits: LendingLimits = LendingLimits()
+
+
+class Joined(msgspec.Struct):
+    """The answer to a code that was used."""
+
+    node_id: str
+    token: str
+    gateway_id: str
+
+
+class GatewayClient:
+    """Sends requests to the gateway that is joined, with a certificate of its own if its code has one."""
+
+    def __init__(self, url: str, certificate: str | None) -> None:
+        self.url = url
+        self._client = Client(url=url, certificate=certificate)
+
+    def ask(self, path: str, body: dict[str, Any], answer: type[Answered]) -> Answered:
+        """Return the answer to a request. Raises ClientError."""
+        try:
+            return msgspec.convert(self._client.request("POST", path, body).value, answer)
+        except msgspec.ValidationError:
+            raise ClientError("not_a_gateway", f"{self.url} is not a gateway: unexpected answer") from None
+        except ClientError as error:
+            if error.code == "unauthorized":
+                reason = "it is wrong, used or expired; create another with `farhand node pair`"
+                raise ClientError("unauthorized", f"{self.url} rejected the code: {reason}") from None
+            if error.code == "untrusted":
+                hint = "give the authority with --ca-file, or the certificate with --pinned-cert"
+                raise ClientError("untrusted", f"{str(error).rpartition(';')[0]}; {hint}") from None
+            raise
+
+
+def _given(options: dict[str, Any]) -> LendingLimits:
+    return LendingLimits(
         root=tuple(str(Path(root).absolute()) for root in options["roots"]),
         read_only=options["read_only"],
         allow_tools=tuple(options["allowed"]),
@@ -118,46 +185,58 @@ def join(code: str, gateway_url: str | None, no_run: bool, as_json: bool, **opti
         sandbox=options["sandbox"] or "",
         network=options["network"] or "",
     )
-    # Checked before the code is used, which works only once.
-    holds = effective_limits(home, folder, given, reset=options["reset_limits"])
-    login = NodeKey.fresh(folder)
-    body = {"code": secret, "node_id": node_id, "public_key": login.public}
+
+
+def _with_code(offered: LendingLimits, given: LendingLimits) -> LendingLimits:
+    """Return the limits of a code with those of its user added. Raises ClientError if they would allow more."""
+    roots = tuple(str(Path(root).expanduser()) for root in offered.root)
     try:
-        answer = Client(url=url).request("POST", "/v1/pair", body).value
-        kept = {"gateway": url, "node_id": str(answer["node_id"]), "token": str(answer["token"])}
-        gateway_id = str(answer["gateway_id"])
-    except (KeyError, TypeError):
-        raise ClientError("not_a_gateway", f"{url} is not a gateway: unexpected answer") from None
-    except ClientError as error:
-        if error.code == "unauthorized":
-            reason = "it is wrong, used or expired; create another with `farhand node pair`"
-            raise ClientError("unauthorized", f"{url} rejected the code: {reason}") from None
-        if error.code == "untrusted":
-            hint = "give the authority with --ca-file, or the certificate with --pinned-cert"
-            raise ClientError("untrusted", f"{str(error).rpartition(';')[0]}; {hint}") from None
-        raise
-    kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
-    make_home(home)
-    if not kept["token"]:
-        login.belongs_to(gateway_id)
-    path = _store_login(home, kept)
-    store_limits(folder, given, reset=options["reset_limits"])
-    if as_json:
-        print_only({"node_id": kept["node_id"], "gateway": url, "token_file": str(path), "key": not kept["token"]})
-    else:
-        what = f"its token is in {path}" if kept["token"] else f"its key is in {folder}"
-        print(f"joined {url} as {kept['node_id']}; {what}", flush=True)
-        if holds.described():
-            print(f"limits: {holds.described()}", flush=True)
-    if not no_run:
-        run_until_stopped(url, {**options, "node_id": kept["node_id"], "token": kept["token"] or None})
+        # The tags of the code stay, too: rules of the policy may depend on them.
+        tags = tuple(dict.fromkeys((*offered.tags, *given.tags)))
+        return msgspec.structs.replace(msgspec.structs.replace(offered, root=roots).narrowed(given), tags=tags)
+    except LendingError as error:
+        raise ClientError("not_allowed", f"{error}; the code comes with these limits: {offered.described()}") from None
+
+
+def _pinned(url: str, pin: str) -> str:
+    """Return the certificate that the gateway shows, in PEM, if it is the one of the code. Raises ClientError."""
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        raise ClientError("usage", f"the code has a certificate's digest, so the gateway is https://, not {url}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing but its certificate is read from this connection
+    try:
+        with (
+            socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname) as link,
+        ):
+            shown = link.getpeercert(binary_form=True) or b""
+    except (OSError, ValueError) as error:
+        raise NoGateway(f"cannot reach {url}: {reason_of(error)}") from None
+    if certificate_pin(shown) != pin:
+        raise ClientError(
+            "untrusted",
+            f"{url} shows another certificate than the one in the code: it is not the gateway that made the code, or "
+            "something in between reads the connection; nothing was sent",
+        )
+    return ssl.DER_cert_to_PEM_cert(shown)
+
+
+@contextlib.contextmanager
+def _as_file(certificate: str) -> Iterator[str]:
+    """Write a certificate to a temporary file: Python's TLS trusts files, and a node that joined keeps its own."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(certificate)
+        file.flush()
+        yield file.name
 
 
 def _http_url(url: str) -> str:
     url = url if "://" in url else f"http://{url}"
-    for socket, plain in (("ws://", "http://"), ("wss://", "https://")):
-        if url.startswith(socket):
-            url = plain + url.removeprefix(socket)
+    for scheme, plain in (("ws://", "http://"), ("wss://", "https://")):
+        if url.startswith(scheme):
+            url = plain + url.removeprefix(scheme)
     return url.removesuffix("/v1/nodes/ws").rstrip("/")
 
 

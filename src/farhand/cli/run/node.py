@@ -90,19 +90,20 @@ def node_options(command: Command) -> Command:
 
 
 class NodeCommands(click.Group):
-    """Loads `key` and `pair` only when they are used."""
+    """Loads the subcommands only when they are used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # these commands end, and fail when interrupted
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        importlib.import_module("farhand.cli.run.join")
+        for module in ("join", "pair"):
+            importlib.import_module(f"farhand.cli.run.{module}")
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return ["key", "pair"]
+        return ["bundle", "key", "pair"]
 
 
-@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[key|pair]")
+@click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[bundle|key|pair]")
 @click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
 @click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then the one from `farhand join`]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")

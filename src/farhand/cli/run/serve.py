@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from farhand import __version__, config
+from farhand.app.certificate import use_own_certificate
 from farhand.app.gateway import Gateway
 from farhand.cli.client import TOKEN_FILE
 from farhand.cli.json_output import json_option, print_only
@@ -66,6 +67,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     for name in ("host", "port", "tls_cert", "tls_key"):
         if options[name] is not None:
             setattr(section, name, options[name])
+    use_own_certificate(home, section)
     log = set_up_logging(options["log_level"] or settings.log.level)
     folder = Path(workspace).absolute() if workspace else None
     running = Gateway(home, settings, workspace=folder, open=options["open_"], on_secrets=log.know)
@@ -80,7 +82,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             click.echo(
                 f"farhand ready on {gateway.url}\n"
                 f"  console   {_sign_in_link(gateway) or 'run `farhand console` for a sign-in link'}\n"
-                "  add a machine: run `farhand node pair` here, then `farhand join CODE` there"
+                "  add a machine: `farhand node pair` prints a line to paste there"
             )
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from farhand.gateway.access.credentials import OWNER, Credential, Scope
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import EMPTY, OWN_HOST, Catalog, Offer, Target, read_arguments
-from farhand.gateway.nodes.registry import Connection, Node
+from farhand.gateway.nodes.registry import SIMILAR, Connection, Node
 from farhand.gateway.nodes.server_tools import MCP
 from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import InvalidArgs, NotAllowed
@@ -114,7 +114,8 @@ def look_up(catalog: Catalog, principal: Principal, name: str) -> Lookup:
             if spelled(name) in (spelled(offer.name), spelled(offer.name).removeprefix(spelled(f"{offer.host}__"))):
                 return Lookup([offer], aliases={} if own is None or offer.name != name else own.aliases)
     known = {offer.name.casefold(): offer.name for offer in offers if len(offer.name) <= MAX_COMPARED_LENGTH}
-    near = difflib.get_close_matches(name.casefold()[:MAX_COMPARED_LENGTH], list(known)[:MAX_COMPARED_NAMES], 3)
+    text = name.casefold()[:MAX_COMPARED_LENGTH]
+    near = difflib.get_close_matches(text, list(known)[:MAX_COMPARED_NAMES], 3, SIMILAR)
     return Lookup([], [known[one] for one in near])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from farhand.node.lent_limits import LendingLimits
 from farhand.store.tables.tokens import token_hash
 
 # Without characters that are easily confused.
@@ -28,6 +29,8 @@ class PairingCode(msgspec.Struct, frozen=True):
     label: str
     made_by: str
     ends: float
+    # What the machine lends at most; it stores them when it joins.
+    limits: LendingLimits = LendingLimits()
 
 
 class Pairing:
@@ -38,13 +41,22 @@ class Pairing:
         self._codes: list[PairingCode] = []
         self._guesses = 0
 
-    def make(self, node_id: str | None, label: str, made_by: str, seconds: float = LIFE_SECONDS) -> str:
+    def make(
+        self,
+        node_id: str | None,
+        label: str,
+        made_by: str,
+        seconds: float = LIFE_SECONDS,
+        limits: LendingLimits | None = None,
+    ) -> str:
         """Return a new code; the oldest is dropped if there are too many."""
         code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
         self._expire()
         if not self._codes:
             self._guesses = 0
-        made = PairingCode(token_hash(code), node_id, label, made_by, self._clock() + seconds)
+        made = PairingCode(
+            token_hash(code), node_id, label, made_by, self._clock() + seconds, limits or LendingLimits()
+        )
         self._codes = [*self._codes[-MOST_CODES + 1 :], made]
         return f"{code[:4]}-{code[4:]}"
 

@@ -1,0 +1,1 @@
+"""Copies of the installed Farhand for other machines: a wheel, and one file that runs a node."""
