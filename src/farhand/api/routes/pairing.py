@@ -58,7 +58,7 @@ class CodeShown(msgspec.Struct):
     code: str
 
 
-class Offered(msgspec.Struct):
+class CodeOffered(msgspec.Struct):
     """What a code gives; asking does not use it."""
 
     node_id: str | None
@@ -138,9 +138,9 @@ class PairingRoutes:
         errors=(401, 429),
         guessable=True,
     )
-    async def offer(self, _request: Request, wanted: CodeShown) -> Offered:
+    async def offer(self, _request: Request, wanted: CodeShown) -> CodeOffered:
         code = self._valid(wanted.code)
-        return Offered(code.node_id, code.limits, self._gateway_id)
+        return CodeOffered(code.node_id, code.limits, self._gateway_id)
 
     @route(
         "GET /join/{code}",
