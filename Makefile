@@ -7,16 +7,18 @@ BIN     = $(VENV)/bin
 ARGS   ?=
 WORKERS ?= auto
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The sources of the web console, which is built when Farhand is installed (hatch_build.py).
+CONSOLE = hatch_build.py $(shell find console -type f -not -path '*/node_modules/*')
 
 .PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers lock clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-run: $(VENV)/.run-ready   ## install into an isolated environment and start the gateway with this machine as a node
+run: $(VENV)/.run-ready $(VENV)/.console-ready   ## install into an isolated environment and start the gateway with this machine as a node
 	$(BIN)/farhand up $(ARGS)
 
-test: $(VENV)/.dev-ready  ## run all tests (fault tests in their short form)
+test: $(VENV)/.dev-ready $(VENV)/.console-ready  ## run all tests (fault tests in their short form)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-fast: $(VENV)/.dev-ready  ## run the unit and contract tests
@@ -66,6 +68,11 @@ $(VENV)/bin/python:
 $(VENV)/.run-ready: $(VENV)/bin/python pyproject.toml
 	@echo "Installing Farhand into $(VENV) (about a minute the first time) ..."
 	$(PIP) -e .
+	@touch $@ $(VENV)/.console-ready
+
+$(VENV)/.console-ready: $(VENV)/bin/python $(CONSOLE)
+	@echo "Building the web console ..."
+	$(PIP) --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml requirements/dev.lock
@@ -73,7 +80,7 @@ $(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml requirements/dev.lock
 	$(PIP) --require-hashes --requirement requirements/dev.lock
 	$(PIP) --no-deps -e .
 	sh scripts/install-test-servers
-	@touch $@ $(VENV)/.run-ready
+	@touch $@ $(VENV)/.run-ready $(VENV)/.console-ready
 
 $(VENV)/.bench-ready: $(VENV)/.dev-ready
 	$(PIP) -e '.[dev,bench]'

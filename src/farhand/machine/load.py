@@ -12,15 +12,13 @@ class MachineLoad:
     def __init__(self, folder: Path) -> None:
         """`folder` is on the disk that is reported."""
         self._folder = str(folder)
-        self._first = True
+        # Seconds that the cores have worked and existed; psutil's own memory of them is per thread.
+        self._worked, self._passed = 0.0, 0.0
 
     def sample(self) -> dict[str, float]:
         """Return the use of all cores in percent since the last sample, bytes, and the load of the last minute."""
         import psutil  # noqa: PLC0415 - an idle node that nobody asks does without its memory
 
-        # The first sample has none before it to compare with.
-        cpu = psutil.cpu_percent(0.1 if self._first else None)
-        self._first = False
         memory = psutil.virtual_memory()
         used = total = 0
         with contextlib.suppress(OSError):  # the folder was removed, or its disk is gone
@@ -30,10 +28,19 @@ class MachineLoad:
         with contextlib.suppress(OSError, AttributeError):
             load = psutil.getloadavg()[0]
         return {
-            "cpu": cpu,
+            "cpu": self._cpu(psutil.cpu_times()._asdict()),
             "memory": memory.total - memory.available,
             "memory_total": memory.total,
             "disk": used,
             "disk_total": total,
             "load": round(load, 2),
         }
+
+    def _cpu(self, times: dict[str, float]) -> float:
+        """Return the share of time that the cores worked since the last sample; the first time, since they started."""
+        # Time in virtual machines is part of `user` and `nice`.
+        passed = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+        worked = passed - times["idle"] - times.get("iowait", 0.0)
+        share = (worked - self._worked) / (passed - self._passed) if passed > self._passed else 0.0
+        self._worked, self._passed = worked, passed
+        return round(100 * min(max(share, 0.0), 1.0), 1)

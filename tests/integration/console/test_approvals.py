@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.integration.calls.test_approvals import ask, end_of, write_policy
-from tests.integration.console.test_console import PATIENCE_MS, Visit, browser, visit  # noqa: F401
+from tests.support.browser import HOSTILE, Open
 from tests.support.harness import GatewayProcess
-
-HOSTILE = "<img src=x onerror=window.hit=1>"
 
 
 @pytest.fixture(scope="module")
@@ -24,61 +22,69 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 def row(page: Any, approval: Any) -> Any:
-    return page.locator("#approvals > li").filter(has_text=approval["id"])
+    return page.locator("#approvals > li").filter(has_text=approval["call_id"])
 
 
-def gone(element: Any) -> None:
-    from playwright.sync_api import expect
-
-    expect(element).to_have_count(0, timeout=PATIENCE_MS)
-
-
-def test_a_diff_is_shown_and_approved(gateway: GatewayProcess, visit: Callable[..., Visit]) -> None:  # noqa: F811
+def test_a_diff_is_shown_and_approved(gateway: GatewayProcess, visit: Open) -> None:
     file = gateway.home / "agents" / "main" / "page.txt"
     file.write_text(f"one\n{HOSTILE}\n")
     one = visit()
-    page = one.sign_in(gateway)
-    assert not page.locator("#approvals-section").is_visible()
+    page = one.sign_in(gateway, "approvals")
+    one.seen(page.locator("main"), "Nothing waits for you")
     approval = ask(gateway, "write", {"path": "page.txt", "content": "one\ntwo\n"})
     shown = row(page, approval)
     one.seen(shown, "look first: changes")
-    one.seen(shown.locator("pre"), f"-{HOSTILE}\n+two\n")
+    one.seen(shown.locator(".removed"), f"-{HOSTILE}")
+    one.seen(shown.locator(".added"), "+two")
     assert file.read_text() != "one\ntwo\n"
     shown.get_by_role("button", name="Approve").click()
-    gone(shown)
+    one.gone(shown)
     assert end_of(gateway, approval)["state"] == "ok"
     assert file.read_text() == "one\ntwo\n"
     assert gateway.get(f"/v1/approvals/{approval['id']}")["decided_by"] == "owner"
     assert page.evaluate("window.hit") is None
-    one.seen(page.locator("#calls > li").first, "write")
+    one.seen(page.locator("main"), "approved")
 
 
-def test_a_command_is_shown_and_denied(gateway: GatewayProcess, visit: Callable[..., Visit]) -> None:  # noqa: F811
+def test_a_command_is_shown_and_denied_with_a_reason(gateway: GatewayProcess, visit: Open) -> None:
     approval = ask(gateway, "exec", {"command": f"echo '{HOSTILE}' \u202e; touch nothing"})
     one = visit()
-    page = one.sign_in(gateway)
+    page = one.sign_in(gateway, "approvals")
     shown = row(page, approval)
-    one.seen(shown.locator("pre"), f"echo '{HOSTILE}' \\u{{202e}}; touch nothing")
+    one.seen(shown.locator("pre").first, f"echo '{HOSTILE}' \\u{{202e}}; touch nothing")
     shown.get_by_role("button", name="Deny").click()
-    gone(shown)
+    shown.get_by_label("Reason for denying").fill("not today")
+    shown.get_by_role("button", name="Deny").click()
+    one.gone(shown)
     record = end_of(gateway, approval)
     assert (record["state"], record["error"]["kind"]) == ("denied", "not_allowed")
-    assert not page.locator("#approvals-section").is_visible()
+    assert "not today" in record["error"]["message"]
     assert page.evaluate("window.hit") is None
 
 
-def test_a_decision_made_elsewhere_takes_the_row_away(
-    gateway: GatewayProcess,
-    visit: Callable[..., Visit],  # noqa: F811
-) -> None:
+def test_always_allows_exactly_this(gateway: GatewayProcess, visit: Open) -> None:
+    approval = ask(gateway, "exec", {"command": "echo every day"})
+    one = visit()
+    page = one.sign_in(gateway, "approvals")
+    shown = row(page, approval)
+    shown.get_by_role("button", name="Always allow exactly this").click()
+    one.gone(shown)
+    assert end_of(gateway, approval)["state"] == "ok"
+    assert gateway.invoke("exec", {"command": "echo every day"})["ok"] is True
+    other = ask(gateway, "exec", {"command": "echo every night"})
+    one.seen(row(page, other), "echo every night")
+    gateway.request("DELETE", f"/v1/calls/{other['call_id']}")
+
+
+def test_a_decision_made_elsewhere_takes_the_row_away(gateway: GatewayProcess, visit: Open) -> None:
     first, second = (ask(gateway, "exec", {"command": f"echo {number}"}) for number in (1, 2))
     one = visit()
-    page = one.sign_in(gateway)
+    page = one.sign_in(gateway, "approvals")
     one.seen(row(page, first), "echo 1")
     one.seen(row(page, second), "echo 2")
-    assert page.locator("#approvals > li").first.inner_text().count(first["id"]) == 1  # oldest first
+    assert first["call_id"] in page.locator("#approvals > li").first.inner_text()  # oldest first
     gateway.request("POST", f"/v1/approvals/{first['id']}", {"decision": "deny"})
-    gone(row(page, first))
+    one.gone(row(page, first))
     one.seen(row(page, second), "echo 2")
     gateway.request("DELETE", f"/v1/calls/{second['call_id']}")
-    gone(row(page, second))
+    one.gone(row(page, second))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from farhand.cli.run.node import node_socket_url
 from farhand.sdk.client import socket_url
-from tests.integration.console.test_console import Visit, browser, newest, visit
+from tests.support.browser import Open
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, PluginProcess, Proxy, running
-
-__all__ = ["browser", "visit"]
 
 PREFIX = "/tools/hands"
 REQUEST = re.compile(rb"(GET|HEAD|POST|PUT|DELETE|OPTIONS) (\S+) HTTP/1\.1\r\n")
@@ -58,7 +56,7 @@ def proxy(shared_gateway: GatewayProcess) -> Iterator[PrefixProxy]:
 
 
 def test_a_node_a_plug_in_and_the_console_work_under_a_prefix(
-    shared_gateway: GatewayProcess, proxy: PrefixProxy, tmp_path: Path, visit: Callable[..., Visit]
+    shared_gateway: GatewayProcess, proxy: PrefixProxy, tmp_path: Path, visit: Open
 ) -> None:
     url = f"http://127.0.0.1:{proxy.port}{PREFIX}"
     plugin = PluginProcess(PLUGIN, tmp_path, {"SA_NODE_TOKEN": SHARED_TOKEN, "SA_GATEWAY_WS_URL": url})
@@ -71,18 +69,17 @@ def test_a_node_a_plug_in_and_the_console_work_under_a_prefix(
         page.goto(url + shared_gateway.request("POST", "/v1/signin", {}).json()["path"])
         one.seen(page.locator("#line"), "Live")
         assert page.url == f"{url}/"
-        one.seen(page.locator("#nodes"), "near")
-        with one.one_more_call():
-            shared_gateway.invoke("far.echo", {"text": "seen under the prefix"})
-        newest(page).locator("summary").click()
-        one.seen(newest(page).locator(".body"), "seen under the prefix")
+        one.seen(page.locator("article").filter(has_text="near"), "online")
+        call = shared_gateway.invoke("far.echo", {"text": "seen under the prefix"})
+        one.go(f"calls/{call['request_id']}")
+        one.seen(page.get_by_label("Result"), "seen under the prefix")
         page.reload()
         one.seen(page.locator("#line"), "Live")
         page.goto(f"{url}/docs")
         page.wait_for_selector("details")
         page.get_by_role("link", name="console").click()
         one.seen(page.locator("#line"), "Live")
-        page.get_by_role("button", name="Sign out").click()
+        one.button("Sign out").click()
         one.seen(page.locator("#signed-out"), "farhand console")
         one.complaints.clear()
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.console.test_console import Visit, browser, visit
 from tests.integration.console.test_prefix import PREFIX, PrefixProxy
+from tests.support.browser import Open
 from tests.support.harness import GatewayProcess, NodeProcess
-
-__all__ = ["browser", "visit"]
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def test_a_node_finds_the_socket_beneath_the_prefix(
 def test_the_console_works_beneath_the_prefix(
     shared_gateway: GatewayProcess,
     proxy: PrefixProxy,
-    visit: Callable[..., Visit],
+    visit: Open,
 ) -> None:
     one = visit()
     url = f"http://127.0.0.1:{proxy.port}{PREFIX}"
@@ -43,7 +41,7 @@ def test_the_console_works_beneath_the_prefix(
 
 def test_the_docs_page_works_beneath_the_prefix(
     proxy: PrefixProxy,
-    visit: Callable[..., Visit],
+    visit: Open,
 ) -> None:
     one = visit()
     one.page.goto(f"http://127.0.0.1:{proxy.port}{PREFIX}/docs")

@@ -18,7 +18,8 @@ MIB = 1024 * 1024
 PUBLIC = {
     *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     *("/healthz", "/readyz", "/version", "/v1/openapi.json", "/signin", "/v1/pair", "/v1/nodes/ws"),
-    *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css", "/hooks/{hook_id}"),
+    *("/", "/assets/{name}", "/console.svg", "/icon-192.png", "/icon-512.png", "/manifest.webmanifest"),
+    *("/docs", "/docs.js", "/docs.css", "/hooks/{hook_id}"),
 }
 SCOPES = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze")
 # What each scope opens, by the beginning of "METHOD path"; everything else is refused.

@@ -25,7 +25,8 @@ from tests.support.harness import SHARED_TOKEN, Answer, GatewayProcess, PlainNod
 PUBLIC = {
     *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     *("/healthz", "/readyz", "/version", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair", "/hooks/{hook_id}"),
-    *("/signin", "/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
+    *("/signin", "/", "/assets/{name}", "/console.svg", "/icon-192.png", "/icon-512.png", "/manifest.webmanifest"),
+    *("/docs", "/docs.js", "/docs.css"),
 }
 
 PROTECTED = [

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 from farhand.api.server.http import Reply, Request
 from farhand.api.server.openapi import document
 from farhand.api.server.router import Route
-from tests.integration.console.test_console import ARGUMENTS, CHROMIUM
+from tests.support.browser import ARGUMENTS, CHROMIUM
 from tests.support.harness import GatewayProcess
 
 EXAMPLES = 12

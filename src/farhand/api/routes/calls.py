@@ -36,12 +36,13 @@ CALL_QUERY = (
     Query("node_id", "Of this node."),
     Query("state", "In this state.", CallState),
     Query("session_key", "Of this session."),
+    Query("credential", "Of this acting credential."),
     Query("group", "Of this fan-out."),
     Query(
         "bodies", "0 leaves arguments and results out. A list has 32 MiB of them at most, those of the newest calls."
     ),
 )
-CALL_FILTERS = ("tool", "node_id", "state", "session_key")
+CALL_FILTERS = ("tool", "node_id", "state", "session_key", "credential")
 OUTPUT = {
     "media": (BYTES,),
     "query": (Query("offset", "From this byte on.", int), Query("wait", "0 gives what is there and ends.")),

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import PurePath
 
 import msgspec
 
 from farhand.api.server.browser_sessions import BrowserSessions
 from farhand.api.server.http import Problem, Reply, Request
-from farhand.api.server.router import Query, Route, route
+from farhand.api.server.router import Handler, Query, Route, route
 from farhand.gateway.access.credentials import Scope
 
-_POLICY = (
+# The terminal sets its colours and sizes with style elements, so inline styles are allowed; scripts are not.
+_PAGE_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    b"font-src 'self' data:; connect-src 'self'; manifest-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PLAIN_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = [(b"content-security-policy", _POLICY), (b"referrer-policy", b"no-referrer")]
-_FILES = {
-    "/": ("index.html", b"text/html; charset=utf-8"),
-    "/console.js": ("console.js", b"text/javascript; charset=utf-8"),
-    "/console.css": ("console.css", b"text/css; charset=utf-8"),
-    "/console.svg": ("console.svg", b"image/svg+xml"),
-    "/docs": ("docs.html", b"text/html; charset=utf-8"),
-    "/docs.js": ("docs.js", b"text/javascript; charset=utf-8"),
-    "/docs.css": ("docs.css", b"text/css; charset=utf-8"),
+# Their names contain a hash of their content.
+_IMMUTABLE = (b"cache-control", b"public, max-age=31536000, immutable")
+_PACKAGE = "farhand.console"
+# The output of the console's build, see hatch_build.py.
+_BUILT = "static"
+_ASSETS = "assets"
+_KINDS = {
+    ".css": b"text/css; charset=utf-8",
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".png": b"image/png",
+    ".svg": b"image/svg+xml",
+    ".webmanifest": b"application/manifest+json",
 }
+_BUILT_FILES = {
+    "/": "index.html",
+    "/console.svg": "console.svg",
+    "/icon-192.png": "icon-192.png",
+    "/icon-512.png": "icon-512.png",
+    "/manifest.webmanifest": "manifest.webmanifest",
+}
+_FILES = {"/docs": "docs.html", "/docs.js": "docs.js", "/docs.css": "docs.css"}
+# What `/` shows when the console was not built.
+_UNBUILT = "unbuilt.html"
 
 
 class SignInLink(msgspec.Struct):
@@ -75,11 +96,11 @@ class ConsoleRoutes:
             signed_in = await self._sessions.redeem(request.query("code") or "", request.address, agent)
         if signed_in is None:
             if "text/html" in (request.header(b"accept") or ""):
-                return _file("/", status=401)  # a person clicked: the page says what to do
+                return _page("/", status=401)  # a person clicked: the page says what to do
             raise Problem(401, "unauthorized", "this sign-in link was used before or has expired; get a new one")
         # The fragment stays in the browser. It is relative, so that it also works behind a proxy with a path prefix.
         location = f"./#page={signed_in.page_secret}"
-        headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_HEADERS]
+        headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_headers()]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
     @route("POST /v1/signin", Scope.ADMIN, "A new sign-in link.", status=201)
@@ -126,26 +147,49 @@ class ConsoleRoutes:
         return Ended(1)
 
 
-async def _page(request: Request) -> Reply:
-    return _file(request.path)
-
-
 def page_routes() -> list[Route]:
-    """Return the routes of the console's files."""
-    return [
-        Route(
-            method="GET",
-            path=path,
-            scope=None,
-            summary=f"{name} of the console.",
-            handler=_page,
-            media=(kind.decode().partition(";")[0],),
-        )
-        for path, (name, kind) in _FILES.items()
-    ]
+    """Return the routes of the console's files. They are public: only the API knows anything."""
+    fixed = [_route(path, _served, name) for path, name in (_BUILT_FILES | _FILES).items()]
+    return [*fixed, _route("/assets/{name}", _asset, "assets.js")]
 
 
-def _file(path: str, status: int = 200) -> Reply:
-    name, content_type = _FILES[path]
-    body = resources.files("farhand.console").joinpath(name).read_bytes()
-    return Reply(body, status=status, content_type=content_type, headers=list(_HEADERS))
+def _route(path: str, handler: Handler, name: str) -> Route:
+    media = _kind(name).decode().partition(";")[0]
+    summary = f"{path.strip('/') or 'index.html'} of the console."
+    return Route(method="GET", path=path, scope=None, summary=summary, handler=handler, media=(media,))
+
+
+async def _served(request: Request) -> Reply:
+    return _page(request.path)
+
+
+async def _asset(request: Request) -> Reply:
+    name = request.params["name"]
+    folder = resources.files(_PACKAGE).joinpath(_BUILT, _ASSETS)
+    # Compared with the names in the folder, so that no spelling of a path leads out of it.
+    found = next((file for file in folder.iterdir() if file.name == name), None) if folder.is_dir() else None
+    if found is None:
+        raise Problem(404, "not_found", f"the console has no file {name[:100]!r}; reload the page")
+    return Reply(found.read_bytes(), content_type=_kind(name), headers=[_IMMUTABLE, *_headers()])
+
+
+def _page(path: str, status: int = 200) -> Reply:
+    package = resources.files(_PACKAGE)
+    name = _BUILT_FILES.get(path)
+    if name is None:
+        name = _FILES[path]
+        return Reply(package.joinpath(name).read_bytes(), content_type=_kind(name), headers=_headers(_PLAIN_POLICY))
+    file = package.joinpath(_BUILT, name)
+    if not file.is_file():
+        if path != "/":
+            raise Problem(404, "not_found", f"{path} is not there: the console was not built")
+        name, file = _UNBUILT, package.joinpath(_UNBUILT)
+    return Reply(file.read_bytes(), status=status, content_type=_kind(name), headers=_headers())
+
+
+def _kind(name: str) -> bytes:
+    return _KINDS.get(PurePath(name).suffix, b"application/octet-stream")
+
+
+def _headers(policy: bytes = _PAGE_POLICY) -> list[tuple[bytes, bytes]]:
+    return [(b"content-security-policy", policy), (b"referrer-policy", b"no-referrer")]

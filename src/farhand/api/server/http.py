@@ -108,10 +108,11 @@ class Reply:
 
 
 def _headers(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+    kept = any(name == b"cache-control" for name, _ in reply.headers)
     return [
         (b"content-type", reply.content_type),
         (b"x-request-id", request_id.encode()),
-        (b"cache-control", b"no-store"),
+        *([] if kept else [(b"cache-control", b"no-store")]),
         (b"x-content-type-options", b"nosniff"),
         *reply.headers,
     ]

@@ -189,7 +189,8 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
 PUBLIC = frozenset(
     {
         *("/healthz", "/readyz", "/version", "/signin", "/v1/nodes/ws", "/v1/openapi.json", "/v1/pair"),
-        *("/", "/console.js", "/console.css", "/console.svg", "/docs", "/docs.js", "/docs.css"),
+        *("/", "/assets/{name}", "/console.svg", "/icon-192.png", "/icon-512.png", "/manifest.webmanifest"),
+        *("/docs", "/docs.js", "/docs.css"),
         *("/hooks/{hook_id}", "/v1/mcp/callback"),
         # Each needs a one-time code.
         *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
