@@ -30,6 +30,7 @@ from farhand.api.server.openapi import openapi_routes
 from farhand.api.server.origins import parse_host
 from farhand.api.server.router import Router, routes_of
 from farhand.api.server.tls_limits import TlsConnection
+from farhand.api.terminals.door import TERMINALS, TerminalDoor
 from farhand.app.wiring import Parts, build, open_home
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import OWNER
@@ -201,7 +202,9 @@ class Gateway:
                 uvicorn.Config(
                     guard,
                     http=functools.partial(HttpConnection, limits=limits),  # type: ignore[arg-type]
-                    ws=node_door(parts.node_services, guard),  # type: ignore[arg-type]
+                    ws=node_door(  # type: ignore[arg-type]
+                        parts.node_services, guard, {TERMINALS: TerminalDoor(parts.terminals, guard)}
+                    ),
                     lifespan="off",
                     access_log=False,
                     log_config=None,

@@ -45,6 +45,7 @@ from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
+from farhand.api.terminals.routes import TerminalRoutes
 from farhand.app.mcp import end_with_servers, local_host, open_mcp
 from farhand.app.messaging import Messaging
 from farhand.app.openai import openai_routes
@@ -67,6 +68,7 @@ from farhand.gateway.control.effects import Effects
 from farhand.gateway.control.fanout import FanOuts
 from farhand.gateway.control.freeze import Freeze
 from farhand.gateway.control.policy_review import PolicyReview
+from farhand.gateway.control.terminals import Terminals
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.journal import EventJournal
@@ -242,6 +244,7 @@ class Parts:
     periodic: Sequence[contextlib.AbstractAsyncContextManager[object]]
     routes: Sequence[Route]
     node_services: NodeServices
+    terminals: Terminals
 
     async def close(self) -> None:
         """Stop calls and transfers, and record every node as offline; the store is closed by its own stack."""
@@ -377,6 +380,7 @@ async def build(
         return record is not None and record.ended_at is None
 
     commands = RemoteCommands(node_registry, queries, is_open=is_open, closing=lambda: gate.closing)
+    terminals = Terminals(gate, node_registry, commands, secrets, journal.note)
 
     # Agents and their tools.
     settings = Settings(lambda: {**msgspec.to_builtins(config), **_live_settings(live.now)})
@@ -503,6 +507,7 @@ async def build(
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
         UndoRoutes(gate, undo),
         TrialRoutes(gate, trial_calls),
+        TerminalRoutes(terminals, gate),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),
@@ -566,6 +571,7 @@ async def build(
             freeze,
             transfers,
         ),
+        terminals,
     )
 
 

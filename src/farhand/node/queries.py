@@ -1,4 +1,4 @@
-"""Queries of a gateway beside tool calls: output of a command, jobs, programs on the PATH, the log, the load.
+"""Queries of a gateway beside tool calls: input and output of a command, jobs, programs on the PATH, the log, the load.
 
 Every query checks the limits of the machine's owner first, and none starts a process.
 """
@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the gateway answers some of these for its own machine and n
 
 MOST_BYTES = 256 * 1024
 MOST_SECONDS = 30.0
+MOST_START_SECONDS = 5.0
 MOST_BINS = 500
 _BIN_NAME = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
@@ -39,8 +40,21 @@ class OutputQuery(msgspec.Struct):
 
     call_id: str | None = None
     job_id: str | None = None
+    # A negative offset counts from the end.
     offset: int = 0
     wait_ms: int = 0
+    # `errors` for the standard error of an attached command.
+    stream: Literal["output", "errors"] = "output"
+
+
+class InputQuery(msgspec.Struct):
+    """Input for a call's command or for a job, in base64; a new size of its terminal; the end of its input."""
+
+    call_id: str | None = None
+    job_id: str | None = None
+    data: str = ""
+    size: tuple[int, int] | None = None
+    close: bool = False
 
 
 class ProbeQuery(msgspec.Struct):
@@ -71,7 +85,13 @@ class NodeQueries:
         self._freeze_state = freeze_state or FreezeState()
 
     def handlers(self) -> dict[str, Query]:
-        found: dict[str, Query] = {"output": self.output, "jobs": self.jobs, "probe": self.probe, "logs": self.logs}
+        found: dict[str, Query] = {
+            "output": self.output,
+            "input": self.input,
+            "jobs": self.jobs,
+            "probe": self.probe,
+            "logs": self.logs,
+        }
         return found if self._load is None else {**found, "metrics": self.metrics}
 
     async def metrics(self, _params: msgspec.Raw) -> dict[str, float]:
@@ -83,26 +103,57 @@ class NodeQueries:
         self._limits.require("Process", "the output of a command")
         question = _read(params, OutputQuery)
         seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
-        job = await self._find(question, seconds)
+        job = await self._find(question.call_id, question.job_id, seconds)
         deadline = time.monotonic() + seconds
-        chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+        stream, offset = question.stream, question.offset
+        if offset < 0:
+            offset = max(0, self._jobs.size(job, stream) + offset)
+        self._jobs.received(job, offset, stream)
+        chunk = self._jobs.read(job, offset, MOST_BYTES, stream)
         while not chunk.data and job.running and (left := deadline - time.monotonic()) > 0:
-            following = self._jobs.follow(job, question.offset, MOST_BYTES)
+            following = self._jobs.follow(job, offset, MOST_BYTES, stream)
             try:
                 async with asyncio.timeout(left):
                     chunk = await anext(following)
             except (TimeoutError, StopAsyncIteration):
-                chunk = self._jobs.read(job, max(0, question.offset), MOST_BYTES)
+                chunk = self._jobs.read(job, offset, MOST_BYTES, stream)
             finally:
                 await following.aclose()  # type: ignore[attr-defined]
-        over = not job.running and chunk.next_offset >= self._jobs.size(job)
-        return {
+        over = not job.running and chunk.next_offset >= self._jobs.size(job, stream)
+        answer: dict[str, Any] = {
             "offset": chunk.offset,
             "next_offset": chunk.next_offset,
             "skipped": chunk.skipped,
             "data": base64.b64encode(chunk.data).decode(),
             "over": over,
         }
+        if job.terminal is not None:
+            answer["size"] = job.terminal
+        if over and job.exit is not None:
+            answer |= {"exit_code": job.exit.exit_code, "signal": job.exit.signal}
+        return answer
+
+    async def input(self, params: msgspec.Raw) -> dict[str, Any]:
+        """Pass input on; answer when the command has read most of it.
+
+        Raises NotAllowed on a frozen node and where Bash is denied: input for a shell is a command.
+        """
+        if self._freeze_state.order is not None:
+            raise self._freeze_state.order.node_refusal()
+        self._limits.require("Bash", "input for a command")
+        question = _read(params, InputQuery)
+        job = await self._find(question.call_id, question.job_id, MOST_START_SECONDS)
+        if question.size is not None:
+            await self._jobs.resize(job, *question.size)
+        try:
+            data = base64.b64decode(question.data, validate=True)
+        except ValueError:
+            raise InvalidArgs("data must be base64") from None
+        if data:
+            await self._jobs.write(job, data, patient=True)
+        if question.close:
+            await self._jobs.close_stdin(job)
+        return {"written": len(data)}
 
     async def jobs(self, _params: msgspec.Raw) -> list[dict[str, Any]]:
         self._limits.require("Process", "a list of commands")
@@ -121,6 +172,7 @@ class NodeQueries:
                 "signal": job.exit.signal if job.exit else None,
                 "lost": job.lost,
                 "output_bytes": self._jobs.size(job),
+                "size": job.terminal,
             }
             for job in self._jobs.listing()
         ]
@@ -146,16 +198,16 @@ class NodeQueries:
         lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
         return {"lines": lines, "truncated": truncated}
 
-    async def _find(self, question: OutputQuery, seconds: float) -> Job:
+    async def _find(self, call_id: str | None, job_id: str | None, seconds: float) -> Job:
         """Return the requested job; that of a call may be about to start."""
-        if question.job_id is not None:
-            return await self._jobs.get(question.job_id)
-        if question.call_id is None:
+        if job_id is not None:
+            return await self._jobs.get(job_id)
+        if call_id is None:
             raise InvalidArgs("call_id or job_id is needed")
         deadline = time.monotonic() + seconds
-        while (job := await self._jobs.find_call(question.call_id)) is None:
+        while (job := await self._jobs.find_call(call_id)) is None:
             if time.monotonic() >= deadline:
-                raise NotFound(f"call {question.call_id} runs no command here")
+                raise NotFound(f"call {call_id} runs no command here")
             await asyncio.sleep(0.02)
         return job
 

@@ -29,6 +29,8 @@ class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     timeout_parameter: str | None = None
     # The owner of its machine does not lend it: calls are refused, and it is not offered.
     withheld: bool = False
+    # Schemas of further parameters, for Farhand's own clients; models are not shown them.
+    unlisted: dict[str, Any] = {}
 
 
 class ToolCall(msgspec.Struct, frozen=True):

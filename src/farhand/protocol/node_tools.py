@@ -34,6 +34,8 @@ class BuiltinTool(msgspec.Struct, frozen=True, kw_only=True):
     shows_files: bool = True
     # Whether callers are offered it.
     listed: bool = True
+    # Parameters for Farhand's own clients, which models are not shown.
+    unlisted: tuple[str, ...] = ()
 
 
 NODE_TOOLS: Final[Mapping[str, BuiltinTool]] = MappingProxyType(
@@ -45,7 +47,14 @@ NODE_TOOLS: Final[Mapping[str, BuiltinTool]] = MappingProxyType(
             BuiltinTool(name="Write", capability="filesystem.write", paths=("path",), previews=True),
             BuiltinTool(name="Edit", capability="filesystem.edit", paths=("path",), previews=True),
             BuiltinTool(name="Grep", capability="text.search", changes=False, paths=("path",), recursive=True),
-            BuiltinTool(name="Bash", capability="shell.exec", paths=("workdir",), previews=True, shows_files=False),
+            BuiltinTool(
+                name="Bash",
+                capability="shell.exec",
+                paths=("workdir",),
+                previews=True,
+                shows_files=False,
+                unlisted=("argv", "attached", "terminal"),
+            ),
             BuiltinTool(
                 name="Process",
                 capability="shell.exec",
@@ -53,6 +62,7 @@ NODE_TOOLS: Final[Mapping[str, BuiltinTool]] = MappingProxyType(
                 needs="Bash",
                 previews=True,
                 shows_files=False,
+                unlisted=("signal",),
             ),
             BuiltinTool(name="Trial", capability="shell.exec", needs="Bash", previews=True, listed=False),
             BuiltinTool(name="Undo", capability="filesystem.write", needs="Write", previews=True, listed=False),

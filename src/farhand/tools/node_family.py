@@ -31,14 +31,17 @@ _LONGEST_IDS: Final = 90
 
 def node_spec(declared: BuiltinTool, method: Callable[..., Any], *, skip: int = 0) -> ToolSpec:
     """Return the description of a tool of a node, made from its method."""
+    schema = Parameters(method, skip=skip).schema
+    unlisted = {name: schema["properties"].pop(name) for name in declared.unlisted}
     return ToolSpec(
         name=declared.name,
         description=inspect.getdoc(method) or "",
-        parameters=Parameters(method, skip=skip).schema,
+        parameters=schema,
         read_only=not declared.changes,
         capability=declared.capability,
         timeout_ms=DEFAULT_TIMEOUT_MS,
         timeout_parameter="timeout" if declared.name == "Bash" else None,
+        unlisted=unlisted,
     )
 
 

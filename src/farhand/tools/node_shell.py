@@ -13,8 +13,9 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -23,12 +24,14 @@ from msgspec import Meta
 from farhand.machine.files.allowed_paths import AllowedPaths
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
-from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.jobs.jobs import Jobs, login_shell
+from farhand.machine.jobs.output import ERRORS, OUTPUT
 from farhand.machine.jobs.process_tree import Process as SystemProcess
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.tools.shell_options import TERMINAL_ENVIRONMENT, check_argv, signal_number, terminal_size
 
 if TYPE_CHECKING:
     from farhand.tools.preview import Preview
@@ -39,6 +42,7 @@ DEFAULT_TIMEOUT_MS = 300_000
 YIELD_LEAST_MS = 10
 YIELD_MOST_MS = 120_000
 LOG_LINES = 200
+TERM_SECONDS = 5.0  # how long a command that got SIGTERM has before SIGKILL
 
 _NOTHING = ["/bin/false"]
 _MOST_BYTES = 4  # per character in UTF-8
@@ -54,10 +58,20 @@ class _Start(msgspec.Struct, frozen=True):
     background: bool
     # How long to wait before the command continues in the background.
     patience_ms: float | None
+    argv: tuple[str, ...] | None = None
+    attached: bool = False
+    # Columns and rows.
+    terminal: tuple[int, int] | None = None
+
+    @property
+    def stdin(self) -> bool:
+        return self.background or self.attached or self.patience_ms is not None
 
     @property
     def summary(self) -> str:
         limit = f"ended after {self.timeout_ms / 1000:g} s" if self.timeout_ms else "without a time limit"
+        if self.terminal is not None:
+            return f"in a terminal that takes any further input, {limit}"
         if self.background:
             return f"in the background, {limit}"
         return limit if self.patience_ms is None else f"in the background after {self.patience_ms:g} ms, {limit}"
@@ -115,6 +129,11 @@ class NodeShellTools:
                 "nothing has changed until the trial is kept."
             ),
         ] = False,
+        argv: Annotated[list[str] | None, Meta(description="The words to run; command is their quoted form.")] = None,
+        attached: Annotated[
+            bool, Meta(description="The caller sends input and reads both outputs; the command waits for it.")
+        ] = False,
+        terminal: Annotated[str | None, Meta(description="Run in a terminal of this size, such as 80x24.")] = None,
     ) -> dict[str, Any]:
         """Execute a shell command on this node with the user's login shell.
 
@@ -123,12 +142,15 @@ class NodeShellTools:
         and long builds: the answer carries a sessionId for the Process tool, and the command outlives this node's
         connection and program. Without them standard input is at its end.
         """
-        start = self._started(command, workdir, timeout, background, yieldMs, trial)
+        start = self._started(command, workdir, timeout, background, yieldMs, trial, argv, attached, terminal)
         patience = start.patience_ms
         call = self._call_id()
         name = call or str(uuid.uuid4())
+        environment: dict[str, str] = {}
         try:
-            shell = await (self._tried(name, start) if trial else self._sandboxed(start.folder))
+            if start.terminal is not None:
+                environment = self._terminal_environment()
+            shell = await (self._tried(name, start) if trial else self._sandboxed(start.folder, environment))
         except ToolError:
             if call is None or await self._jobs.find_call(call) is None:
                 raise
@@ -138,10 +160,14 @@ class NodeShellTools:
                 start.command,
                 workdir=start.folder,
                 timeout=start.timeout_ms / 1000,
-                stdin=start.background or patience is not None,
+                stdin=start.stdin,
                 background=start.background,
+                env=environment,
                 shell=shell,
                 bare=shell is not None,
+                arguments=start.argv,
+                attached=start.attached,
+                terminal=start.terminal,
                 call_id=call,
             )
         )
@@ -175,6 +201,7 @@ class NodeShellTools:
         data: Annotated[str, Meta(description="Data to send for write and submit.")] = "",
         offset: Annotated[int, Meta(description="Log line offset for log.")] = 0,
         limit: Annotated[int, Meta(description="Maximum log lines for log. Minimum 1.")] = LOG_LINES,
+        signal: Annotated[str | None, Meta(description="For kill: TERM, INT, …, to any command.")] = None,
     ) -> dict[str, Any]:
         """Manage background Bash sessions of this node.
 
@@ -182,7 +209,7 @@ class NodeShellTools:
         4,000 characters. log: output lines by offset and limit. write: raw data to stdin. submit: data and a newline.
         kill: SIGKILL to the session's whole process tree.
         """
-        action, job = await self._tended(action, sessionId)
+        action, job = await self._tended(action, sessionId, signal)
         if job is None:
             return self._list()
         match action:
@@ -193,7 +220,7 @@ class NodeShellTools:
             case "write" | "submit":
                 return await self._write(job, self._input(action, data))
             case _:
-                return await self._kill(job)
+                return await self._kill(job) if signal is None else await self._signal(job, signal)
 
     # previews: the same arguments, parsed by the same code
 
@@ -206,29 +233,42 @@ class NodeShellTools:
         background: bool,
         yieldMs: float | None,
         trial: bool,
+        argv: list[str] | None = None,
+        attached: bool = False,
+        terminal: str | None = None,
     ) -> Preview:
         from farhand.tools.preview import command_preview  # noqa: PLC0415 - memory of an idle node
 
-        start = self._started(command, workdir, timeout, background, yieldMs, trial)
+        start = self._started(command, workdir, timeout, background, yieldMs, trial, argv, attached, terminal)
         where = "as a trial, " if trial else "" if self._confinement()[0] is None else "in the sandbox, "
         return command_preview(start.command, start.folder, summary=where + start.summary)
 
-    async def preview_Process(self, *, action: str, sessionId: str | None, data: str, **_page: int) -> Preview:
+    async def preview_Process(
+        self, *, action: str, sessionId: str | None, data: str, signal: str | None = None, **_page: int
+    ) -> Preview:
         from farhand.tools.preview import Preview  # noqa: PLC0415
 
-        action, job = await self._tended(action, sessionId)
+        action, job = await self._tended(action, sessionId, signal)
         if job is None:
             return Preview(summary="lists the background sessions")
         if action in ("write", "submit"):
             stdin = self._input(action, data)
             return Preview(stdin=stdin, summary=f"writes to the standard input of session {job.id}: {job.command}")
+        if action == "kill" and signal is not None:
+            return Preview(summary=f"sends {signal_number(signal).name} to session {job.id}: {job.command}")
         if action == "kill":
             return Preview(summary=f"kills session {job.id} and its whole process tree: {job.command}")
         return Preview(summary=f"reads the output of session {job.id}: {job.command}")
 
     # Bash
 
-    async def _sandboxed(self, folder: str) -> list[str] | None:
+    def _terminal_environment(self) -> dict[str, str]:
+        """Return the variables of a terminal, with the shell that `exec "$SHELL"` starts."""
+        confined = self._confinement()[0] is not None
+        shell = "/bin/sh" if confined else login_shell(self._jobs.environment)[0]
+        return {**TERMINAL_ENVIRONMENT, "SHELL": shell}
+
+    async def _sandboxed(self, folder: str, environment: Mapping[str, str]) -> list[str] | None:
         """Return the command prefix of the sandbox for `folder`; None for the login shell.
 
         Raises Failed if the sandbox cannot be created here, NotAllowed for a folder outside of it.
@@ -237,7 +277,7 @@ class NodeShellTools:
         if sandbox is None:
             return None
         await asyncio.to_thread(sandbox.check)
-        return sandbox.words(folder)
+        return sandbox.words(folder, environment)
 
     async def _tried(self, name: str, start: _Start) -> list[str]:
         """Return the command prefix of a trial. Raises Failed if this machine cannot give it."""
@@ -253,6 +293,9 @@ class NodeShellTools:
         background: bool,
         yieldMs: float | None,
         trial: bool = False,
+        argv: list[str] | None = None,
+        attached: bool = False,
+        terminal: str | None = None,
     ) -> _Start:
         _check("command", command, str)
         if not command.strip():
@@ -268,7 +311,14 @@ class NodeShellTools:
         patience = None
         if yieldMs is not None:
             patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)
-        return _Start(command, folder, timeout, background, patience)
+        check_argv(command, argv)
+        size = terminal_size(terminal)
+        if trial and (attached or size is not None):
+            raise InvalidArgs("a trial has neither a terminal nor a caller that reads along")
+        if attached and (background or patience is not None or size is not None):
+            raise InvalidArgs("attached is for a command in the foreground: leave out background, yieldMs and terminal")
+        words = None if argv is None else tuple(argv)
+        return _Start(command, folder, timeout, background or size is not None, patience, words, attached, size)
 
     def _resolve(self, workdir: str | None) -> str:
         if workdir is None:
@@ -296,6 +346,7 @@ class NodeShellTools:
             "output": text,
             "tail": text[-TAIL_CHARS:],
             "truncated": truncated,
+            **({"stderr": self._text(job, OUTPUT_CHARS, stream=ERRORS)[0]} if job.attached else {}),
             "workdir": job.workdir,
             **_processes("ended", job.exit.ended),
             **_processes("leftRunning", job.exit.left),
@@ -313,12 +364,16 @@ class NodeShellTools:
 
     # Process
 
-    async def _tended(self, action: str, sessionId: str | None) -> tuple[str, Job | None]:
-        """Return the action and its session; None for `list`."""
+    async def _tended(self, action: str, sessionId: str | None, signal: str | None) -> tuple[str, Job | None]:
+        """Return the action and its session; None for `list`. A signal may be sent to any command."""
         _check("action", action, str)
         action = action.strip().lower()
         if action not in _ACTIONS:
             raise InvalidArgs(f"Unknown action {action!r}: use one of {', '.join(_ACTIONS)}")
+        if signal is not None:
+            signal_number(signal)
+            if action != "kill":
+                raise InvalidArgs(f"signal is for the action kill, not {action}")
         if action == "list":
             return action, None
         if sessionId is None or sessionId == "":
@@ -327,7 +382,7 @@ class NodeShellTools:
         job = await self._jobs.get(sessionId)
         if not self._jobs.listed(job):
             raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
-        if not job.background:
+        if not job.background and signal is None:
             raise NotFound(f"Session {sessionId} is not backgrounded")
         return action, job
 
@@ -414,11 +469,26 @@ class NodeShellTools:
         if not was_running and not ending.ended:
             raise Failed(f"Session {job.id} has already exited and left nothing running")
         return {
-            "status": _status(job),
+            "status": "killed",
             "sessionId": job.id,
             "message": ending.describe("Kill signal sent"),
             **_processes("ended", ending.ended),
         }
+
+    async def _signal(self, job: Job, name: str) -> dict[str, Any]:
+        """Send a signal to the command; TERM and KILL end its whole process tree."""
+        number = signal_number(name)
+        if number == Signals.SIGKILL:
+            return await self._kill(job)
+        if not job.running:
+            raise Failed(f"Session {job.id} has already exited")
+        if number == Signals.SIGTERM:
+            ending = await self._jobs.end(job, TERM_SECONDS)
+            if ending.survivors:
+                raise Failed(ending.describe(f"Session {job.id} could not be ended"))
+            return {"status": "killed", "sessionId": job.id, "message": ending.describe("SIGTERM sent")}
+        await self._jobs.signal(job, number)
+        return {"status": _status(job), "sessionId": job.id, "message": f"{number.name} sent"}
 
     # output
 
@@ -431,11 +501,11 @@ class NodeShellTools:
             return size > OUTPUT_CHARS
         return self._text(job, OUTPUT_CHARS)[1]
 
-    def _text(self, job: Job, limit: int, end: int | None = None) -> tuple[str, bool]:
+    def _text(self, job: Job, limit: int, end: int | None = None, stream: str = OUTPUT) -> tuple[str, bool]:
         """Return the last `limit` characters of the output before byte `end`, and whether there are more."""
-        end = self._jobs.size(job) if end is None else end
+        end = self._jobs.size(job, stream) if end is None else end
         # A character takes at most four bytes, so this many contain at least `limit` of them.
-        chunk = self._jobs.tail(job, limit * _MOST_BYTES, end)
+        chunk = self._jobs.tail(job, limit * _MOST_BYTES, end, stream)
         data = chunk.data
         if chunk.offset > 0:  # skip a partial character at the start
             begin = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))

@@ -17,6 +17,8 @@ import pytest
 from farhand.machine.jobs import process_tree as tree
 from farhand.machine.jobs.jobs import Jobs
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
+from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.tools.node_family import node_spec
 from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.schema import Parameters
 
@@ -508,7 +510,7 @@ def test_kill_ends_the_whole_session(node: Node) -> None:
         await log_until(tools, session, "up")
         answer = await tools.Process(action="kill", sessionId=session)
         assert answer["message"].startswith("Kill signal sent")
-        assert answer["status"] == "failed"
+        assert answer["status"] == "killed"
         assert tree.carrying(f"FARHAND_JOB={session}") == []
         over = await tools.Process(action="poll", sessionId=session)
         assert (over["running"], over["exitCode"], over["signal"]) == (False, None, "SIGKILL")
@@ -524,7 +526,7 @@ def test_kill_reaches_what_a_finished_session_left_running(node: Node) -> None:
         await poll_until_over(tools, session)
         answer = await tools.Process(action="kill", sessionId=session)
         assert len(answer["ended"]) == 1
-        assert answer["status"] == "completed"
+        assert answer["status"] == "killed"
 
     node.run(scenario)
 
@@ -593,7 +595,7 @@ def test_sessions_are_the_same_after_the_program_was_started_again(node: Node) -
         await tools.Process(action="submit", sessionId=ids[0], data="late")
         over = await poll_until_over(tools, ids[0])
         assert (over["exitCode"], over["tail"]) == (9, "early\nlate\n")
-        assert (await tools.Process(action="kill", sessionId=ids[1]))["status"] == "failed"
+        assert (await tools.Process(action="kill", sessionId=ids[1]))["status"] == "killed"
 
     ids = node.run(before)
     node.run(after)
@@ -630,10 +632,14 @@ def test_a_lost_session_says_so_and_keeps_its_log(node: Node) -> None:
 def test_the_schemas_carry_the_names_and_defaults_of_the_seed() -> None:
     bash = Parameters(NodeShellTools.Bash, skip=1).schema
     assert bash["required"] == ["command"]
-    assert list(bash["properties"]) == ["command", "workdir", "timeout", "background", "yieldMs", "trial"]
+    shown = ["command", "workdir", "timeout", "background", "yieldMs", "trial"]
+    assert list(bash["properties"])[:6] == shown
+    listed = node_spec(NODE_TOOLS["Bash"], NodeShellTools.Bash, skip=1)
+    assert list(listed.parameters["properties"]) == shown
+    assert list(listed.unlisted) == ["argv", "attached", "terminal"]
     assert bash["properties"]["timeout"]["default"] == 300_000
     process = Parameters(NodeShellTools.Process, skip=1).schema
     assert process["required"] == ["action"]
-    assert list(process["properties"]) == ["action", "sessionId", "data", "offset", "limit"]
+    assert list(process["properties"])[:5] == ["action", "sessionId", "data", "offset", "limit"]
     defaults = [process["properties"][name]["default"] for name in ("data", "offset", "limit")]
     assert defaults == ["", 0, 200]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +20,7 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.transfers.transfers import Transfers
 
 if TYPE_CHECKING:
-    from farhand.api.node_socket.upgrade import Admission, NodeDoor
+    from farhand.api.node_socket.upgrade import Admission, NodeDoor, OtherSocket
 
 
 class NodeServices(msgspec.Struct, frozen=True):
@@ -39,12 +39,17 @@ class NodeServices(msgspec.Struct, frozen=True):
     next_long_hello: dict[str | None, float] = {}
 
 
-def node_door(services: NodeServices, guard: Admission) -> Callable[..., asyncio.Protocol]:
-    """Return the protocol factory that uvicorn calls for each WebSocket upgrade."""
+def node_door(
+    services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]
+) -> Callable[..., asyncio.Protocol]:
+    """Return the protocol factory that uvicorn calls for each WebSocket upgrade.
+
+    `others`: further sockets, by the beginning of their paths.
+    """
 
     @functools.cache
     def door() -> NodeDoor:
-        made: NodeDoor = importlib.import_module("farhand.api.node_socket.upgrade").NodeDoor(services, guard)
+        made: NodeDoor = importlib.import_module("farhand.api.node_socket.upgrade").NodeDoor(services, guard, others)
         return made
 
     def open_door(**connection: Any) -> asyncio.Protocol:

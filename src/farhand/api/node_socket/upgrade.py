@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
@@ -46,12 +46,31 @@ class Admission(Protocol):
         ...
 
 
+class OpenSocket(Protocol):
+    """What picows calls for a connection, and how to end it."""
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class OtherSocket(Protocol):
+    """A WebSocket beside those of nodes."""
+
+    def open(self, scope: Scope, ended: Callable[[], None]) -> tuple[Any, str | None]:
+        """Return a picows listener with `close`, and the subprotocol to answer with. Raises Problem.
+
+        `ended` is to be called when the connection is over.
+        """
+        ...
+
+
 class NodeDoor:
     """The protocol factory that uvicorn calls for each WebSocket upgrade."""
 
-    def __init__(self, services: NodeServices, guard: Admission) -> None:
+    def __init__(self, services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]) -> None:
+        """`others`: further sockets, by the beginning of their paths."""
         self._services = services
         self._guard = guard
+        self._others = others
         # By key; there are at most as many keys as are registered.
         self._unproved: dict[bytes, list[NodeConversation]] = {}
 
@@ -71,6 +90,10 @@ class NodeDoor:
             return NodeConversation(self._services, grant, _address(scope), ended=ended), subprotocol
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
+
+    def other(self, path: str) -> OtherSocket | None:
+        """Return the socket at a path that is not one of the nodes'."""
+        return next((socket for prefix, socket in self._others.items() if path.startswith(prefix)), None)
 
     def redeem(self, scope: Scope) -> Callable[[socket.socket | None], None]:
         """Return the function that takes a connection to the files socket. Raises Problem."""
@@ -104,7 +127,7 @@ class _Handover(asyncio.Protocol):
     def __init__(self, door: NodeDoor, connections: set[Any]) -> None:
         self._door = door
         self._connections = connections
-        self._conversation: NodeConversation | None = None
+        self._conversation: OpenSocket | None = None
         # Takes the raw connection once the upgrade was answered.
         self._wanted: Callable[[socket.socket | None], None] | None = None
         self._transport: asyncio.Transport
@@ -186,7 +209,8 @@ class _Handover(asyncio.Protocol):
                 self._wanted = self._door.redeem(scope)
                 answer = picows.WSUpgradeResponse.create_101_response(None)
                 return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
-            conversation, subprotocol = self._door.open(scope, lambda: self._connections.discard(self))
+            socket = self._door.other(scope["path"]) or self._door
+            conversation, subprotocol = socket.open(scope, lambda: self._connections.discard(self))
         except Problem as problem:
             # The refusal in the plug-in guide is plain text, so all are.
             headers = {

@@ -35,8 +35,10 @@ from farhand.api.server.idempotency import Repeats
 from farhand.api.server.large_bodies import PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
 from farhand.api.server.router import Route, Router
+from farhand.api.server.socket_secrets import with_offered_secrets
 from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
+from farhand.gateway.access.credentials import Scope as CredentialScope
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.redaction import KnownSecrets, StreamRedactor
@@ -324,6 +326,34 @@ class Guard:
 
     def node_failed(self, scope: Scope) -> None:
         self._throttle.failed(scope)
+
+    # -- for the sockets of clients, which are not behind ASGI either -----------------------------------------
+
+    def admit_client(self, scope: Scope, wanted: CredentialScope) -> tuple[Caller, str | None]:
+        """Return the sender of an upgrade that acts, and the subprotocol to answer with. Raises Problem.
+
+        The credential may be in a subprotocol, see `socket_secrets`. The connection counts as an open request until
+        `client_left`.
+        """
+        headers, subprotocol = with_offered_secrets(self._admit(scope))
+        self._throttle.check(scope)
+        caller = self._authenticate(scope, headers, "GET")
+        if not caller.credential.may(wanted):
+            raise Problem(403, "forbidden", f"this credential lacks the scope {wanted.value!r}")
+        if (order := self._held()) is not None:
+            raise Problem(423, "frozen", order.refusal().message)
+        self._count(scope, caller)
+        return caller, subprotocol
+
+    def client_left(self, scope: Scope) -> None:
+        self._uncount(scope)
+
+    async def access_ended(self, caller: Caller) -> None:
+        """Return when the caller's token or session has ended, which the owner's does not."""
+        if caller.ending is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self._end_of(caller.ending)
 
     # -- the checks -------------------------------------------------------------------------------------
 

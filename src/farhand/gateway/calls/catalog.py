@@ -370,7 +370,7 @@ class Catalog:
             return known[1]
         if len(self._schemas) > MAX_SCHEMAS:
             self._schemas.clear()
-        schema = ArgumentSchema.of(spec.parameters)
+        schema = ArgumentSchema.of(_accepted(spec))
         self._schemas[id(spec)] = (spec, schema)
         return schema
 
@@ -389,13 +389,22 @@ def _named(target: Target, arguments: Any) -> Any:
         if not target.own.server:
             return target.own.canonical(arguments)
     schema = {} if target.spec is None else target.spec.parameters
+    unlisted = {} if target.spec is None else target.spec.unlisted
     names = schema.get("properties", {})
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     if closed and isinstance(arguments, dict) and isinstance(names, dict):
         for given in arguments:
-            if given not in names:
+            if given not in names and given not in unlisted:
                 raise unknown_parameter(given, names)
     return arguments
+
+
+def _accepted(spec: ToolSpec) -> dict[str, Any]:
+    """Return the schema of a tool with the parameters that it accepts but does not list."""
+    listed = spec.parameters.get("properties", {})
+    if not spec.unlisted or not isinstance(listed, dict):
+        return spec.parameters
+    return {**spec.parameters, "properties": {**spec.unlisted, **listed}}
 
 
 def _unlisted(tool: str) -> str:

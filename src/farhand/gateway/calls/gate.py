@@ -201,6 +201,19 @@ class Gate:
             approved=approval is not None and approval.state is ApprovalState.APPROVED,
         )
 
+    def check_attach(self, record: CallRecord, principal: Principal) -> None:
+        """Check that a principal may send input to the command of a call: it needs the rights to make that call.
+
+        Whoever made the call needs no second approval. Raises NotAllowed, NotFound.
+        """
+        if (order := self._frozen()) is not None:
+            raise order.refusal()
+        call = ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id)
+        target = self._catalog.find_known(record.tool)
+        self._policy_check.check_valid(principal)
+        allow(target, principal)
+        self._policy_check.refuse_denied(call, target, principal, held=principal.id != record.credential)
+
     async def wait(self, opened: OpenCall) -> CallRecord:
         """Return the record of a call once it has ended; for one in the background, as it is now.
 

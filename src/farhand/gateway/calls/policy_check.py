@@ -15,7 +15,7 @@ from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.policy import Forbidden, Policy, Verdict
-from farhand.gateway.calls.policy_subject import GATEWAY, Subject, subject_of
+from farhand.gateway.calls.policy_subject import GATEWAY, HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed
@@ -117,6 +117,13 @@ class PolicyCheck:
         changed = await self.changed_files(call, target, waiting.principal)
         verdict = self._verdict(call, target, waiting.principal, waiting.origins, changed)
         return verdict if verdict is not None and verdict.decision == "ask" else None
+
+    def refuse_denied(self, call: ToolCall, target: Target, principal: Principal, *, held: bool) -> None:
+        """Raise Forbidden where the policy denies a call or, with `held`, asks about it."""
+        if held:
+            self.refuse_held(call, target, principal, HTTP)
+        else:
+            self._verdict(call, target, principal, HTTP)
 
     def refuse_held(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
         """Raise Forbidden unless the policy lets a call run at once: for requests that cannot wait for an answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -22,6 +23,7 @@ OUTPUT_WAIT_MS = 20_000
 FIRST_WAIT_MS = 200
 NODE_AWAY_SECONDS = 120.0
 JOBS_SECONDS = 5.0
+INPUT_SECONDS = 24 * 60 * 60.0
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -32,6 +34,11 @@ class Output(msgspec.Struct, frozen=True):
     data: bytes
     over: bool
     skipped: int = 0
+    # Columns and rows of the command's terminal, if it has one.
+    size: tuple[int, int] | None = None
+    # How the command ended, in the last piece.
+    exit_code: int | None = None
+    signal: str | None = None
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -50,6 +57,8 @@ class JobView(msgspec.Struct, frozen=True):
     signal: str | None = None
     lost: bool = False
     output_bytes: int = 0
+    # Columns and rows of its terminal, if it has one.
+    size: tuple[int, int] | None = None
 
 
 # The number of commands a node keeps, and as many running ones.
@@ -112,6 +121,23 @@ class RemoteCommands:
             yield page
             if page.over or (not wait and not page.data) or self._closing():
                 return
+
+    async def page(self, node_id: str, of: Mapping[str, str], offset: int, wait_ms: int) -> Output:
+        """Return the output from `offset` on, or from the end on if it is negative; waits if there is none yet.
+
+        Raises ToolError if the node is disconnected or does not know the command.
+        """
+        params = {**of, "offset": offset, "wait_ms": wait_ms}
+        return read_answer(node_id, await self._queries.ask(node_id, "output", params, wait_ms / 1000 + 10), Output)
+
+    async def send(self, node_id: str, of: Mapping[str, str], **given: Any) -> None:
+        """Send input to a command: `data`, a new `size` of its terminal, or `close`.
+
+        Returns when the command has read most of it. Raises ToolError, also if it does not read for some minutes.
+        """
+        if isinstance(data := given.get("data"), bytes):
+            given["data"] = base64.b64encode(data).decode()
+        await self._queries.ask(node_id, "input", {**of, **given}, INPUT_SECONDS)
 
     async def _may_start(self, node_id: str, of: Mapping[str, str]) -> bool:
         """Return whether the command belongs to an open call, so that it may be about to start."""

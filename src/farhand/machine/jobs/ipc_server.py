@@ -16,7 +16,7 @@ from typing import Any
 
 from farhand.machine.jobs.spawn import RequestRefused
 
-SOCKET = "keeper-1.sock"  # includes the protocol version: a new client never reaches an old keeper
+SOCKET = "keeper-2.sock"  # includes the protocol version: a new client never reaches an old keeper
 READ_SIZE = 65536
 LINE_LIMIT = 16 * 1024 * 1024
 

@@ -57,6 +57,10 @@ class Job(msgspec.Struct, eq=False):
     background: bool
     boot: str
     started_at: int
+    # Standard error is separate, and the command waits for the reader of its output.
+    attached: bool = False
+    # Columns and rows of its terminal, if it has one.
+    terminal: tuple[int, int] | None = None
     pid: int = 0
     exit: Exit | None = None
     lost_at: int | None = None
@@ -74,6 +78,8 @@ class Job(msgspec.Struct, eq=False):
             background=fact["background"],
             boot=fact["boot"],
             started_at=fact["askedAt"],
+            attached=bool(fact.get("attached")),
+            terminal=_size(fact),
         )
 
     @property
@@ -99,6 +105,9 @@ class Job(msgspec.Struct, eq=False):
         match fact.get("event"):
             case "started":
                 self.pid, self.started_at = fact["pid"], fact["startedAt"]
+                self.terminal = _size(fact)
+            case "resized":
+                self.terminal = _size(fact)
             case "marked":
                 self.background = True
             case "exited":
@@ -117,6 +126,11 @@ class Job(msgspec.Struct, eq=False):
                 self.lost_at = fact["lostAt"]
         if not self.running:
             self.over.set()
+
+
+def _size(fact: dict[str, Any]) -> tuple[int, int] | None:
+    size = fact.get("terminal")
+    return None if size is None else (size[0], size[1])
 
 
 def read_record(folder: Path) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from farhand.machine.jobs import process_tree as tree
 from farhand.machine.jobs.ipc_client import WorkerLink
 from farhand.machine.jobs.ipc_server import SOCKET, line
 from farhand.machine.jobs.job import Ending, Job, processes, read_record
-from farhand.machine.jobs.output import OutputChunk
+from farhand.machine.jobs.output import OUTPUT, OutputChunk
 from farhand.machine.jobs.process_tree import Process
 from farhand.machine.threads import in_own_thread
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
@@ -48,6 +48,8 @@ _RUN_KEEPER = (
     "import sys; sys.path.append(sys.argv[1]); from farhand.machine.jobs.keeper import main; "
     "main(sys.argv[2], float(sys.argv[3]))"
 )
+# Shells in which "$@" does not stand for the arguments.
+_OTHER_SHELLS = frozenset({"fish", "csh", "tcsh", "nu", "elvish", "xonsh", "pwsh"})
 _NOBODY = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
 
 
@@ -132,6 +134,9 @@ class Jobs:
         env: Mapping[str, str] | None = None,
         bare: bool = False,
         shell: Sequence[str] | None = None,
+        arguments: Sequence[str] | None = None,
+        attached: bool = False,
+        terminal: tuple[int, int] | None = None,
         grace: float = GRACE,
         job_id: str | None = None,
         call_id: str | None = None,
@@ -140,12 +145,14 @@ class Jobs:
 
         `env` adds to the environment; with `bare` it is the whole environment, for a sandbox, where /proc shows the
         environment of the program that created it. `timeout` is in seconds, 0 for none. Without `stdin` the input is
-        empty. A call (or job id) starts at most once while its record is kept: if any program started it before, that
-        job is returned.
+        empty. With `arguments`, these words are run as they are, and `command` only describes them. An `attached`
+        command has a standard error of its own, and waits for the reader of its output (see `received`). With
+        `terminal`, its columns and rows, the command has a terminal of its own. A call (or job id) starts at most once
+        while its record is kept: if any program started it before, that job is returned.
         Raises NotFound, InvalidArgs or NotAllowed for an unusable workdir, Failed if the command could not be started;
         nothing runs then. If cancelled, it ends what it may have started.
         """
-        if "\0" in command:
+        if "\0" in command or any("\0" in word for word in arguments or ()):
             raise InvalidArgs("command contains a NUL character, which no shell accepts; remove it")
         name = job_id or (_call_job_id(call_id) if call_id else str(uuid.uuid4()))
         if not _JOB_ID.fullmatch(name):
@@ -167,9 +174,12 @@ class Jobs:
             "outputLimit": self._output_limit,
             "boot": self._boot,
             "askedAt": _now_ms(),
-            "argv": [*(shell or login_shell(environment)), command],
+            "attached": attached,
+            "argv": _argv(command, arguments, shell or login_shell(environment)),
             "env": environment,
         }
+        if terminal is not None:
+            request["terminal"] = list(terminal)
         started: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._starting[name] = started
         try:
@@ -248,26 +258,28 @@ class Jobs:
                     await job.over.wait()
         return not job.running
 
-    def size(self, job: Job) -> int:
+    def size(self, job: Job, stream: str = OUTPUT) -> int:
         """Return the length of the output so far, including what is no longer kept."""
-        pieces = output.segments(self._folder(job))
-        return max(pieces[-1][1] if pieces else 0, job.exit.size if job.exit else 0)
+        pieces = output.segments(self._folder(job), stream)
+        return max(pieces[-1][1] if pieces else 0, job.exit.size if job.exit and stream == OUTPUT else 0)
 
-    def read(self, job: Job, offset: int, limit: int = 65536) -> OutputChunk:
+    def read(self, job: Job, offset: int, limit: int = 65536, stream: str = OUTPUT) -> OutputChunk:
         """Return at most `limit` bytes of output from `offset` on; empty if there are none yet, or none any more."""
         if offset < 0 or limit < 1:
             raise InvalidArgs(f"offset {offset} must not be negative and limit {limit} must be at least 1")
-        return output.read(self._folder(job), offset, limit)
+        return output.read(self._folder(job), offset, limit, stream)
 
-    def tail(self, job: Job, limit: int, end: int | None = None) -> OutputChunk:
+    def tail(self, job: Job, limit: int, end: int | None = None, stream: str = OUTPUT) -> OutputChunk:
         """Return what is kept of the last `limit` bytes of output before byte `end` (default: now)."""
-        return output.tail(self._folder(job), limit, self.size(job) if end is None else end)
+        return output.tail(self._folder(job), limit, self.size(job, stream) if end is None else end, stream)
 
-    async def follow(self, job: Job, offset: int = 0, limit: int = 65536) -> AsyncIterator[OutputChunk]:
+    async def follow(
+        self, job: Job, offset: int = 0, limit: int = 65536, stream: str = OUTPUT
+    ) -> AsyncIterator[OutputChunk]:
         """Yield the output from `offset` on as it arrives, until the job ended and all of it was yielded."""
         while True:
             over = not job.running
-            chunk = self.read(job, offset, limit)
+            chunk = self.read(job, offset, limit, stream)
             if chunk.data:
                 offset = chunk.next_offset
                 yield chunk
@@ -275,7 +287,7 @@ class Jobs:
                 return
             elif link := self._links.get(job.id):
                 with contextlib.suppress(ConnectionError):
-                    await link.ask("watch", offset=offset)
+                    await link.ask("watch", offset=offset, stream=stream)
             else:
                 await job.over.wait()
 
@@ -290,10 +302,23 @@ class Jobs:
 
     # act
 
-    async def write(self, job: Job, data: bytes) -> int:
-        """Write `data` to the command's input. Raises Failed if it exited or has no input."""
-        answer = await self._act(job, "write", data=binascii.b2a_base64(data, newline=False).decode())
+    def received(self, job: Job, offset: int, stream: str = OUTPUT) -> None:
+        """Note that the reader of an attached command has all output before `offset`, so that the command goes on."""
+        if job.attached and job.running and (link := self._links.get(job.id)):
+            link.ask("received", offset=offset, stream=stream).add_done_callback(_retrieve)
+
+    async def write(self, job: Job, data: bytes, *, patient: bool = False) -> int:
+        """Write `data` to the command's input. Raises Failed if it exited or has no input.
+
+        `patient`: return when the command has read most of what was written, instead of failing if it reads slowly.
+        """
+        text = binascii.b2a_base64(data, newline=False).decode()
+        answer = await self._act(job, "write", data=text, **({"wait": True} if patient else {}))
         return int(answer["written"])
+
+    async def resize(self, job: Job, cols: int, rows: int) -> None:
+        """Resize the command's terminal. Raises InvalidArgs for a silly size, Failed if it exited or has none."""
+        await self._act(job, "resize", cols=cols, rows=rows)
 
     async def close_stdin(self, job: Job) -> None:
         """Close the command's input after what was written. Raises Failed if it exited."""
@@ -487,6 +512,15 @@ class Jobs:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _argv(command: str, arguments: Sequence[str] | None, shell: Sequence[str]) -> list[str]:
+    """Return the words that start a command: a line for the shell, or words that the shell passes on unread."""
+    if arguments is None:
+        return [*shell, command]
+    if Path(shell[0]).name in _OTHER_SHELLS:
+        shell = ("/bin/sh", "-lc")
+    return [*shell, 'exec "$@"', "farhand", *arguments]
 
 
 def _run_keeper(folder: Path, linger: float) -> None:

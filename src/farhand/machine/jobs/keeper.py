@@ -6,8 +6,8 @@ detached descendants are reparented to it, and `waitpid` reporting "no children"
 depends on no other process: the keeper and the program that started the command may both be killed.
 
     folder/                    0700
-            keeper-1.sock          0600; a client sends S and a start request, or H to hold the keeper
-        keeper.lock, keeper.log
+            keeper-2.sock          0600; a client sends S and a start request, or H to hold the keeper
+        keeper-2.lock, keeper.log
             <job id>/              created under another name and renamed: its existence is the "at most once"
                     record.jsonl       one line per event, written before any client is notified
                     output.<offset>    the output in segments named by the offset of their first byte
@@ -39,7 +39,7 @@ def main(folder: str, linger: float) -> NoReturn:
     The keeper ends `linger` seconds after the last client that held it disconnects. Its workers do not.
     """
     os.chdir(folder)
-    lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open("keeper-2.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 _SEGMENTS = 16  # the limit is divided into this many segments
 _SMALLEST = 65536
-_NAME = "output."
+OUTPUT = "output"
+ERRORS = "errors"  # standard error, for a command whose streams are separate
 
 
 class OutputChunk(NamedTuple):
@@ -33,9 +34,10 @@ class OutputChunk(NamedTuple):
 class OutputWriter:
     """The only writer of an output, in the folder of the descriptor `folder`."""
 
-    def __init__(self, folder: int, limit: int) -> None:
+    def __init__(self, folder: int, limit: int, name: str = OUTPUT) -> None:
         """Raises OSError if no segment can be created."""
         self.size = 0
+        self._name = name
         self._folder = folder
         self._limit = limit
         self._segment = max(_SMALLEST, limit // _SEGMENTS)
@@ -60,11 +62,11 @@ class OutputWriter:
     def _open(self) -> None:
         self._close()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = os.open(f"{_NAME}{self.size:015d}", flags, 0o600, dir_fd=self._folder)
+        self._file = os.open(f"{self._name}.{self.size:015d}", flags, 0o600, dir_fd=self._folder)
         self._starts.append(self.size)
         while len(self._starts) > 1 and self.size + self._segment - self._starts[0] > self._limit:
             with contextlib.suppress(OSError):
-                os.unlink(f"{_NAME}{self._starts[0]:015d}", dir_fd=self._folder)
+                os.unlink(f"{self._name}.{self._starts[0]:015d}", dir_fd=self._folder)
             del self._starts[0]
 
     def _close(self) -> None:
@@ -73,23 +75,23 @@ class OutputWriter:
             self._file = -1
 
 
-def segments(folder: str) -> list[tuple[int, int]]:
+def segments(folder: str, name: str = OUTPUT) -> list[tuple[int, int]]:
     """Return the segments of the output in `folder` as (first byte, byte after the last), in order."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
-            if entry.name.startswith(_NAME):
-                start = int(entry.name[len(_NAME) :])
+            if entry.name.startswith(f"{name}."):
+                start = int(entry.name[len(name) + 1 :])
                 with contextlib.suppress(FileNotFoundError):
                     found.append((start, start + entry.stat().st_size))
     return sorted(found)
 
 
-def read(folder: str, offset: int, limit: int) -> OutputChunk:
+def read(folder: str, offset: int, limit: int, name: str = OUTPUT) -> OutputChunk:
     """Return at most `limit` bytes from `offset` on; empty if there are none yet, or none any more."""
     data = b""
     begin = offset
-    for start, end in segments(folder):
+    for start, end in segments(folder, name):
         if end <= begin:
             continue
         if start > begin + len(data):
@@ -98,7 +100,7 @@ def read(folder: str, offset: int, limit: int) -> OutputChunk:
             begin = start
         with (
             contextlib.suppress(FileNotFoundError),  # dropped concurrently for newer output
-            open(f"{folder}/{_NAME}{start:015d}", "rb") as file,
+            open(f"{folder}/{name}.{start:015d}", "rb") as file,
         ):
             file.seek(begin + len(data) - start)
             data += file.read(limit - len(data))
@@ -107,13 +109,13 @@ def read(folder: str, offset: int, limit: int) -> OutputChunk:
     return OutputChunk(begin, data, begin - offset) if data else OutputChunk(offset, b"")
 
 
-def tail(folder: str, limit: int, end: int) -> OutputChunk:
+def tail(folder: str, limit: int, end: int, name: str = OUTPUT) -> OutputChunk:
     """Return what is kept of the last `limit` bytes before byte `end`, without gaps."""
     first = max(0, end - limit)
     pieces = []
     position = first
     while position < end:
-        chunk = read(folder, position, end - position)
+        chunk = read(folder, position, end - position, name)
         if not chunk.data or chunk.offset >= end:
             break
         pieces.append(chunk.data[: end - chunk.offset])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT)
@@ -21,12 +22,19 @@ class RequestRefused(Exception):
         self.kind = kind
 
 
+Action = tuple[int, int, int] | tuple[int, int, str, int, int]
+
+
 class Spawned(NamedTuple):
-    """A running shell and our ends of its pipes, both non-blocking; `stdin` is -1 if it has no input."""
+    """A running shell and our ends of its pipes, all non-blocking.
+
+    `stdin` is -1 if it has no input, `errors` if its standard error goes to `output`.
+    """
 
     pid: int
     output: int
     stdin: int
+    errors: int = -1
 
 
 def open_workdir(path: str) -> int:
@@ -48,17 +56,43 @@ def open_workdir(path: str) -> int:
         ) from None
 
 
-def spawn(argv: list[str], environment: dict[str, str], workdir: int, home: int, stdin: bool) -> Spawned:
+def spawn(
+    argv: list[str], environment: dict[str, str], workdir: int, home: int, stdin: bool, split: bool = False
+) -> Spawned:
     """Run `argv` in a new session in the folder `workdir`; the caller's working directory is `home` afterwards.
 
-    Raises Refused when it could not be started.
+    `split`: standard error has a pipe of its own. Raises RequestRefused when it could not be started.
     """
     output, theirs = os.pipe()
+    errors, their_errors = os.pipe() if split else (-1, theirs)
     reader, writer = os.pipe() if stdin else (os.open("/dev/null", os.O_RDONLY), -1)
-    actions = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, theirs, 2)]
+    actions: list[Action] = [
+        (os.POSIX_SPAWN_DUP2, reader, 0),
+        (os.POSIX_SPAWN_DUP2, theirs, 1),
+        (os.POSIX_SPAWN_DUP2, their_errors, 2),
+    ]
+    ours = [one for one in (output, errors, writer) if one >= 0]
+    try:
+        pid = start_process(argv, environment, workdir, home, actions)
+    except RequestRefused:
+        for one in ours:
+            os.close(one)
+        raise
+    finally:
+        for one in {theirs, their_errors, reader}:
+            os.close(one)
+    for one in ours:
+        os.set_blocking(one, False)
+    return Spawned(pid, output, writer, errors)
+
+
+def start_process(
+    argv: list[str], environment: dict[str, str], workdir: int, home: int, actions: Sequence[Action]
+) -> int:
+    """Start `argv` with these file actions and return its process id. Raises RequestRefused."""
     os.fchdir(workdir)  # posix_spawn cannot set the folder
     try:
-        pid = os.posix_spawn(
+        return os.posix_spawn(
             encoded(argv[0]),
             [encoded(word) for word in argv],
             {encoded(name): encoded(value) for name, value in environment.items()},
@@ -68,18 +102,9 @@ def spawn(argv: list[str], environment: dict[str, str], workdir: int, home: int,
             setsigdef=_DEFAULTED,
         )
     except (OSError, ValueError) as error:
-        os.close(output)
-        if writer >= 0:
-            os.close(writer)
         raise _refusal(error, argv) from None
     finally:
         os.fchdir(home)
-        os.close(theirs)
-        os.close(reader)
-    os.set_blocking(output, False)
-    if writer >= 0:
-        os.set_blocking(writer, False)
-    return Spawned(pid, output, writer)
 
 
 def _refusal(error: OSError | ValueError, argv: list[str]) -> RequestRefused:

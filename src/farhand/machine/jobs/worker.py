@@ -2,10 +2,12 @@
 
 A worker and its clients exchange lines of JSON. Requests carry an `id`, which the answer repeats:
 
-    write {data: base64}   close   signal {number}   end {graceMs}   processes   mark   watch {offset}
+    write {data: base64, wait?}   close   signal {number}   end {graceMs}   processes   mark   watch {offset, stream?}
+    received {offset, stream?}   resize {cols, rows}
 
-`started` and `exited` are sent unsolicited, as in the record. `watch` is answered when there is output beyond the
-offset, or the command has ended.
+`started`, `resized` and `exited` are sent unsolicited, the first and the last as in the record. `watch` is answered
+when there is output beyond the offset, or the command has ended; `write` with `wait`, when the command has read most
+of what was written. `received` says how much of the output of an attached command its reader has.
 """
 # ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH208
 
@@ -24,15 +26,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from farhand.machine.jobs import process_tree as tree
-from farhand.machine.jobs.ipc_server import READ_SIZE, ClientConnection, first_line, line, listen, refuse
-from farhand.machine.jobs.output import OutputWriter
+from farhand.machine.jobs.channels import InputChannel, OutputChannel
+from farhand.machine.jobs.ipc_server import ClientConnection, first_line, line, listen, refuse
+from farhand.machine.jobs.output import ERRORS, OUTPUT, OutputWriter
 from farhand.machine.jobs.spawn import RequestRefused, open_workdir, spawn
+from farhand.machine.jobs.terminal import END_OF_INPUT, set_size, spawn_on_terminal
 
 DRAIN_SECONDS = 0.1  # how long to wait for more output after the exit while another process holds the pipe
 SYNC_SECONDS = 0.02  # how long the start of a foreground command may stay unsynced
 KILL_SECONDS = 5.0  # after this time, processes that survived SIGKILL are reported
 LONGEST_WAIT_MS = 3_600_000.0  # poll does not accept infinity
-STDIN_LIMIT = 1024 * 1024
 
 
 def prepare() -> None:
@@ -75,13 +78,14 @@ class Worker:
         self._report: dict[str, Any] = {"ended": [], "survivors": []}
         self._drain_until = 0.0
         self._conversations: dict[int, ClientConnection] = {}
-        self._watchers: list[tuple[ClientConnection, int, int]] = []
+        self._watchers: list[tuple[ClientConnection, int, str, int]] = []
         self._enders: list[tuple[ClientConnection, int]] = []
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
         self._poll = select.poll()
-        self._stdin = -1
-        self._stdin_pending = bytearray()
-        self._stdin_closing = False
+        self._terminal: list[int] | None = request.get("terminal")  # columns and rows
+        self._writers: dict[str, OutputWriter] = {}
+        self._channels: dict[str, OutputChannel] = {}
+        self._stdin = InputChannel(-1)
 
         workdir = open_workdir(request["workdir"])
         try:
@@ -113,7 +117,8 @@ class Worker:
                 self._folder = os.open(".", os.O_RDONLY)
                 self._record = _Record("record.jsonl")
                 self._record.add({"event": "accepted", **accepted})
-                self._output = OutputWriter(self._folder, request["outputLimit"])
+                for stream in (OUTPUT, ERRORS) if request.get("attached") else (OUTPUT,):
+                    self._writers[stream] = OutputWriter(self._folder, request["outputLimit"], stream)
                 self._listener = listen("socket", 16)
                 os.rename(aside, name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             except BaseException:
@@ -137,27 +142,38 @@ class Worker:
         # Taken before spawning: the command may run before this process continues.
         self._started = time.monotonic()
         self._started_at = time.time_ns() // 1_000_000
-        spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"])
-        self._leader, self._pipe, self._stdin = spawned
+        attached = bool(request.get("attached"))
+        if self._terminal is not None:
+            spawned = spawn_on_terminal(request["argv"], environment, workdir, self._folder, *self._terminal)
+        else:
+            spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"], attached)
+        self._leader = spawned.pid
+        self._stdin = InputChannel(spawned.stdin, None if self._terminal is None else END_OF_INPUT)
+        # Less than what is kept, so that nothing is dropped which the reader has not received.
+        window = request["outputLimit"] // 2 if attached else None
+        for name, writer in self._writers.items():
+            pipe = spawned.output if name == OUTPUT else spawned.errors
+            self._channels[name] = OutputChannel(pipe, writer, window)
         self._deadline = self._started + request["timeoutMs"] / 1000 if request["timeoutMs"] else None
         self._started_fact = {
             "event": "started",
             "pid": self._leader,
             "ticks": tree.start_ticks(self._leader),
             "startedAt": self._started_at,
+            **({} if self._terminal is None else {"terminal": self._terminal}),
         }
         # From here on a full disk is no reason to refuse. A background command is synced at once; a foreground one gets
-        # a
-        # moment to end first, and is then synced once instead of twice.
+        # a moment to end first, and is then synced once instead of twice.
         self._sync_at: float | None = self._started + SYNC_SECONDS
         with contextlib.suppress(OSError):
             self._record.add(self._started_fact)
             if request["background"]:
                 self._sync()
         self._watch(wake, select.POLLIN, lambda _: self._on_wake(wake))
-        self._watch(self._pipe, select.POLLIN, self._on_output)
-        if self._stdin >= 0:
-            self._watch(self._stdin, 0, self._on_stdin)  # POLLERR is reported in any case
+        for channel in self._channels.values():
+            self._follow(channel)
+        if self._stdin.pipe >= 0:
+            self._watch(self._stdin.pipe, 0, self._on_stdin)  # POLLERR is reported in any case
 
     def serve(self, conversation: socket.socket, rest: bytes) -> None:
         """Serve until the command has ended, its end is recorded, and none of its processes lives."""
@@ -168,8 +184,8 @@ class Worker:
             for descriptor, mask in self._poll.poll(self._patience()):
                 if handler := self._handlers.get(descriptor):
                     handler(mask)
-        # The pipe may still contain output of the last process.
-        while self._pipe >= 0 and self._pump():
+        # The pipes may still contain output of the last process.
+        while self._pump():
             pass
         self._tell_watchers()
         with contextlib.suppress(OSError):
@@ -197,9 +213,8 @@ class Worker:
         if self._ending is not None:
             self._carry_on_ending(self._ending, now)
         if self._leader_status is not None and self._exit is None and self._ending is None:
-            if self._pipe >= 0:
-                self._pump()
-            if self._pipe < 0 or now >= self._drain_until:
+            self._pump()
+            if not self._open_channels() or now >= self._drain_until:
                 self._finish(self._leader_status, now)
         if self._ending is None and (self._exit is not None or self._leader_status is None):
             self._answer_enders()
@@ -240,7 +255,7 @@ class Worker:
             "timedOut": self._timed_out,
             "endedAt": self._started_at + duration,
             "durationMs": duration,
-            "size": self._output.size,
+            "size": self._size(OUTPUT),
             "ended": sorted(self._ended.items()),
             "left": left,
         }
@@ -308,24 +323,35 @@ class Worker:
                 self._leader_status = status
                 self._drain_until = time.monotonic() + DRAIN_SECONDS
 
-    def _on_output(self, _: int) -> None:
-        self._pump()
+    def _size(self, stream: str) -> int:
+        if stream not in self._writers:
+            raise RequestRefused("invalid_args", f"this command has no separate stream {stream!r}")
+        return self._writers[stream].size
+
+    def _open_channels(self) -> list[OutputChannel]:
+        return [channel for channel in self._channels.values() if channel.open]
+
+    def _follow(self, channel: OutputChannel) -> None:
+        """Wait for output of a channel, unless its reader has to catch up first."""
+        if channel.open and not channel.paused and channel.pipe not in self._handlers:
+            self._watch(channel.pipe, select.POLLIN, lambda _: self._pump_one(channel))
 
     def _pump(self) -> bool:
-        """Store the command's output; return False if there was none. No limit ever blocks the command."""
-        moved = False
-        for _ in range(16):  # then other events get a turn
-            try:
-                data = os.read(self._pipe, READ_SIZE)
-            except BlockingIOError:
-                break
-            if not data:
-                self._unwatch(self._pipe)
-                os.close(self._pipe)
-                self._pipe = -1
-                break
-            self._output.append(data)
-            moved = True
+        """Store the command's output; return False if there was none."""
+        moved = [self._pump_one(channel) for channel in self._open_channels()]
+        return any(moved)
+
+    def _pump_one(self, channel: OutputChannel) -> bool:
+        pipe = channel.pipe
+        if self._leader_status is not None:
+            channel.lift_window()
+        moved = channel.pump()
+        if not channel.open or channel.paused:
+            # A closed pipe must not be polled, and a paused one would be reported at once when its writers are gone.
+            if pipe in self._handlers:
+                self._unwatch(pipe)
+        else:
+            self._follow(channel)
         if moved:
             self._tell_watchers()
         return moved
@@ -349,12 +375,9 @@ class Worker:
     def _asked(self, conversation: ClientConnection, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
         match request["do"]:
             case "write":
-                return {"written": self._feed(binascii.a2b_base64(request["data"]))}
+                return self._write(conversation, number, request)
             case "close":
-                if not self._stdin_pending:
-                    self._close_stdin()
-                else:
-                    self._stdin_closing = True
+                self._change_stdin(self._stdin.end)
                 return {}
             case "signal":
                 if self._leader_status is not None:
@@ -376,51 +399,60 @@ class Worker:
                     self._sync()
                 return {"marked": self._leader_status is None}
             case "watch":
-                if self._exit is None and self._output.size <= request["offset"]:
-                    self._watchers.append((conversation, number, request["offset"]))
+                stream = request.get("stream", OUTPUT)
+                if self._exit is None and self._size(stream) <= request["offset"]:
+                    self._watchers.append((conversation, number, stream, request["offset"]))
                     return None
-                return {"size": self._output.size}
+                return {"size": self._size(stream)}
+            case "received":
+                channel = self._channels[request.get("stream", OUTPUT)]
+                channel.received(request["offset"])
+                self._follow(channel)
+                return {}
+            case "resize":
+                self._resize(request["cols"], request["rows"])
+                return {}
             case unknown:
                 raise RequestRefused("invalid_args", f"the keeper does not know {unknown!r}")
 
-    def _feed(self, data: bytes) -> int:
+    def _write(self, conversation: ClientConnection, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
         if self._leader_status is not None:
             raise RequestRefused("failed", "the command has already exited")
-        if self._stdin < 0 or self._stdin_closing:
-            raise RequestRefused("failed", "the command's standard input is not writable")
-        if len(self._stdin_pending) + len(data) > STDIN_LIMIT:
-            waiting = len(self._stdin_pending)
-            raise RequestRefused(
-                "failed",
-                f"the command has not read {waiting} bytes of its input yet and {len(data)} more are over the limit "
-                f"of {STDIN_LIMIT}; nothing of them was written",
-            )
-        self._stdin_pending += data
-        self._on_stdin(select.POLLOUT)
-        if self._stdin < 0:
-            raise RequestRefused("failed", "the command's standard input is not writable")
-        return len(data)
+        data = binascii.a2b_base64(request["data"])
+        if not request.get("wait"):
+            self._change_stdin(lambda: self._stdin.write(data))
+            return {"written": len(data)}
+        answer = {"id": number, "written": len(data)}
+        self._change_stdin(lambda: self._stdin.write(data, lambda: conversation.send(answer)))
+        return None
+
+    def _resize(self, cols: int, rows: int) -> None:
+        if self._terminal is None:
+            raise RequestRefused("failed", "this command has no terminal")
+        channel = self._channels[OUTPUT]
+        if not channel.open:
+            raise RequestRefused("failed", "the command has already exited")
+        set_size(channel.pipe, cols, rows)
+        self._terminal[:] = [cols, rows]
+        for conversation in list(self._conversations.values()):
+            conversation.send({"event": "resized", "terminal": self._terminal})
 
     def _on_stdin(self, mask: int) -> None:
-        try:
-            while self._stdin_pending:
-                del self._stdin_pending[: os.write(self._stdin, self._stdin_pending[:READ_SIZE])]
-        except BlockingIOError:
-            self._poll.modify(self._stdin, select.POLLOUT)
-            return
-        except OSError:
-            mask = select.POLLERR
-        if mask & (select.POLLERR | select.POLLHUP) or self._stdin_closing:
-            self._close_stdin()
-        else:
-            self._poll.modify(self._stdin, 0)
+        self._change_stdin(self._stdin.close if mask & (select.POLLERR | select.POLLHUP) else self._stdin.flush)
 
     def _close_stdin(self) -> None:
-        self._stdin_pending.clear()
-        if self._stdin >= 0:
-            self._unwatch(self._stdin)
-            os.close(self._stdin)
-            self._stdin = -1
+        self._change_stdin(self._stdin.close)
+
+    def _change_stdin(self, act: Callable[[], None]) -> None:
+        """Act on the input, then poll it as its state requires."""
+        pipe = self._stdin.pipe
+        try:
+            act()
+        finally:
+            if pipe >= 0 and self._stdin.pipe < 0:
+                self._unwatch(pipe)
+            elif pipe >= 0:
+                self._poll.modify(pipe, select.POLLOUT if self._stdin.blocked else 0)
 
     # clients
 
@@ -455,18 +487,19 @@ class Worker:
     def _tell_watchers(self) -> None:
         waiting = []
         for entry in self._watchers:
-            conversation, number, offset = entry
-            if self._exit is not None or self._output.size > offset:
-                conversation.send({"id": number, "size": self._output.size})
+            conversation, number, stream, offset = entry
+            if self._exit is not None or self._size(stream) > offset:
+                conversation.send({"id": number, "size": self._size(stream)})
             else:
                 waiting.append(entry)
         self._watchers = waiting
 
-    def _watch(self, descriptor: int, mask: int, handler: Callable[[int], None]) -> None:
+    def _watch(self, descriptor: int, mask: int, handler: Callable[[int], object]) -> None:
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, mask)
 
     def _unwatch(self, descriptor: int) -> None:
+        """Stop polling a descriptor, which may just have been closed."""
         del self._handlers[descriptor]
         self._poll.unregister(descriptor)
 

@@ -716,7 +716,7 @@ def test_only_the_owner_can_look_inside(box: Box) -> None:
         job = await jobs.start("sleep 1000", workdir="/")
         assert stat.S_IMODE(jobs.folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((jobs.folder / job.id).stat().st_mode) == 0o700
-        for file in [jobs.folder / "keeper-1.sock", *(jobs.folder / job.id).iterdir()]:
+        for file in [jobs.folder / "keeper-2.sock", *(jobs.folder / job.id).iterdir()]:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
     box.run(scenario, end=True)
@@ -741,7 +741,7 @@ def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
         sys.path.append(sys.argv[1])
         import farhand.machine.jobs.keeper
         ours = sorted(name for name in sys.modules if name.partition(".")[0] == "farhand")
-        modules = ["ipc_server", "keeper", "output", "process_tree", "spawn", "worker"]
+        modules = ["channels", "ipc_server", "keeper", "output", "process_tree", "spawn", "terminal", "worker"]
         package = "farhand.machine.jobs"
         assert ours == ["farhand", "farhand.machine", package, *(f"{package}.{name}" for name in modules)], ours
         heavy = {"asyncio", "pathlib", "dataclasses", "logging", "subprocess"} & set(sys.modules)

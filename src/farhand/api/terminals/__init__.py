@@ -1,0 +1,1 @@
+"""Terminals over HTTP: their routes, and the WebSocket with their output and input."""
