@@ -1,20 +1,31 @@
-"""Builds what connects MCP servers: the host for those on this machine, and the service with its routes."""
+"""Builds the parts of MCP: servers behind the gate with their routes, and the routes that serve MCP clients."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from farhand.api.mcp.approval_forms import ApprovalForms
+from farhand.api.mcp.content import McpContent
+from farhand.api.mcp.server import McpRoutes
 from farhand.api.mcp.servers import McpServerRoutes
+from farhand.api.mcp.tasks import Tasks
 from farhand.app.sandbox import LiveConfinement
 from farhand.config import Config, LiveConfig
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.freeze_hold import FreezeHold
 from farhand.gateway.calls.catalog import Catalog
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.search import CallSearch
+from farhand.gateway.control.approvals import Approvals
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.mcp.servers import McpServers
+from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.workspace.skills import Skills
 from farhand.llm.registry import Models
 from farhand.machine.jobs.job import Ending
 from farhand.machine.jobs.jobs import Jobs
@@ -61,6 +72,26 @@ def open_mcp(
         address=f"{scheme}://localhost:{config.gateway.port}",
     )
     return servers, McpServerRoutes(servers)
+
+
+def open_door(
+    gateway_id: str,
+    database: Store,
+    node_registry: NodeRegistry,
+    catalog: Catalog,
+    gate: Gate,
+    commands: RemoteCommands,
+    secrets: KnownSecrets,
+    approvals: Approvals,
+    skills: Skills,
+    agents: Agents,
+    ending: asyncio.Event,
+) -> McpRoutes:
+    """Return the routes that serve MCP clients."""
+    forms = ApprovalForms(approvals, secrets)
+    tasks = Tasks(database, gate, forms, node_registry.clock)
+    content = McpContent(gate, skills, CallSearch(database, gate), commands, secrets, lambda: agents.names)
+    return McpRoutes(gateway_id, node_registry, catalog, gate, commands, secrets, tasks, forms, content, ending)
 
 
 def end_with_servers(jobs: Jobs, host: ServerHost) -> Callable[[], Awaitable[Ending]]:

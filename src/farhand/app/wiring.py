@@ -22,7 +22,6 @@ from farhand import __version__
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.skills import Skill
-from farhand.api.mcp.server import McpRoutes
 from farhand.api.node_socket.door import NodeServices
 from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
@@ -46,7 +45,7 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
-from farhand.app.mcp import end_with_servers, local_host, open_mcp
+from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
@@ -522,7 +521,19 @@ async def build(
             str(machine.agents_folder),
             standing,
         ),
-        McpRoutes(store.gateway_id, node_registry, catalog, gate, commands, secrets, ending),
+        open_door(
+            store.gateway_id,
+            database,
+            node_registry,
+            catalog,
+            gate,
+            commands,
+            secrets,
+            approvals,
+            skills,
+            agents,
+            ending,
+        ),
         MetricsRoutes(database, node_registry, gate),
         WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory, gate),

@@ -32,6 +32,8 @@ class CallContext(msgspec.Struct, frozen=True):
     principal: object = None
     # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
+    # Reports how far the call is: a number, what it is a part of if that is known, and a message.
+    progress: Callable[[float, float | None, str], None] = lambda _progress, _total, _message: None
 
 
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]

@@ -41,11 +41,21 @@ _STATUS: Final = {
     METHOD_NOT_FOUND: 404,
 }
 _PREFIX: Final = "io.modelcontextprotocol/"
+# The parameter that the header Mcp-Name repeats, by method.
+NAMING: Final = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
+}
 VERSION_KEY: Final = f"{_PREFIX}protocolVersion"
 CAPABILITIES_KEY: Final = f"{_PREFIX}clientCapabilities"
 SERVER_KEY: Final = f"{_PREFIX}serverInfo"
+LOG_LEVEL_KEY: Final = f"{_PREFIX}logLevel"
+LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 SUBSCRIPTION_KEY: Final = f"{_PREFIX}subscriptionId"
 SERVER: Final = {"name": "farhand", "title": "Farhand", "version": __version__}
+SERVER_META: Final = {SERVER_KEY: SERVER}
 
 Id = int | str
 
@@ -136,6 +146,11 @@ def notification(method: str, params: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
+def asking(request_id: Id, method: str, params: dict[str, Any]) -> bytes:
+    """Return a request to the client."""
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+
+
 def event(message: bytes, event_id: str | None = None) -> bytes:
     """Return a server-sent event with a message; an empty one (`b""`) only marks a position to resume from."""
     head = b"" if event_id is None else b"id: %b\n" % event_id.encode()
@@ -168,7 +183,10 @@ def check_modern(request: Request, message: Message) -> None:
     if missing:
         raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}")
     version = message.meta[VERSION_KEY]
-    named = message.value("name") if message.method == "tools/call" else None
+    naming = NAMING.get(str(message.method))
+    named = message.value(naming) if naming is not None else None
+    if naming == "taskId" and request.header(b"mcp-name") is None:
+        named = None
     for header, said in (
         ("mcp-protocol-version", version),
         ("mcp-method", message.method),
@@ -195,6 +213,25 @@ def _header(request: Request, name: str) -> str | None:
         return base64.b64decode(value[9:-2], validate=True).decode()
     except (binascii.Error, UnicodeError):
         return None
+
+
+def log_level(value: Any) -> str:
+    """Return a level of log messages. Raises RpcError for another value."""
+    if value not in LOG_LEVELS:
+        raise RpcError(INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+    return str(value)
+
+
+def wanted_log_level(message: Message) -> str:
+    """Return the level of log messages that a request without a session asks for; empty for none."""
+    wanted = message.meta.get(LOG_LEVEL_KEY)
+    return "" if wanted is None else log_level(wanted)
+
+
+def elicits(message: Message) -> bool:
+    """Return whether the client of a request without a session can ask its user."""
+    capabilities = message.meta.get(CAPABILITIES_KEY)
+    return isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
 
 
 def complete(value: dict[str, Any], *, modern: bool, cached_ms: int | None = None) -> dict[str, Any]:

@@ -9,9 +9,7 @@ disconnecting.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -20,9 +18,13 @@ import msgspec
 from msgspec import UNSET
 
 from farhand.api.mcp import messages as rpc
+from farhand.api.mcp import tasks
+from farhand.api.mcp.approval_forms import ApprovalForms
+from farhand.api.mcp.content import McpContent
+from farhand.api.mcp.exchange import PROGRESS_SECONDS, Exchange, place_of, read_place, rendered
 from farhand.api.mcp.messages import Id, Message, RpcError
 from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Sessions
-from farhand.api.mcp.tools import Names, outcome, tools
+from farhand.api.mcp.tools import Names, tools
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.api.server.router import EVENTS, JSON, route
@@ -30,26 +32,22 @@ from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.calls.open_call import CallProgress, OpenCall, new_call_id
-from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import ToolError
-from farhand.protocol.names import NATIVE
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.waiting_calls import Approval
 
 # The origin of these calls, for the policy.
 MCP: Final = ("mcp",)
 # An answer within this time is JSON: no client's limit for an event applies to it.
 SOON_SECONDS: Final = 2.0
-PROGRESS_SECONDS: Final = 0.3
-# Interval of progress events for a call that prints nothing.
-QUIET_SECONDS: Final = 5.0
-MOST_TAIL: Final = 500
 GATHER_SECONDS: Final = 0.1
+# The version with tasks that clients ask for; later ones have them as an extension.
+TASKS_IN_CORE: Final = "2025-11-25"
 DISCOVERED_MS: Final = 60_000
 INSTRUCTIONS: Final = (
     "Tools of several machines. node_* acts on the machine whose id is its `node`, and so does {machine}__{Tool}; "
@@ -75,9 +73,15 @@ class McpRoutes:
         gate: Gate,
         commands: RemoteCommands,
         secrets: KnownSecrets,
+        tasks: tasks.Tasks,
+        forms: ApprovalForms,
+        content: McpContent,
         ending: asyncio.Event,
     ) -> None:
         """`ending` is set when the gateway stops."""
+        self._tasks = tasks
+        self._forms = forms
+        self._content = content
         self._node_registry = node_registry
         self._catalog = catalog
         self._gate = gate
@@ -128,6 +132,8 @@ class McpRoutes:
             rpc.check_version(request.header(b"mcp-protocol-version") or "")
             return Reply(status=202)
         session = self._session(request)
+        if message.method is UNSET:
+            await self._take_answer(request, session, message)
         if message.method == "notifications/cancelled":
             cancelled = message.value("requestId")
             asked = session.calls.get(cancelled) if isinstance(cancelled, int | str) else None
@@ -138,26 +144,46 @@ class McpRoutes:
                 await self._gate.cancel(asked.call_id, f"cancelled by its client{told}")
         return Reply(status=202)
 
+    async def _take_answer(self, request: Request, session: Session, message: Message) -> None:
+        """Handle the answer of the client's user to a question about an approval. Others need no handling."""
+        asked = session.questions.pop(message.id, None) if isinstance(message.id, int | str) else None
+        if asked is None or message.result is UNSET:
+            return
+        approval = await self._forms.pending(asked)
+        if approval is not None:
+            await self._forms.answer(approval, msgspec.json.decode(message.result), request.credential)
+
     async def _answer(self, request: Request, message: Message, request_id: Id, modern: bool) -> Reply:
         method = message.method
         if method == "initialize" and not modern:
             return self._initialize(request, message, request_id)
         session = None if modern else self._session(request)
         if method == "tools/call":
+            if modern and message.raw("requestState") is not None:
+                return await self._retry(request, message, request_id)
             return await self._call(request, message, request_id, session)
+        if method == "tasks/result" and not modern:
+            return await self._task_result(request, message, request_id)
         if method == "subscriptions/listen" and modern:
             return self._subscribe(request, message, request_id)
         if method == "tools/list":
             cursor = message.value("cursor")
             if not isinstance(cursor, str | None):
                 raise RpcError(rpc.INVALID_PARAMS, "cursor must be one that an earlier answer gave")
-            value, cached = tools(self._catalog, request.principal, cursor), 0
+            with_tasks = request.header(b"mcp-protocol-version") == TASKS_IN_CORE
+            value, cached = tools(self._catalog, request.principal, cursor, with_tasks=with_tasks), 0
         elif method == "server/discover" and modern:
-            value, cached = {"supportedVersions": list(rpc.MODERN_VERSIONS), **_introduction()}, DISCOVERED_MS
+            value, cached = {"supportedVersions": list(rpc.MODERN_VERSIONS), **_introduction(None)}, DISCOVERED_MS
+        elif str(method).startswith("tasks/"):
+            value = await self._tasks.answer(str(method), message, request.credential, modern=modern)
+            cached = None
         elif method == "ping" and not modern:
             return Reply(rpc.result(request_id, {}))
+        elif method == "logging/setLevel" and session is not None:
+            session.log_level = rpc.log_level(message.value("level"))
+            return Reply(rpc.result(request_id, {}))
         else:
-            raise RpcError(rpc.METHOD_NOT_FOUND, f"there is no method {str(method)[:100]!r} here")
+            value, cached = await self._content.answer(str(method), message, request.principal, modern=modern), 0
         return Reply(rpc.result(request_id, rpc.complete(value, modern=modern, cached_ms=cached)))
 
     def _initialize(self, request: Request, message: Message, request_id: Id) -> Reply:
@@ -166,7 +192,9 @@ class McpRoutes:
             raise RpcError(rpc.INVALID_PARAMS, "initialize needs protocolVersion")
         version = wanted if wanted in rpc.HANDSHAKE_VERSIONS else rpc.HANDSHAKE_VERSIONS[-1]
         session = self._sessions.begin(request.credential.id)
-        told = {"protocolVersion": version, "serverInfo": rpc.SERVER, **_introduction()}
+        capabilities = message.value("capabilities")
+        session.elicits = isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
+        told = {"protocolVersion": version, "serverInfo": rpc.SERVER, **_introduction(version)}
         return Reply(rpc.result(request_id, told), headers=[(b"mcp-session-id", session.id.encode())])
 
     def _session(self, request: Request) -> Session:
@@ -185,9 +213,26 @@ class McpRoutes:
         call = ToolCall(new_call_id(), self._names.meant(name), arguments)
         request.id = call.id
         own = self._catalog.own(NODE_LIST) if name == NODE_LIST else None
-        begun = await self._gate.begin(call, principal=request.principal, own=own, origins=MCP)
-        exchange = _Exchange(
-            self._gate, self._commands, self._secrets, begun, request_id, message.progress_token, session
+        modern = session is None
+        ttl = tasks.Tasks.wanted_ttl(message, modern=modern)
+        begun = await self._gate.begin(
+            call, principal=request.principal, own=own, background=ttl is not None, origins=MCP
+        )
+        if ttl is not None:
+            return await self._task(request, begun, request_id, ttl, modern=modern)
+        if modern and begun.held and rpc.elicits(message):
+            return await self._ask(request, begun, request_id)
+        exchange = Exchange(
+            self._gate,
+            self._commands,
+            self._secrets,
+            begun,
+            request_id,
+            message.progress_token,
+            session,
+            self._forms,
+            request.credential,
+            log_level=rpc.wanted_log_level(message) if session is None else session.log_level,
         )
         asked = Asked(call.id)
         if session is not None:
@@ -196,7 +241,7 @@ class McpRoutes:
         ended.add_done_callback(exchange.over)
         # Clients without a session cancel by disconnecting; others cancel explicitly and may return for the answer.
         watch = ClientWatch(request, lambda: self._gate.abandon(begun)) if session is None else None
-        patience = SOON_SECONDS if message.progress_token is None else PROGRESS_SECONDS
+        patience = PROGRESS_SECONDS if exchange.reports else SOON_SECONDS
         try:
             await asyncio.wait({ended}, timeout=patience if _accepts(request, SSE) else None)
         except asyncio.CancelledError:
@@ -210,10 +255,80 @@ class McpRoutes:
             if asked.given_up and _accepts(request, SSE):
                 return Reply(content_type=SSE)  # a cancelled request gets no answer: its stream ends empty
             record = ended.result()
-            render = partial(_ended, record, request_id, modern=session is None)
+            render = partial(rendered, record, request_id, modern=session is None)
             return Reply(await beside_loop(result_bytes(record), render))
         version = request.header(b"mcp-protocol-version") or rpc.ASSUMED_VERSION
         return self._stream(request, exchange.pieces(version))
+
+    async def _task(self, request: Request, begun: OpenCall, request_id: Id, ttl: int, *, modern: bool) -> Reply:
+        """Answer a call that may become a task. Since 2026-07-28, one that ends soon is answered as such."""
+        ended = begun.ended()
+        if modern:
+            approval = _approval(begun)
+            watch = ClientWatch(request, lambda: self._gate.stop(begun, "the caller hung up"))
+            try:
+                either: set[asyncio.Future[Any]] = {ended, approval}
+                await asyncio.wait(either, timeout=SOON_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                watch.stop()
+        record = begun.record if not ended.done() else ended.result()
+        unknown = record.route == "unknown" and record.error_kind == "not_found"
+        if ended.done() and (modern or unknown):
+            return Reply(await beside_loop(result_bytes(record), partial(rendered, record, request_id, modern=modern)))
+        value = await self._tasks.create(record, ttl, modern=modern)
+        return Reply(rpc.result(request_id, {**value, "_meta": rpc.SERVER_META} if modern else value))
+
+    async def _task_result(self, request: Request, message: Message, request_id: Id) -> Reply:
+        """Answer `tasks/result` once the task has ended."""
+        _, record = await self._tasks.find(message, request.credential)
+        ending = asyncio.ensure_future(self._gate.end_of(record.id))
+        return await self._once_ended(request, ending, lambda ended: rpc.result(request_id, tasks.result(ended)))
+
+    async def _ask(self, request: Request, begun: OpenCall, request_id: Id) -> Reply:
+        """Answer a call that waits for approval with the question, which the client sends again with the answer."""
+        approval, ended = _approval(begun), begun.ended()
+        either: set[asyncio.Future[Any]] = {ended, approval}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return Reply(rendered(ended.result(), request_id, modern=True))
+        asked = approval.result()
+        form = {"method": "elicitation/create", "params": self._forms.request(asked, request.credential)}
+        value = {"resultType": "input_required", "inputRequests": {asked.id: form}, "requestState": begun.record.id}
+        return Reply(rpc.result(request_id, {**value, "_meta": rpc.SERVER_META}))
+
+    async def _retry(self, request: Request, message: Message, request_id: Id) -> Reply:
+        """Take the answer to a question about an approval, and answer the call that waited."""
+        call_id, responses = message.value("requestState"), message.value("inputResponses")
+        record = await self._gate.find(call_id) if isinstance(call_id, str) else None
+        if record is None or record.credential != request.credential.id:
+            raise RpcError(rpc.INVALID_PARAMS, "requestState is not one that an earlier answer gave")
+        approval = await self._forms.pending(record.id)
+        response = responses.get(approval.id) if isinstance(responses, dict) and approval is not None else None
+        if approval is not None and response is not None:
+            await self._forms.answer(approval, response, request.credential)
+            if isinstance(response, dict) and response.get("action") == "cancel":
+                await self._gate.cancel(record.id, "cancelled by its client's user")
+        ending = asyncio.ensure_future(self._gate.end_of(record.id))
+        return await self._once_ended(request, ending, lambda ended: rendered(ended, request_id, modern=True))
+
+    async def _once_ended(
+        self,
+        request: Request,
+        ending: asyncio.Future[CallRecord | None],
+        render: Callable[[CallRecord], bytes],
+    ) -> Reply:
+        """Answer with the end of a call: as JSON if that is soon, else as a stream."""
+        await asyncio.wait({ending}, timeout=SOON_SECONDS if _accepts(request, SSE) else None)
+
+        async def message() -> bytes:
+            record = await ending
+            assert record is not None, "the call was found before"
+            return await beside_loop(result_bytes(record), partial(render, record))
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            yield rpc.event(await message())
+
+        return Reply(await message()) if ending.done() else self._stream(request, pieces())
 
     def _stream(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Reply:
         live = until_gone(request, with_pulse(pieces), self._ending)
@@ -247,7 +362,7 @@ class McpRoutes:
         try:
             session = self._session(request)
             seen = request.header(b"last-event-id")
-            if seen is not None and (place := _read_place(seen)) is not None:
+            if seen is not None and (place := read_place(seen)) is not None:
                 return self._stream(request, await self._rest(request, *place))
         except RpcError as error:
             return error.reply(None, modern=False)
@@ -264,7 +379,7 @@ class McpRoutes:
             assert ended is not None
             yield await beside_loop(
                 result_bytes(ended),
-                lambda: rpc.event(_ended(ended, request_id, modern=False), _place(call_id, request_id)),
+                lambda: rpc.event(rendered(ended, request_id, modern=False), place_of(call_id, request_id)),
             )
 
         return pieces()
@@ -340,142 +455,27 @@ class McpRoutes:
         return Reply(b'{"ended":true}')
 
 
-class _Exchange:
-    """A call whose answer becomes a stream."""
-
-    def __init__(
-        self,
-        gate: Gate,
-        commands: RemoteCommands,
-        secrets: KnownSecrets,
-        opened: OpenCall,
-        request_id: Id,
-        token: Id | None,
-        session: Session | None,
-    ) -> None:
-        self._gate = gate
-        self._commands = commands
-        self._secrets = secrets
-        self._opened = opened
-        self._request_id = request_id
-        self._token = token
-        self._session = session
-
-    def over(self, _ended: asyncio.Future[CallRecord]) -> None:
-        if self._session is None:
-            return
-        asked = self._session.calls.get(self._request_id)
-        if asked is not None and asked.call_id == self._opened.record.id:
-            del self._session.calls[self._request_id]
-
-    async def pieces(self, version: str) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the answer; with a session they have ids, so that a lost stream can be resumed."""
-        place = None if self._session is None else _place(self._opened.record.id, self._request_id)
-        ended = self._opened.ended()
-        news: asyncio.Queue[bytes | None] = asyncio.Queue(2)
-        ended.add_done_callback(lambda _: news.put_nowait(None))
-        telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
-        try:
-            if place is not None:
-                yield rpc.opening(version, place)
-            while (message := await news.get()) is not None:
-                yield rpc.event(message, place)
-            record = ended.result()
-            yield await beside_loop(
-                result_bytes(record),
-                lambda: rpc.event(_ended(record, self._request_id, modern=self._session is None), place),
-            )
-        finally:
-            if telling is not None:
-                telling.cancel()
-            if self._session is None and not ended.done():
-                self._gate.abandon(self._opened)
-
-    async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
-        """Report progress: the tool's, else the elapsed time with the last line that the call's command printed."""
-        record = self._opened.record
-        began = time.monotonic()
-        of, commands = {"call_id": record.id}, self._commands
-        # Redact before cutting out a line, so that partial secrets are recognised.
-        pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
-        tail = b""
-        printing = True
-        by_tool: bool | None = None
-        following: asyncio.Future[Any] | None = None
-        changed = self._opened.progress_changed()
-        try:
-            while True:
-                if printing and following is None:
-                    following = asyncio.ensure_future(anext(pages, None))
-                waiting = {changed, following} if following is not None else {changed}
-                await asyncio.wait(waiting, timeout=QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                printed = quiet = not any(one.done() for one in waiting)
-                if following is not None and following.done():
-                    page = None
-                    with contextlib.suppress(ToolError):
-                        page = following.result()
-                    following = None
-                    printing = page is not None
-                    if page is not None and page.data:
-                        tail = (tail + page.data)[-MOST_TAIL:]
-                        printed = True
-                said = self._opened.progress
-                if changed.done():
-                    changed = self._opened.progress_changed()
-                elif not printed and not quiet:
-                    continue
-                if by_tool is None:  # numbers must grow, so both kinds are never mixed
-                    by_tool = said is not None
-                seconds = round(time.monotonic() - began, 3)
-                params = {"progressToken": self._token, **_progress(seconds, tail, said, by_tool=by_tool)}
-                if news.empty():  # a slow reader gets only the newest, after it has read the last
-                    news.put_nowait(rpc.notification("notifications/progress", params))
-                await asyncio.sleep(PROGRESS_SECONDS)
-        finally:
-            changed.cancel()
-            if following is not None:
-                following.cancel()
-                await asyncio.wait({following})
-            await pages.aclose()
+def _approval(begun: OpenCall) -> asyncio.Future[Approval]:
+    """Return a future that ends when the owner is asked to approve a call."""
+    future: asyncio.Future[Approval] = asyncio.get_running_loop().create_future()
+    begun.on_approval(lambda approval: None if future.done() else future.set_result(approval))
+    return future
 
 
-def _progress(seconds: float, tail: bytes, said: CallProgress | None, *, by_tool: bool) -> dict[str, Any]:
-    """Return the fields of a progress notification, `by_tool` in the numbers of the tool, else in seconds."""
-    lines = tail.decode(errors="replace").rstrip().splitlines()
-    text = lines[-1] if lines else f"at work for {seconds:.0f} s"
-    if said is None:
-        return {"progress": seconds, "message": text}
-    message = said.message or f"{100 * said.progress / said.total:.0f} %"
-    if not by_tool:
-        return {"progress": seconds, "message": message}
-    return {"progress": said.progress, "total": said.total, "message": message}
-
-
-def _introduction() -> dict[str, Any]:
-    return {"capabilities": {"tools": {"listChanged": True}}, "instructions": INSTRUCTIONS}
-
-
-def _ended(record: CallRecord, request_id: Id, *, modern: bool) -> bytes:
-    if record.route == "unknown" and record.error_kind == "not_found":
-        return RpcError(rpc.INVALID_PARAMS, f"Unknown tool: {record.error_message}").told(request_id)
-    return rpc.result(request_id, rpc.complete(outcome(record), modern=modern))
-
-
-def _place(call_id: str, request_id: Id) -> str:
-    """Return the position at which a stream resumes: the call, and the id of its answer."""
-    return f"call:{call_id}:{msgspec.json.encode(request_id).hex()}"
-
-
-def _read_place(mark: str) -> tuple[str, Id] | None:
-    kind, _, rest = mark.partition(":")
-    call_id, _, encoded = rest.partition(":")
-    if kind != "call":
-        return None
-    try:
-        request_id = msgspec.json.decode(bytes.fromhex(encoded), type=Id)
-    except (ValueError, msgspec.MsgspecError):
-        return None
-    return call_id, request_id
+def _introduction(version: str | None) -> dict[str, Any]:
+    """Return what this server offers; `version` is that of a session."""
+    capabilities: dict[str, Any] = {
+        "tools": {"listChanged": True},
+        "resources": {},
+        "prompts": {},
+        "completions": {},
+        "logging": {},
+    }
+    if version is None:
+        capabilities["extensions"] = {tasks.EXTENSION: {}}
+    elif version == TASKS_IN_CORE:
+        capabilities["tasks"] = tasks.CAPABILITY
+    return {"capabilities": capabilities, "instructions": INSTRUCTIONS}
 
 
 def _accepts(request: Request, media: bytes) -> bool:

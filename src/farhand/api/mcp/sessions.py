@@ -48,6 +48,12 @@ class Session:
         # Open requests, and the calls that serve them.
         self.calls: dict[Id, Asked] = {}
         self.streams: set[Listener] = set()
+        # Whether the client can ask its user; False for a session of an earlier process.
+        self.elicits = False
+        # The least level of log messages that the client wants; empty: none.
+        self.log_level = ""
+        # Approvals that the client was asked about, by the id of the request.
+        self.questions: dict[Id, str] = {}
 
 
 class Sessions:

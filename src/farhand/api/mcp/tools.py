@@ -43,8 +43,9 @@ class Names:
         return self._names.meant(name)
 
 
-def tools(catalog: Catalog, principal: Principal, cursor: str | None) -> dict[str, Any]:
-    """Return the tools that a principal may use, by name, starting after `cursor`."""
+def tools(catalog: Catalog, principal: Principal, cursor: str | None, *, with_tasks: bool = False) -> dict[str, Any]:
+    """Return the tools that a principal may use, by name, starting after `cursor`; `with_tasks` says that each may be
+    called as a task."""
     specs = catalog.specs()
     names = ToolNames(specs, dots=True)
     offered = {name: spec for name, (spec, host) in specs.items() if offered_to(principal, name, spec, host)}
@@ -53,7 +54,10 @@ def tools(catalog: Catalog, principal: Principal, cursor: str | None) -> dict[st
         found = {name: spec for name, spec in found.items() if family_of(spec) is None}
         found |= {spec.name: spec for spec in _common(catalog, principal, offered)}
     rest = sorted(name for name in found if cursor is None or name > cursor)
-    page: dict[str, Any] = {"tools": [_tool(name, found[name]) for name in rest[:PAGE]]}
+    listed = [_tool(name, found[name]) for name in rest[:PAGE]]
+    if with_tasks:
+        listed = [{**tool, "execution": {"taskSupport": "optional"}} for tool in listed]
+    page: dict[str, Any] = {"tools": listed}
     return {**page, "nextCursor": rest[PAGE - 1]} if len(rest) > PAGE else page
 
 

@@ -227,6 +227,11 @@ class Gate:
         if not opened.wanted:
             self._lifecycle.cancel(opened, "the caller hung up")
 
+    def stop(self, opened: OpenCall, reason: str) -> None:
+        """Cancel a call that may be wanted later, unless it has ended."""
+        if not opened.over:
+            self._lifecycle.cancel(opened, reason)
+
     async def cancel(self, call_id: str, reason: str = "cancelled on request") -> CallRecord | None:
         """Cancel an open call and return its end; return any other call as it ended."""
         opened = self._open(call_id)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from functools import partial
 
 import msgspec
 
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import read_arguments
-from farhand.gateway.calls.open_call import UNKNOWN, OpenCall, bare
+from farhand.gateway.calls.open_call import UNKNOWN, CallProgress, OpenCall, bare
 from farhand.gateway.calls.state import CallEvent
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.calls import ToolFailure, ToolResult
 from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.untrusted import one_line
 from farhand.store.tables.calls import CallRecord
 from farhand.tools.tool import CallContext, Tool
 
 log = logging.getLogger(__name__)
+
+LONGEST_MESSAGE = 500
 
 
 def context_of(record: CallRecord, principal: Principal | None, origins: tuple[str, ...] = ()) -> CallContext:
@@ -33,13 +39,24 @@ def context_of(record: CallRecord, principal: Principal | None, origins: tuple[s
     )
 
 
+def report_progress(opened: OpenCall, progress: float, total: float | None, message: str) -> None:
+    """Keep how far a call of a gateway tool is. A tool that passes on a stranger's numbers may report anything."""
+    whole = total if total is not None and math.isfinite(total) and total > 0 else max(progress, 1.0)
+    if math.isfinite(progress) and 0 <= progress <= whole:
+        opened.set_progress(
+            CallProgress(progress, whole, one_line(message, LONGEST_MESSAGE), time.time_ns() // 1_000_000)
+        )
+
+
 async def run(opened: OpenCall, tool: Tool) -> tuple[CallEvent, ToolResult | str] | None:
     """Run a tool and return what happened, with the result or the reason.
 
     Returns None when the task is cancelled because the gateway stops: the call stays open in the record.
     """
     record = opened.record
-    context = context_of(record, opened.principal, opened.origins)
+    context = msgspec.structs.replace(
+        context_of(record, opened.principal, opened.origins), progress=partial(report_progress, opened)
+    )
     steering.allowed.set(opened.principal is not None and opened.principal.may_steer)
     message = ""
     try:

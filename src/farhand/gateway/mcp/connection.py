@@ -346,5 +346,8 @@ class McpConnection:
         return responses
 
 
-def _progress(_context: CallContext) -> Any:
-    return None
+def _progress(context: CallContext) -> Any:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        context.progress(progress, total, message or "")
+
+    return report

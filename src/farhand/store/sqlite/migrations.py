@@ -494,6 +494,17 @@ CREATE TABLE responses (
 CREATE INDEX responses_by_age ON responses (created_at);
 """
 
+MCP_TASKS = """
+CREATE TABLE mcp_tasks (
+    call_id    TEXT PRIMARY KEY,
+    credential TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX mcp_tasks_of ON mcp_tasks (credential, call_id);
+CREATE INDEX mcp_tasks_by_age ON mcp_tasks (expires_at);
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -521,4 +532,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     PROFILES_OF_TOKENS,
     RESPONSES,
     MCP_SERVERS,
+    MCP_TASKS,
 )

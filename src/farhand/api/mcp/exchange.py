@@ -1,0 +1,215 @@
+"""The answer of a call that becomes a stream: progress, questions to the user, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import msgspec
+
+from farhand.api.mcp import messages as rpc
+from farhand.api.mcp.approval_forms import ApprovalForms
+from farhand.api.mcp.messages import Id, RpcError
+from farhand.api.mcp.sessions import Session
+from farhand.api.mcp.tools import outcome
+from farhand.api.server.large_bodies import beside_loop, result_bytes
+from farhand.gateway.access.credentials import Credential
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.open_call import CallLogLine, CallProgress, OpenCall
+from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.nodes.output import RemoteCommands
+from farhand.protocol.errors import ToolError
+from farhand.protocol.names import NATIVE
+from farhand.protocol.redaction import KnownSecrets
+from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.waiting_calls import Approval
+
+PROGRESS_SECONDS: Final = 0.3
+# Interval of progress events for a call that prints nothing.
+QUIET_SECONDS: Final = 5.0
+MOST_TAIL: Final = 500
+
+
+class Exchange:
+    """A call whose answer becomes a stream."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        commands: RemoteCommands,
+        secrets: KnownSecrets,
+        opened: OpenCall,
+        request_id: Id,
+        token: Id | None,
+        session: Session | None,
+        forms: ApprovalForms,
+        credential: Credential,
+        *,
+        log_level: str = "",
+    ) -> None:
+        """`log_level`: the least level of log messages that are passed on; empty for none."""
+        self._gate = gate
+        self._commands = commands
+        self._secrets = secrets
+        self._opened = opened
+        self._request_id = request_id
+        self._token = token
+        self._session = session
+        self._forms = forms
+        self._credential = credential
+        self._levels = rpc.LOG_LEVELS[rpc.LOG_LEVELS.index(log_level) :] if log_level else ()
+        # The last line of the log that was passed on.
+        self._passed_on: CallLogLine | None = None
+
+    @property
+    def reports(self) -> bool:
+        """Whether the client wants to hear of the call before its end."""
+        return self._token is not None or bool(self._levels)
+
+    def over(self, _ended: asyncio.Future[CallRecord]) -> None:
+        if self._session is None:
+            return
+        asked = self._session.calls.get(self._request_id)
+        if asked is not None and asked.call_id == self._opened.record.id:
+            del self._session.calls[self._request_id]
+
+    async def pieces(self, version: str) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer; with a session they have ids, so that a lost stream can be resumed."""
+        place = None if self._session is None else place_of(self._opened.record.id, self._request_id)
+        ended = self._opened.ended()
+        news: asyncio.Queue[bytes | None] = asyncio.Queue()
+        ended.add_done_callback(lambda _: news.put_nowait(None))
+        self._opened.on_approval(lambda approval: self._ask(approval, news))
+        telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
+        logging = asyncio.ensure_future(self._pass_on_logs(news)) if self._levels else None
+        try:
+            if place is not None:
+                yield rpc.opening(version, place)
+            while (message := await news.get()) is not None:
+                yield rpc.event(message, place)
+            for line in self._log_lines():
+                yield rpc.event(line, place)
+            record = ended.result()
+            yield await beside_loop(
+                result_bytes(record),
+                lambda: rpc.event(rendered(record, self._request_id, modern=self._session is None), place),
+            )
+        finally:
+            for task in (telling, logging):
+                if task is not None:
+                    task.cancel()
+            if self._session is None and not ended.done():
+                self._gate.abandon(self._opened)
+
+    def _ask(self, approval: Approval, news: asyncio.Queue[bytes | None]) -> None:
+        """Ask the client's user to approve the call, if the client can ask."""
+        if self._session is None or not self._session.elicits:
+            return
+        name = f"farhand-approval:{approval.id}"
+        self._session.questions[name] = approval.id
+        params = self._forms.request(approval, self._credential)
+        news.put_nowait(rpc.asking(name, "elicitation/create", params))
+
+    async def _pass_on_logs(self, news: asyncio.Queue[bytes | None]) -> None:
+        """Pass on what the call's tool logs while it runs."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            for line in self._log_lines():
+                news.put_nowait(line)
+
+    def _log_lines(self) -> list[bytes]:
+        """Return the log messages that were not passed on yet."""
+        lines = self._opened.log
+        known = next((at for at, line in enumerate(lines) if line is self._passed_on), -1)
+        new = [line for line in lines[known + 1 :] if line.level in self._levels]
+        self._passed_on = lines[-1] if lines else None
+        logger = self._opened.record.tool
+        return [
+            rpc.notification("notifications/message", {"level": one.level, "logger": logger, "data": one.message})
+            for one in new
+        ]
+
+    async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
+        """Report progress: the tool's, else the elapsed time with the last line that the call's command printed."""
+        record = self._opened.record
+        began = time.monotonic()
+        of, commands = {"call_id": record.id}, self._commands
+        # Redact before cutting out a line, so that partial secrets are recognised.
+        pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
+        tail = b""
+        printing = True
+        by_tool: bool | None = None
+        following: asyncio.Future[Any] | None = None
+        changed = self._opened.progress_changed()
+        try:
+            while True:
+                if printing and following is None:
+                    following = asyncio.ensure_future(anext(pages, None))
+                waiting = {changed, following} if following is not None else {changed}
+                await asyncio.wait(waiting, timeout=QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                printed = quiet = not any(one.done() for one in waiting)
+                if following is not None and following.done():
+                    page = None
+                    with contextlib.suppress(ToolError):
+                        page = following.result()
+                    following = None
+                    printing = page is not None
+                    if page is not None and page.data:
+                        tail = (tail + page.data)[-MOST_TAIL:]
+                        printed = True
+                said = self._opened.progress
+                if changed.done():
+                    changed = self._opened.progress_changed()
+                elif not printed and not quiet:
+                    continue
+                if by_tool is None:  # numbers must grow, so both kinds are never mixed
+                    by_tool = said is not None
+                seconds = round(time.monotonic() - began, 3)
+                params = {"progressToken": self._token, **_progress(seconds, tail, said, by_tool=by_tool)}
+                if news.empty():  # a slow reader gets only the newest, after it has read the last
+                    news.put_nowait(rpc.notification("notifications/progress", params))
+                await asyncio.sleep(PROGRESS_SECONDS)
+        finally:
+            changed.cancel()
+            if following is not None:
+                following.cancel()
+                await asyncio.wait({following})
+            await pages.aclose()
+
+
+def _progress(seconds: float, tail: bytes, said: CallProgress | None, *, by_tool: bool) -> dict[str, Any]:
+    """Return the fields of a progress notification, `by_tool` in the numbers of the tool, else in seconds."""
+    lines = tail.decode(errors="replace").rstrip().splitlines()
+    text = lines[-1] if lines else f"at work for {seconds:.0f} s"
+    if said is None:
+        return {"progress": seconds, "message": text}
+    message = said.message or f"{100 * said.progress / said.total:.0f} %"
+    if not by_tool:
+        return {"progress": seconds, "message": message}
+    return {"progress": said.progress, "total": said.total, "message": message}
+
+
+def rendered(record: CallRecord, request_id: Id, *, modern: bool) -> bytes:
+    if record.route == "unknown" and record.error_kind == "not_found":
+        return RpcError(rpc.INVALID_PARAMS, f"Unknown tool: {record.error_message}").told(request_id)
+    return rpc.result(request_id, rpc.complete(outcome(record), modern=modern))
+
+
+def place_of(call_id: str, request_id: Id) -> str:
+    """Return the position at which a stream resumes: the call, and the id of its answer."""
+    return f"call:{call_id}:{msgspec.json.encode(request_id).hex()}"
+
+
+def read_place(mark: str) -> tuple[str, Id] | None:
+    kind, _, rest = mark.partition(":")
+    call_id, _, encoded = rest.partition(":")
+    if kind != "call":
+        return None
+    try:
+        request_id = msgspec.json.decode(bytes.fromhex(encoded), type=Id)
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    return call_id, request_id
