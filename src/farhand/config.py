@@ -29,6 +29,12 @@ from farhand.protocol.errors import FarhandError
 log = logging.getLogger(__name__)
 
 FILE = "farhand.toml"
+# Applied whenever the file changes; changes of anything else apply from the next start.
+LIVE_SECTIONS = (
+    *("tools", "policy", "schedule", "heartbeat", "retention", "sandbox", "mcp"),
+    *("agents", "providers", "models"),
+)
+LIVE_KEYS = ("agent.model",)
 T = TypeVar("T")
 
 
@@ -281,6 +287,30 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     return config
 
 
+def changed_settings(before: Config, after: Config) -> list[str]:
+    """Return the settings that differ, as `section.key`."""
+    found = []
+    for section in msgspec.structs.fields(Config):
+        one, other = (msgspec.to_builtins(getattr(config, section.name)) for config in (before, after))
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            found += [section.name] if one != other else []
+            continue
+        keys = dict.fromkeys([*one, *other])
+        found += [f"{section.name}.{key}" for key in keys if one.get(key) != other.get(key)]
+    return found
+
+
+def _is_live(name: str) -> bool:
+    return name in LIVE_KEYS or name.partition(".")[0] in LIVE_SECTIONS
+
+
+def _loaded(home: Path, environ: Mapping[str, str]) -> Config | None:
+    try:
+        return load(home, environ)
+    except ConfigError:
+        return None
+
+
 LOOK_SECONDS = 0.001
 # How long a file that is gone or empty may be on its way to something else.
 GONE_SECONDS = 0.5
@@ -295,6 +325,8 @@ class LiveConfig:
         self._file = str(home / FILE)  # a Path costs as much again as the look
         self._environ = environ
         self._config = config
+        # Without what the command line overrides, which the file does not have either.
+        self._first = _loaded(home, environ) or config
         self._looked = 0.0
         self._seen: tuple[int, int, int] | None = None
         self._seen = self._look()
@@ -346,6 +378,17 @@ class LiveConfig:
             log.error("the settings stay as they were: %s", error)
         else:
             log.info("%s has changed and was read again", self._file)
+            if waiting := self._pending():
+                log.warning("these changes apply after a restart: %s", ", ".join(waiting))
+
+    @property
+    def pending(self) -> list[str]:
+        """The settings that differ from those of the start, and apply after a restart."""
+        _ = self.now
+        return self._pending()
+
+    def _pending(self) -> list[str]:
+        return [name for name in changed_settings(self._first, self._config) if not _is_live(name)]
 
     def _look(self) -> tuple[int, int, int] | None:
         if self._seen is None and not os.access(self._file, os.F_OK):

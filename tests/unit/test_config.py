@@ -10,8 +10,7 @@ from typing import get_args, get_origin
 import msgspec
 import pytest
 
-from farhand.app.wiring import LIVE_SECTIONS
-from farhand.config import FILE, LOOK_SECONDS, Config, ConfigError, LiveConfig, load
+from farhand.config import FILE, LIVE_KEYS, LIVE_SECTIONS, LOOK_SECONDS, Config, ConfigError, LiveConfig, load
 from tests.support.harness import ROOT, wait_until
 
 
@@ -75,7 +74,7 @@ def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str)
 
 def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restart() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    names = {"agents": "NAME", "providers": "NAME", "models": "NAME", "channels": "NAME", "hooks": "ID"}
+    names = {"agents": "NAME", "providers": "NAME", "models": "NAME", "channels": "NAME", "mcp": "NAME", "hooks": "ID"}
     for section in msgspec.structs.fields(Config):
         assert f"[{section.name}{'.' + names[section.name] if section.name in names else ''}]" in page, section.name
         named = f"{section.name}.{names[section.name]}" if section.name in names else section.name
@@ -86,4 +85,4 @@ def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restar
         ]
         assert not missing, named
     live = page.partition(" apply without a restart")[0].rpartition("\n\n")[2]
-    assert {f"`[{name}]`" for name in LIVE_SECTIONS} == set(live.replace(" and ", ", ").split(", "))
+    assert {*(f"`[{name}]`" for name in LIVE_SECTIONS), *(f"`{name}`" for name in LIVE_KEYS)} == set(live.replace(" and ", ", ").split(", "))

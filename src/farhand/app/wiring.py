@@ -51,7 +51,7 @@ from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
-from farhand.config import Config, ConfigError, LiveConfig, ObjectsSection
+from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
@@ -106,7 +106,7 @@ from farhand.gateway.workspace.settings_tool import Settings
 from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS, SkillFolders
 from farhand.gateway.workspace.skills import LocalSkills, Skills
 from farhand.gateway.workspace.workspace import Workspace
-from farhand.llm.registry import Models
+from farhand.llm.registry import ModelChoice, Models
 from farhand.machine.files.files import Files
 from farhand.machine.files.local_paths import AGENTS_FOLDER, local_files
 from farhand.machine.files.transaction_log import roll_back_unfinished
@@ -136,8 +136,6 @@ from farhand.tools.skill_paths import SkillPaths
 # Variables that commands of this machine's tools do not get.
 SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
 MEMORY_FILE = "memory.db"
-# Read again whenever the file changes; changes of other sections apply from the next start.
-LIVE_SECTIONS = ("tools", "policy", "schedule", "heartbeat", "retention", "sandbox", "mcp")
 
 
 @dataclass(frozen=True)
@@ -277,11 +275,12 @@ async def build(
     objects = open_objects(home, config.objects, plugins, machine.undo_log)
     stack.push_async_callback(objects.close)
     workspace = Workspace(objects)
-    models = open_models(config, environ, plugins)
+    secrets = KnownSecrets()
+    models = open_models(live, environ, plugins, secrets)
     stack.push_async_callback(models.close)
 
     owner = owner_token(home)
-    secrets = KnownSecrets([owner, *store.node_tokens.secrets])
+    secrets.add(owner, *store.node_tokens.secrets)
     secrets.add_settings([msgspec.to_builtins(config), environ])
     credentials = Credentials(
         owner,
@@ -395,7 +394,7 @@ async def build(
     run_services = RunServices(
         database, credentials, node_registry, store.returning, catalog, gate, end_orders, secrets
     )
-    agents = Agents(config.agents)
+    agents = Agents(lambda: live.now.agents)
     turns = Turns(
         run_services,
         models,
@@ -500,7 +499,16 @@ async def build(
     direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, secrets=secrets, budget=budget)
     policy_review = PolicyReview(database, node_registry, catalog, credentials.makers, standing)
     routes = routes_of(
-        HealthRoutes(store.gateway_id, database, node_registry, gate, backups, store.recovery, lambda: freeze.order),
+        HealthRoutes(
+            store.gateway_id,
+            database,
+            node_registry,
+            gate,
+            backups,
+            store.recovery,
+            lambda: freeze.order,
+            lambda: live.pending,
+        ),
         NodeRoutes(node_registry, inventory, credentials, logs, gate, metrics),
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
@@ -636,15 +644,15 @@ def build_prompts(
     return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
 
 
-def open_models(config: Config, environ: Mapping[str, str], plugins: Plugins) -> Models:
-    return Models(
-        providers=config.providers,
-        models=config.models,
-        default=config.agent.model,
-        others=[agent.model for agent in config.agents.values()],
-        environ=environ,
-        apis=plugins.loaders(MODELS),
-    )
+def open_models(live: LiveConfig, environ: Mapping[str, str], plugins: Plugins, secrets: KnownSecrets) -> Models:
+    """Return the models of the settings in force. A key that is added to the file is hidden from then on."""
+
+    def choice(config: Config) -> ModelChoice:
+        secrets.add_settings([msgspec.to_builtins(config.providers)])
+        others = tuple(agent.model for agent in config.agents.values())
+        return ModelChoice(config.providers, config.models, config.agent.model, others)
+
+    return Models(environ=environ, apis=plugins.loaders(MODELS), current=live.derive(choice))
 
 
 def open_memory(
@@ -678,7 +686,7 @@ def open_objects(home: Path, section: ObjectsSection, plugins: Plugins, undo_log
 
 
 def _live_settings(config: Config) -> dict[str, Any]:
-    return {name: msgspec.to_builtins(getattr(config, name)) for name in LIVE_SECTIONS}
+    return {name: msgspec.to_builtins(getattr(config, name)) for name in (*LIVE_SECTIONS, "agent")}
 
 
 def _gateway_id(store: Any) -> str:

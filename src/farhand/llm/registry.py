@@ -28,6 +28,15 @@ UNSET = (
 )
 
 
+class ModelChoice(msgspec.Struct, frozen=True):
+    """The settings of models; see `Models`."""
+
+    providers: Mapping[str, ProviderSettings] = {}
+    models: Mapping[str, ModelSettings] = {}
+    default: str = ""
+    others: tuple[str, ...] = ()
+
+
 class Models:
     """The models of a gateway, by name. Each is built at its first use; `close` ends their connections."""
 
@@ -41,32 +50,48 @@ class Models:
         environ: Mapping[str, str] | None = None,
         policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
         apis: Mapping[str, Callable[[], MakeModel]] | None = None,
+        current: Callable[[], ModelChoice] | None = None,
     ) -> None:
         """Configure the models.
 
         `default` applies if `FARHAND_MODEL` is not in the environment; `others` are further names in the settings, such
-        as
-        those of agents. `apis` load the interfaces for `[providers.NAME] api`; each is also a provider of its own name.
+        as those of agents. `apis` load the interfaces for `[providers.NAME] api`; each is also a provider of its own
+        name. `current` returns the settings in force instead of the four; a request uses those of its beginning.
         """
         self._environ = environ or {}
         self._apis = apis or {OPENAI: lambda: OpenAIModel}
-        own = {name: ProviderSettings(api=name) for name in self._apis if name != OPENAI}
-        self._providers = {**own, **_with_defaults(providers or {}, self._environ)}
-        self._settings = dict(models or {})
-        self._default = self._environ.get("FARHAND_MODEL", "").strip() or default
-        self._others = [name for name in others if name]
+        fixed = ModelChoice(providers or {}, models or {}, default, tuple(others))
+        self._current = current or (lambda: fixed)
+        self._choice: ModelChoice | None = None
         self._policy = policy or (lambda provider: RetryPolicy(retries=provider.retries))
         self._connections = Connections()
         self._built: dict[str, Model] = {}
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Use the settings in force; models that were built from others are built again."""
+        choice = self._current()
+        if choice is self._choice:
+            return
+        if choice != self._choice:
+            own = {name: ProviderSettings(api=name) for name in self._apis if name != OPENAI}
+            self._providers = {**own, **_with_defaults(choice.providers, self._environ)}
+            self._settings = dict(choice.models)
+            self._default = self._environ.get("FARHAND_MODEL", "").strip() or choice.default
+            self._others = [name for name in choice.others if name]
+            self._built = {}
+        self._choice = choice
 
     @property
     def default(self) -> str:
         """Return the name of the default model; empty if none is set."""
+        self._refresh()
         return self._default
 
     @property
     def listed(self) -> list[str]:
         """Return the configured names, the default first."""
+        self._refresh()
         fallbacks = [name for settings in self._settings.values() for name in settings.fallback]
         default = [self._default] if self._default else []
         return list(dict.fromkeys([*default, *self._settings, *self._others, *fallbacks]))
@@ -89,6 +114,7 @@ class Models:
         """Return the model of that name, or the default. Raises NotConfigured. For names from the settings: see
         `chosen`.
         """
+        self._refresh()
         wanted = name.strip() or self._default
         if not wanted:
             raise NotConfigured(UNSET)
@@ -98,6 +124,7 @@ class Models:
 
     def server(self) -> tuple[str, str]:
         """Return address and key of the default model's provider, for its other services; both may be empty."""
+        self._refresh()
         provider = self._providers.get(self._place_of(self._default)[0], ProviderSettings())
         return provider.base_url, provider.api_key or self._environ.get(provider.api_key_env, "")
 

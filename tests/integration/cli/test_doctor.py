@@ -27,6 +27,7 @@ def test_all_is_well(command: Command, hello: PluginProcess) -> None:
     assert set(found) == {
         "Python", "SQLite", "uvloop", "httptools", "home", "owner token", "settings", "sandbox", "store",
         "journal", "history", "disk", "node tokens", "gateway", "version", "nodes", "strangers", "exposure",
+        "model", "restart",
     }  # fmt: skip
     assert "hello" in found["nodes"]["message"]
 

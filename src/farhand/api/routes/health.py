@@ -51,6 +51,8 @@ class Health(msgspec.Struct):
     calls: CallCounts
     frozen: FreezeOrder | None
     store: StoreHealth
+    # Settings that were changed since the start and apply after a restart.
+    restart_needed: list[str]
 
 
 class HealthRoutes:
@@ -63,7 +65,9 @@ class HealthRoutes:
         backups: Backups,
         recovery: Recovery | None,
         frozen: Callable[[], FreezeOrder | None],
+        restart_needed: Callable[[], list[str]],
     ) -> None:
+        self._restart_needed = restart_needed
         self._gateway_id = gateway_id
         self._database = database
         self._node_registry = node_registry
@@ -96,4 +100,5 @@ class HealthRoutes:
             calls=CallCounts(len(self._gate.open_records())),
             frozen=self._frozen(),
             store=StoreHealth(self._backups.taken_at, self._backups.failure, self._recovery),
+            restart_needed=self._restart_needed(),
         )

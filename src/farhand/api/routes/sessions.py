@@ -21,7 +21,9 @@ from farhand.gateway.sessions.runner import Turns
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import message_of
+from farhand.llm.errors import NotConfigured
 from farhand.llm.model import Thinking
+from farhand.llm.probe import ProbeResult, probe
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
 from farhand.store.tables.usage import Usage, usage_since
@@ -56,6 +58,11 @@ HISTORY = (
     Query("before", "Older than this entry.", int),
     Query("conversation", "The id of an earlier conversation, or `all`."),
 )
+
+
+class ModelCheck(msgspec.Struct):
+    # A name in the settings; by default, the default model.
+    model: str = ""
 
 
 class SessionRoutes:
@@ -229,6 +236,14 @@ class SessionRoutes:
         """Return the tokens that every request to an agent's model carries."""
         budget = await self._turns.budget(session_keys.agent_id(request.query("agent") or session_keys.MAIN))
         return {"prompt_tokens": budget.prompt, "tools": budget.tools, "total_tokens": budget.total}
+
+    @route("POST /v1/models/check", Scope.CHAT, "Ask the default model, or another in the settings, a short question.")
+    async def check(self, _request: Request, wanted: ModelCheck) -> ProbeResult:
+        try:
+            model = self._turns.models.chosen(wanted.model)
+        except NotConfigured as error:
+            return ProbeResult(ok=False, model=wanted.model, seconds=0.0, error=str(error))
+        return await probe(model)
 
     def _view(self, record: SessionRecord) -> dict[str, Any]:
         run = self._sessions.current(record.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import os
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Final, Literal, ParamSpec
 from urllib.parse import urlsplit
 
+import msgspec
+
 from farhand import __version__, config
+from farhand.app.model_check import ask_once
 from farhand.app.plugins import Plugins, described
 from farhand.app.plugins import installed as installed_plugins
 from farhand.app.sandbox import sandbox_of
@@ -25,6 +29,7 @@ from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.gateway.access.credentials import NodeTokens
+from farhand.llm.probe import SECONDS, ProbeResult
 from farhand.protocol.errors import FarhandError
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
@@ -38,6 +43,8 @@ MIN_TOKEN_LENGTH: Final = 16
 FREE_FAIL: Final = 100 * 1000 * 1000
 FREE_WARN: Final = 1000 * 1000 * 1000
 MIB: Final = 1024 * 1024
+# Longer than the gateway waits for its model.
+PROBE_SECONDS: Final = SECONDS + 15
 TOKEN_VARIABLES: Final = ("SA_NODE_TOKEN", "SA_NODE_TOKENS")
 
 Status = Literal["ok", "warning", "failed"]
@@ -153,9 +160,12 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
     yield found
     if version is not None:
         yield _version(version)
+        yield _applied(client)
         yield _nodes(client)
         if url is not None:
             yield _strangers(url, client.find().certificate)
+    if settings is not None:
+        yield _model(settings, client if version is not None else None, environ)
     yield _exposure(settings, url, None if url is None else _listening_hosts(url))
 
 
@@ -446,6 +456,37 @@ def _nodes(client: Client) -> str:
         names = ", ".join(refused[:5])
         raise warning(f"refused capabilities that are bound to other nodes: {names}; SA_NODE_CAPS allows them")
     return f"{len(online)} of {len(nodes)} connected: {', '.join(online[:5])}{', …' if len(online) > 5 else ''}"
+
+
+@check("restart")
+def _applied(client: Client) -> str:
+    try:
+        waiting = client.get("/v1/health").value.get("restart_needed", [])
+    except ClientError as error:
+        raise warning(f"unknown: {error}") from None
+    if waiting:
+        raise warning(f"restart the gateway to apply what was changed in {config.FILE}: {', '.join(waiting)}")
+    return "not needed: all settings are in force"
+
+
+@check("model")
+def _model(settings: config.Config, client: Client | None, environ: Mapping[str, str]) -> str:
+    """Ask the model a short question: the gateway's, if one runs."""
+    if client is None:
+        if not (settings.agent.model or environ.get("FARHAND_MODEL")):
+            raise warning("none is set up, so the agent cannot answer: `farhand setup`")
+        result = asyncio.run(ask_once(settings, environ))
+    else:
+        try:
+            answer = client.post("/v1/models/check", {}, seconds=PROBE_SECONDS).value
+            result = msgspec.convert(answer, ProbeResult)
+        except (ClientError, msgspec.ValidationError) as error:
+            raise warning(f"the gateway cannot be asked: {error}") from None
+        if not result.ok and not result.model:
+            raise warning("none is set up, so the agent cannot answer: `farhand setup`")
+    if not result.ok:
+        raise failed(f"{result.model}: {result.error}; `farhand setup` changes it")
+    return f"{result.model} answered within {result.seconds:g} s"
 
 
 @check("strangers")

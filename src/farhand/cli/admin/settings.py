@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from typing import Any
 
 import click
 
-from farhand.cli.client import Client
+from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import client_group
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import json_text, plain, plain_lines, remark, show_json
@@ -29,6 +30,9 @@ def config(client: Client) -> None:
         show_json(result)
     else:
         print(json_text(result["config"]))
+        with contextlib.suppress(ClientError):  # a token without the scope `read`
+            if waiting := client.get("/v1/health").value.get("restart_needed"):
+                remark(f"changed in the file, and applied after a restart: {', '.join(map(plain, waiting))}")
 
 
 config.add_alias("show", "Show all settings.")

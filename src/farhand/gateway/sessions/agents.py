@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -26,13 +26,14 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Agents:
     """Finds the settings of an agent. An agent without a table has the defaults."""
 
-    def __init__(self, settings: Mapping[str, AgentSettings] | None = None) -> None:
-        self._settings = {MAIN: AgentSettings(), **(settings or {})}
+    def __init__(self, settings: Callable[[], Mapping[str, AgentSettings]] = dict) -> None:
+        """`settings` returns those in force."""
+        self._current = settings
 
     @property
     def names(self) -> list[str]:
         """Return the configured names, `main` first."""
-        return list(self._settings)
+        return list({MAIN: None, **self._current()})
 
     def of(self, name: str) -> AgentSettings:
-        return self._settings.get(name) or AgentSettings()
+        return self._current().get(name) or AgentSettings()

@@ -1,0 +1,1 @@
+"""Configuring and installing: setup, service, upgrade and uninstall."""
